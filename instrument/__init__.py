@@ -1,0 +1,42 @@
+"""Instrumentation for PyTorch: mark ranges, record windows of training, read the answer.
+
+The names below are loaded when they are first used, so that `import instrument` costs nothing and loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from instrument.annotate import profiled
+    from instrument.capture import Capture
+    from instrument.config import ProfilerConfig
+    from instrument.modules import instrument_model
+    from instrument.session import Session
+    from instrument.sinks import Sink
+    from instrument.triggers import Trigger
+
+__all__ = ["Capture", "ProfilerConfig", "Session", "Sink", "Trigger", "instrument_model", "profiled"]
+
+_HOMES = {
+    "Capture": "capture",
+    "ProfilerConfig": "config",
+    "Session": "session",
+    "Sink": "sinks",
+    "Trigger": "triggers",
+    "instrument_model": "modules",
+    "profiled": "annotate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'instrument' has no attribute {name!r}")
+    value = getattr(import_module(f"instrument.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,110 @@
+"""What a trace holds, as parallel numpy columns with interned names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+Thread = tuple[int | str, int | str]
+
+# The names before and after torch 1.12, when Kineto's categories became lower case.
+OPERATOR = frozenset({"cpu_op", "Operator"})
+ANNOTATION = frozenset({"user_annotation"})
+DEVICE_ANNOTATION = frozenset({"gpu_user_annotation"})
+PYTHON = frozenset({"python_function"})
+DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events", "hpu_op"})
+STEP_PREFIX = "ProfilerStep#"
+
+
+def is_runtime(category: str) -> bool:
+    """Whether a category holds calls into a device's runtime or driver (`cuda_runtime`, `mtia_runtime`, …)."""
+    return category == "Runtime" or category.endswith(("_runtime", "_driver"))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The allocations and frees of a trace, one row each, in the order of the file.
+
+    `size_bytes` is negative for a free. `device_type` is torch's `DeviceType` number (0 is the host).
+    `allocated_bytes` and `reserved_bytes` are the running totals of that device, 0 where they were not written.
+    """
+
+    thread: Codes
+    time_ns: Ints
+    size_bytes: Ints
+    device_type: Codes
+    device_index: Codes
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Every event of a trace that has a duration, as parallel columns in the order of the file.
+
+    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete` and
+    `types` are indices into `texts`, which holds JSON text as it stood in the file, and -1 where nothing was
+    recorded. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A
+    `thread` is a pair of process and thread, on a device of device and stream. Missing numbers: 0 in
+    `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id` and `python_parent`.
+
+    Lost: flows, thread labels, and those arguments of an event that have no column here.
+    """
+
+    categories: tuple[str, ...]
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    texts: tuple[bytes, ...]
+    category: Codes
+    name: Codes
+    thread: Codes
+    start_ns: Ints
+    end_ns: Ints
+    external_id: Ints
+    correlation: Ints
+    sequence: Ints
+    forward_thread: Ints
+    finished: Flags
+    shapes: Codes
+    concrete: Codes
+    types: Codes
+    python_id: Ints
+    python_parent: Ints
+    memory: Memory
+    recorded: int
+    base_ns: int
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def __repr__(self) -> str:
+        return f"<Events: {len(self)} with a duration, {len(self.memory)} memory, {self.recorded} in the file>"
+
+    @property
+    def duration_ns(self) -> Ints:
+        """How long each event took; 0 where the file gives a negative time."""
+        return self.end_ns - self.start_ns
+
+    def among(self, test: frozenset[str] | Callable[[str], bool]) -> Flags:
+        """A mask of the events whose category is in a set, or passes a test."""
+        passes = test.__contains__ if isinstance(test, frozenset) else test
+        return flags(passes, self.categories)[self.category]
+
+    def named(self, test: Callable[[str], bool]) -> Flags:
+        """A mask of the events whose name passes a test; the test runs once for each distinct name."""
+        return flags(test, self.names)[self.name]
+
+
+def flags(test: Callable[[Any], bool], values: tuple[Any, ...]) -> Flags:
+    """A test's answer for each value, as a mask."""
+    return np.fromiter(map(test, values), np.bool_, len(values))

@@ -1,0 +1,87 @@
+"""Which host call launched which device event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from instrument.capture.events import (
+    ANNOTATION,
+    DEVICE,
+    DEVICE_ANNOTATION,
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    is_runtime,
+)
+from instrument.capture.nesting import Forest
+
+_LINKED = ANNOTATION | OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Device events and the host events they came from, as positions among the events, -1 where unknown.
+
+    `operator` is the operator or annotation that the trace itself names; `call` is the runtime or driver call
+    with the same correlation. Either may be missing: a trace can begin after a launch.
+    """
+
+    device: Ints
+    operator: Ints
+    call: Ints
+
+
+def launches(events: Events, *, annotations: bool = False) -> Launches:
+    """Join device events to the host: by external id to an operator, by correlation to a runtime call.
+
+    Some versions of torch write the correlation as the external id too; that names no operator. With
+    `annotations` the device's copies of annotations count as device events, as they do for torch.
+    """
+    device = np.flatnonzero(events.among(DEVICE | DEVICE_ANNOTATION if annotations else DEVICE))
+    call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
+    operator = _operators(events, device)
+    through_call = np.where(call >= 0, _operators(events, call), -1)
+    return Launches(device, np.where(operator >= 0, operator, through_call), call)
+
+
+def launching_operator(events: Events) -> Ints:
+    """For every event the operator that its external id names, or -1."""
+    return _operators(events, np.arange(len(events)))
+
+
+def _operators(events: Events, chosen: Ints) -> Ints:
+    wanted = np.where(events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen])
+    return _find(events.external_id, events.among(_LINKED), wanted)
+
+
+def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
+    """The first event of a mask whose key is wanted, or -1; a wanted 0 is never found."""
+    positions = np.flatnonzero(among)
+    if not positions.size or not wanted.size:
+        return np.full(len(wanted), -1)
+    order = np.argsort(key[positions], kind="stable")
+    positions, keys = positions[order], key[positions][order]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
+
+
+def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
+    """For each node the time of the device events that it launched itself; None where the trace has none.
+
+    A launch that names no operator goes to the operator or annotation around its runtime call; a device event
+    whose launch was not recorded counts nowhere.
+    """
+    found = launches(events, annotations=annotations)
+    if not len(found.device):
+        return None
+    position = np.full(len(events) + 1, -1)
+    position[forest.index] = np.arange(len(forest))
+    around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
+    node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
+    known = node >= 0
+    own = np.zeros(len(forest), np.int64)
+    np.add.at(own, node[known], events.duration_ns[found.device[known]])
+    return own

@@ -1,0 +1,35 @@
+"""What can go wrong, as one small tree.
+
+InstrumentError
+├── ConfigError      an option is wrong (also a ValueError)
+├── CaptureError     recording or delivering a window is not possible
+├── TraceError       a trace file cannot be read
+└── MissingPackage   an optional package is not installed (also an ImportError)
+
+Every message is one sentence: what is wrong, the value given, what to do.
+"""
+
+from __future__ import annotations
+
+
+class InstrumentError(Exception):
+    """Base of every error that `instrument` raises on purpose."""
+
+
+class ConfigError(InstrumentError, ValueError):
+    """An option has a value that cannot work; raised when the object is built, before the first step."""
+
+
+class CaptureError(InstrumentError):
+    """A window cannot be recorded, or a capture folder cannot be delivered or opened."""
+
+
+class TraceError(InstrumentError):
+    """A trace file is missing, empty, cut short, or not a trace."""
+
+
+class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named by what it tells
+    """An optional package is needed and not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs the package {package}: pip install 'torch-instrument[{extra}]'.")

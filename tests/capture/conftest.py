@@ -1,0 +1,160 @@
+"""Recordings of real training, made once: the trace file and what torch itself says of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+
+from instrument.capture import Capture
+
+# Our columns, and what torch calls them.
+COLUMNS = {
+    "calls": "count",
+    "host_ns": "cpu_time_total",
+    "self_host_ns": "self_cpu_time_total",
+    "host_bytes": "cpu_memory_usage",
+    "self_host_bytes": "self_cpu_memory_usage",
+}
+
+
+@dataclass
+class Recording:
+    """A trace, and torch's rows: by name, and by name and shapes, each a tuple in the order of COLUMNS."""
+
+    path: Path
+    by_name: dict[str, tuple[int, ...]]
+    by_shapes: dict[tuple[str, str], tuple[int, ...]]
+
+    @property
+    def capture(self) -> Capture:
+        return Capture.load(self.path)
+
+
+def record(path: Path, body: Callable[[], None], **options: Any) -> Recording:
+    """Profile a body and export the trace; torch's µs are floats of whole nanoseconds."""
+    options = {"record_shapes": True, "profile_memory": True, **options}
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+        body()
+    profiler.export_chrome_trace(str(path))
+
+    def rows(*, shapes: bool) -> dict[Any, tuple[int, ...]]:
+        found = {}
+        for row in profiler.key_averages(group_by_input_shape=shapes):
+            key = (row.key, str(row.input_shapes)) if shapes else row.key
+            assert key not in found, "torch has two rows of one name: the comparison would lose one"
+            values = {ours: getattr(row, theirs) for ours, theirs in COLUMNS.items()}
+            found[key] = tuple(round(v * 1000) if name.endswith("ns") else v for name, v in values.items())
+        return found
+
+    return Recording(path, rows(shapes=False), rows(shapes=True))
+
+
+def training(model: nn.Module, forward: Callable[[], torch.Tensor], steps: int = 3) -> Callable[[], None]:
+    """Steps of forward, backward and optimizer, warmed up."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        with record_function("forward"):
+            loss = forward().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def body() -> None:
+        for _ in range(steps):
+            step()
+
+    step()
+    return body
+
+
+def convolutions() -> Callable[[], None]:
+    """The only one with steps, so that in the others memory lies outside every call."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 5))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), head)
+    step = training(model, lambda: model(torch.randn(2, 3, 8, 8)), steps=1)
+
+    def body() -> None:
+        for number in range(3):
+            with record_function(f"ProfilerStep#{number}"):
+                step()
+
+    return body
+
+
+def transformer() -> Callable[[], None]:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    return training(model, lambda: model(torch.randn(2, 5, 16)))
+
+
+def lstm() -> Callable[[], None]:
+    model = nn.LSTM(8, 16, 2)
+    return training(model, lambda: model(torch.randn(4, 3, 8))[0])
+
+
+def checkpointed() -> Callable[[], None]:
+    """An embedding and a checkpointed MLP, in ranges of one name inside each other."""
+    embedding, mlp = nn.Embedding(20, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward() -> torch.Tensor:
+        x = embedding(torch.randint(0, 20, (4, 6)))
+        for _ in range(3):
+            with record_function("block"), record_function("block"):
+                x = checkpoint(mlp, x, use_reentrant=False)
+        return x
+
+    return training(nn.ModuleList([embedding, mlp]), forward)
+
+
+def _work(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x @ x, x @ x @ x])
+
+
+def _start(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
+    return torch.jit.fork(_work, x)
+
+
+def threaded() -> Callable[[], None]:
+    """Training after another thread has allocated, while a range of this one waited for it.
+
+    Of Python's own threads torch records either nothing or no memory; TorchScript's fork hands its state on.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        start = torch.jit.script(_start)
+    train, given = transformer(), torch.ones(60, 60)
+
+    def body() -> None:
+        with record_function("waiting"):
+            kept = start(given).wait()
+        train()
+        assert kept.shape == (120, 60)
+
+    start(given).wait()
+    return body
+
+
+BODIES = {f.__name__: f for f in (convolutions, transformer, lstm, checkpointed, threaded)}
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
+    """The recording of a model by its function's name."""
+    made: dict[str, Recording] = {}
+
+    def get(name: str) -> Recording:
+        if name not in made:
+            torch.manual_seed(0)
+            made[name] = record(tmp_path_factory.mktemp(name) / "trace.json", BODIES[name]())
+        return made[name]
+
+    return get

@@ -1,0 +1,122 @@
+"""Opening capture folders and bare traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capture.traces import annotation, span, write
+from instrument.capture import Capture
+from instrument.errors import CaptureError, TraceError
+
+METADATA = {"format": 1, "name": "run-000003-rank0", "window": {"first_step": 3, "last_step": 5}, "rank": 0}
+
+
+def folder(tmp_path: Path, *, trace: str | None = "trace.json.gz") -> Path:
+    made = tmp_path / "window"
+    made.mkdir()
+    (made / "capture.json").write_text(json.dumps(METADATA))
+    plain = write(tmp_path, [annotation("forward", 0, 10), span("aten::mm", 1, 5)])
+    if trace:
+        text = plain.read_bytes()
+        (made / trace).write_bytes(gzip.compress(text) if trace.endswith(".gz") else text)
+    return made
+
+
+@pytest.mark.parametrize("trace", ["trace.json.gz", "trace.json"])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
+    path = folder(tmp_path, trace=trace)
+    capture = Capture.load(kind(path))
+    assert (capture.name, capture.folder, capture.trace_path) == (METADATA["name"], path, path / trace)
+    assert capture.metadata == METADATA
+    assert [row.name for row in capture.operators] == ["forward", "aten::mm"]
+    assert [row.path for row in capture.ranges] == ["forward"]
+    assert len(capture.steps) == 0
+    assert repr(capture) == f"<Capture 'run-000003-rank0' at {path}>"
+
+
+def test_a_bare_trace_has_no_folder_and_no_metadata(tmp_path) -> None:
+    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    capture = Capture.load(path)
+    assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == ("trace", None, path, {})
+    assert [row.name for row in capture.operators] == ["aten::mm"]
+
+
+def test_a_view_is_made_once_and_the_trace_is_read_at_the_first(tmp_path) -> None:
+    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    capture = Capture.load(path)
+    operators = capture.operators
+    path.unlink()
+    assert capture.operators is operators
+    assert len(capture.ranges) == 0
+    with pytest.raises(CaptureError):
+        Capture.load(path)
+
+
+def test_loading_reads_no_events(tmp_path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("no trace")
+    capture = Capture.load(path)
+    with pytest.raises(TraceError, match="is not JSON"):
+        capture.events  # noqa: B018
+
+
+def sentence(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def test_a_missing_path_gets_one_sentence(tmp_path) -> None:
+    path = tmp_path / "none"
+    with pytest.raises(
+        CaptureError, match=sentence(f"There is no capture at {path}; give a capture folder or a trace file.")
+    ):
+        Capture.load(path)
+
+
+def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
+    with pytest.raises(CaptureError, match=sentence(f"The folder {tmp_path} is no capture: it has no capture.json.")):
+        Capture.load(tmp_path)
+
+
+def test_broken_metadata_gets_one_sentence(tmp_path) -> None:
+    path = tmp_path / "capture.json"
+    path.write_text("{")
+    text = f"The file {path} cannot be read (Input data was truncated); record the capture again."
+    with pytest.raises(CaptureError, match=sentence(text)):
+        Capture.load(tmp_path)
+
+
+def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_path) -> None:
+    capture = Capture.load(folder(tmp_path, trace=None))
+    assert capture.metadata == METADATA
+    text = f"The capture {capture.folder} holds no trace, as after chrome_trace.keep=false; record it with keep=true."
+    for view in ("events", "operators", "ranges", "steps"):
+        with pytest.raises(CaptureError, match=sentence(text)):
+            getattr(capture, view)
+    with pytest.raises(CaptureError, match=sentence(text)):
+        capture.stacks()
+
+
+def test_a_folder_moves(tmp_path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.move(folder(tmp_path), moved)
+    assert len(Capture.load(moved).operators) == 2
+
+
+def test_reading_imports_no_torch(tmp_path) -> None:
+    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    code = (
+        "import sys; from instrument.capture import Capture; print(Capture.load(sys.argv[1]).operators);"
+        "print({'torch', 'pydantic', 'loguru', 'omegaconf', 'hydra'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+    assert "aten::mm" in done.stdout

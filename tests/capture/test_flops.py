@@ -1,0 +1,156 @@
+"""Operations counted from a trace's shapes: equal to torch's counter, and to counts by hand where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from capture.conftest import record
+from capture.traces import capture, span
+
+
+def counted(tmp_path, body: Callable[[], object]) -> dict[str, int]:
+    """What we count for each operator of a run."""
+    table = record(tmp_path / "trace.json", body).capture.operators
+    return {row.name: row.flops for row in table if row.flops is not None}
+
+
+def by_torch(body: Callable[[], object]) -> dict[str, int]:
+    with FlopCounterMode(display=False) as counter:
+        body()
+    counts = counter.get_flop_counts().get("Global", {})
+    return {str(op).replace("aten.", "aten::"): n for op, n in counts.items()}
+
+
+def convolutional() -> Callable[[], None]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 6, 3, dilation=2), nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1),
+        nn.Flatten(), nn.Linear(4 * 26 * 26, 10),
+    )  # fmt: skip
+    return lambda: model(torch.randn(2, 3, 32, 32)).sum().backward()
+
+
+def lines() -> Callable[[], None]:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3, padding="same"), nn.Conv1d(4, 2, (5,), stride=3))
+    return lambda: model(torch.randn(2, 3, 40)).sum().backward()
+
+
+def volumes() -> Callable[[], None]:
+    model = nn.Conv3d(2, 3, (1, 3, 2), stride=(1, 2, 1), padding=(0, 1, 0))
+    return lambda: model(torch.randn(2, 2, 4, 6, 8)).sum().backward()
+
+
+def attention_in_parts() -> Callable[[], None]:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+    def body() -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            model(torch.randn(2, 5, 16)).sum().backward()
+
+    return body
+
+
+def products() -> Callable[[], None]:
+    a, b = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 5, 6, requires_grad=True)
+
+    def body() -> None:
+        torch.baddbmm(torch.randn(3, 4, 6), a, b).sum().backward()
+        (a @ b).sum().backward()
+        torch.einsum("bij,bjk->bik", a, b).sum().backward()
+        (a[0] @ b[0]).sum().backward()
+
+    return body
+
+
+@pytest.mark.parametrize("make", [convolutional, lines, volumes, attention_in_parts, products])
+def test_forward_and_backward_equal_torchs_counter(tmp_path, make) -> None:
+    body = make()
+    expected = by_torch(body)
+    assert sum(expected.values()) > 1000
+    assert len(expected) >= 2
+    assert counted(tmp_path, body) == expected
+
+
+def test_inference_equals_torchs_counter(tmp_path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
+
+    def body() -> None:
+        with torch.inference_mode():
+            model(torch.randn(2, 3, 8, 8))
+
+    expected = by_torch(body)
+    assert expected.keys() == {"aten::convolution", "aten::addmm"}
+    assert counted(tmp_path, body) == expected
+
+
+def test_attention_on_the_cpu_is_counted_by_hand(tmp_path) -> None:
+    q = torch.randn(2, 3, 7, 4, requires_grad=True)
+    k, v = torch.randn(2, 3, 9, 4, requires_grad=True), torch.randn(2, 3, 9, 4, requires_grad=True)
+
+    def body() -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    assert by_torch(body) == {}, "torch counts it now: compare with that instead"
+    product = 2 * (2 * 3) * 7 * 9 * 4  # batch and heads times [7, 4] by [4, 9]
+    assert counted(tmp_path, body) == {
+        "aten::_scaled_dot_product_flash_attention_for_cpu": 2 * product,
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5 * product,
+    }
+
+
+def test_an_lstm_is_counted_by_hand(tmp_path) -> None:
+    model, x = nn.LSTM(5, 6, num_layers=2), torch.randn(3, 2, 5)
+    found = counted(tmp_path, lambda: model(x)[0].sum().backward())
+    first, second = 4 * 6 * 5 + 4 * 6 * 6, 4 * 6 * 6 + 4 * 6 * 6  # four gates, of input and of hidden state
+    forward = 2 * 3 * 2 * (first + second)
+    assert found == {"aten::mkldnn_rnn_layer": forward, "aten::mkldnn_rnn_layer_backward": 2 * forward}
+
+
+def test_products_with_vectors_are_counted(tmp_path) -> None:
+    a, x = torch.randn(4, 5), torch.randn(5)
+    assert counted(tmp_path, lambda: (a @ x, x @ x, torch.addmv(torch.ones(4), a, x))) == {
+        "aten::mv": 40, "aten::dot": 10, "aten::addmv": 40,
+    }  # fmt: skip
+
+
+def test_a_grouped_convolution_counts_each_group_once(tmp_path) -> None:
+    model = nn.Conv2d(4, 8, 3, groups=2)
+    found = counted(tmp_path, lambda: model(torch.randn(2, 4, 5, 5, requires_grad=True)).sum().backward())
+    forward = 2 * 2 * 9 * 8 * 2 * 9  # two, batch, points, out, in of a group, filter
+    assert found == {"aten::convolution": forward, "aten::convolution_backward": 2 * forward}
+
+
+def test_an_operator_inside_one_that_counts_is_not_counted_again(tmp_path) -> None:
+    shapes = [[2, 3, 4, 4], [5, 3, 1, 1], [], [], [], [], [], [], []]
+    given = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
+    table = capture(
+        tmp_path,
+        [
+            span("aten::convolution", 0, 10, Input_Dims=shapes, Concrete_Inputs=given),
+            span("aten::mm", 2, 5, Input_Dims=[[5, 3], [3, 32]]),
+            span("aten::mm", 20, 5, Input_Dims=[[5, 3], [3, 2]]),
+        ],
+    ).operators
+    assert [(row.name, row.flops) for row in table] == [("aten::convolution", 960), ("aten::mm", 60)]
+
+
+def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
+    table = capture(
+        tmp_path,
+        [
+            span("aten::relu", 0, 1, Input_Dims=[[2, 2]]),
+            span("aten::mm", 2, 1),
+            span("aten::bmm", 4, 1, Input_Dims=[]),
+            span("aten::convolution", 6, 1, Input_Dims=[[1, 1, 3], [1, 1, 3]]),
+            span("aten::addmm", 8, 1, Input_Dims=[[[1], [2]], [[3], [4]], [[5], [6]]]),
+        ],
+    ).operators
+    assert len(table) == 5
+    assert {row.flops for row in table} == {None}

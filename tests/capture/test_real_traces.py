@@ -1,0 +1,91 @@
+"""Traces of real hardware, in the folder that INSTRUMENT_TRACES names, with what is known of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instrument.capture import Capture
+from instrument.capture.events import ANNOTATION
+from instrument.capture.launches import launches
+from instrument.capture.nesting import nest
+
+FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
+EXPECTED = FOLDER / "expected.json"
+pytestmark = pytest.mark.skipif(
+    not EXPECTED.is_file(), reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json"
+)
+KNOWN = json.loads(EXPECTED.read_text()) if EXPECTED.is_file() else {"none": {}}
+
+# Traces whose device events never overlap, so that their sum is the busy time of the exact sweep.
+ONE_AT_A_TIME = ("h100_timesformer_inference", "v100_216k_events", "v100_ns_resolution", "v100_resnet50_workers0")
+STEPS = {
+    "h100_timesformer_inference": 1, "h100_qwen_0.5b_inference": 1, "mi300x_resnet_checkpoint_train": 3,
+    "v100_216k_events": 5, "v100_ns_resolution": 5, "a100_nccl_2ranks_rank0": 3, "mtia_rank0": 1,
+    "v100_resnet50_workers0": 6, "v100_resnet50_workers4": 6, "a100_megatron_tp8_rank0": 1,
+}  # fmt: skip
+
+
+def load(name: str) -> Capture:
+    return Capture.load(FOLDER / f"{name}.json.gz")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_trace_reads_and_every_view_adds_up(name) -> None:
+    capture = load(name)
+    events, known = capture.events, KNOWN[name]
+    assert events.recorded == known["events"]
+    found = launches(events)
+    if name != "mtia_rank0":  # its device events are of a kind that the list does not count
+        assert len(found.device) == known["device_events"]
+    rows = list(capture.operators)
+    assert rows
+    assert all(row.calls > 0 and 0 <= row.self_host_ns <= row.host_ns for row in rows)
+    if len(found.device):
+        joined = (found.operator >= 0) | (found.call >= 0)
+        assert sum(row.self_device_ns for row in rows) == events.duration_ns[found.device[joined]].sum() > 0
+    else:
+        assert {row.device_ns for row in rows} == {None}
+    for row in capture.ranges:
+        assert row.path.split("/")[-1] == row.name.split("/")[-1]
+        assert 0 <= row.self_host_ns <= row.host_ns
+    assert len(capture.operators.by("input_shapes")) >= len(rows)
+    assert len(capture.operators.by("stack")) >= len(rows)
+
+
+@pytest.mark.parametrize("name", ONE_AT_A_TIME)
+def test_all_device_time_is_found_to_the_nanosecond(name) -> None:
+    total = sum(load(name).operators.column("self_device_ns"))
+    assert total == round(KNOWN[name]["exact"]["busy_time"] * 1e6)
+
+
+def test_only_kernels_that_a_host_operator_launched_count() -> None:
+    known = KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"]["busy_time"]  # in floats of absolute microseconds
+    total = sum(load("h100_qwen_0.5b_inference").operators.column("self_device_ns"))
+    assert total == pytest.approx(known * 1e6, abs=20)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_steps_are_found(name) -> None:
+    assert len(load(name).steps) == STEPS[name]
+
+
+def test_each_optimizer_step_launches_nine_kernels() -> None:
+    events = load("v100_ns_resolution").events
+    found, forest = launches(events), nest(events, events.among(ANNOTATION))
+    around = forest.around(events.thread[found.call], events.start_ns[found.call])
+    is_kernel = events.among(frozenset({"kernel"}))[found.device]
+    names = events.name[forest.index[around[is_kernel & (around >= 0)]]]
+    assert np.sum(names == events.names.index("Optimizer.step#SGD.step")) == 5 * 9
+
+
+@pytest.mark.parametrize("name", ["b200_eager", "mi300x_vllm_graph", "h100_timesformer_inference"])
+def test_stacks_hold_all_device_time(name) -> None:
+    capture = load(name)
+    stacks = capture.stacks()
+    assert len(stacks) > 100
+    assert sum(stack.value_ns for stack in capture.stacks("device")) == sum(capture.operators.column("self_device_ns"))

@@ -1,0 +1,91 @@
+"""Folded stacks from Python frames and operators."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from capture.conftest import convolutions, record
+from capture.traces import capture, frame, kernel, span
+from instrument.capture.stacks import Stack, folded
+from instrument.errors import CaptureError, ConfigError
+
+EVENTS = [
+    frame("train.py(1): main", 0, 100),
+    frame("train.py(5): step", 10, 60),
+    span("aten::linear", 20, 30, External_id=1),
+    span("aten::mm", 25, 20, External_id=2),
+    frame("<built-in method add of type object at 0x7f01>", 60, 5),
+    frame("<built-in method add of type object at 0x7f02>", 66, 2),
+    span("autograd::mm", 5, 40, tid=2, External_id=3),
+    span("cudaLaunchKernel", 30, 2, cat="cuda_runtime", External_id=2, correlation=50),
+    kernel("gemm", 200, 7, External_id=2, correlation=50),
+    kernel("copy", 210, 3, External_id=3, correlation=51),
+]
+STEP = ("train.py(1): main", "train.py(5): step")
+
+
+def test_host_time_is_each_frames_own(tmp_path) -> None:
+    stacks = capture(tmp_path, EVENTS).stacks()
+    assert stacks == [
+        Stack(STEP[:1], 40000),
+        Stack(STEP, 23000),
+        Stack((*STEP, "aten::linear"), 10000),
+        Stack((*STEP, "aten::linear", "aten::mm"), 18000),
+        Stack((*STEP, "aten::linear", "aten::mm", "cudaLaunchKernel"), 2000),
+        Stack((*STEP, "<built-in method add of type object>"), 7000),
+        Stack(("autograd::mm",), 40000),
+    ]
+
+
+def test_device_time_is_of_what_the_frames_operators_launched(tmp_path) -> None:
+    assert capture(tmp_path, EVENTS).stacks("device") == [
+        Stack((*STEP, "aten::linear", "aten::mm"), 7000),
+        Stack(("autograd::mm",), 3000),
+    ]
+
+
+def test_folded_text_is_one_safe_path_and_whole_microseconds_a_line() -> None:
+    stacks = [
+        Stack(("train.py(1): main", "a;b  c"), 12_400),
+        Stack(("half",), 500),
+        Stack(("less",), 499),
+        Stack(("line\nbreak", " "), 2000),
+    ]
+    assert folded(stacks) == "train.py(1):_main;a,b_c 12\nhalf 1\nline_break;_ 2\n"
+    assert folded([]) == ""
+
+
+def test_the_stacks_of_a_real_recording_hold_every_operators_self_time(tmp_path) -> None:
+    recording = record(tmp_path / "trace.json", convolutions(), with_stack=True)
+    stacks = recording.capture.stacks()
+    found: dict[str, int] = {}
+    for stack in stacks:
+        found[stack.frames[-1]] = found.get(stack.frames[-1], 0) + stack.value_ns
+    operators = {name: row[2] for name, row in recording.by_name.items() if name.startswith("aten::")}
+    assert len(operators) > 30
+    assert {name: found[name] for name in operators} == operators
+    deep = [s.frames for s in stacks if s.frames[-1] == "aten::addmm"]
+    assert deep
+    assert all(any("linear.py" in name for name in frames) for frames in deep)
+    lines = folded(stacks).splitlines()
+    assert len(lines) > 50
+    assert all(re.fullmatch(r"[^\s;]+(;[^\s;]+)* [1-9]\d*", line) for line in lines)
+
+
+def test_without_frames_there_is_one_sentence(tmp_path) -> None:
+    sentence = "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
+    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
+        capture(tmp_path, [span("aten::mm", 0, 1)]).stacks()
+
+
+def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
+    sentence = "The trace holds no device activity, so it has no device stacks; choose host."
+    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
+        capture(tmp_path, [frame("a", 0, 1)]).stacks("device")
+
+
+def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"^Stacks have no metric 'cpu'; choose host or device\.$"):
+        capture(tmp_path, EVENTS).stacks("cpu")

@@ -1,0 +1,30 @@
+"""What every test gets: the log, and proof that nothing of ours is left running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from collected import Log
+from loguru import logger
+
+from instrument import emit
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[Log]:
+    """Collect the log; an error that no test asked for fails it."""
+    lines = Log()
+    handler = logger.add(lambda message: lines.append(str(message).rstrip("\n")), format="{level} {message}", level=0)
+    yield lines
+    logger.remove(handler)
+    if not lines.errors_expected:
+        assert not lines.at("ERROR"), "something failed behind the test's back"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running() -> Iterator[None]:
+    yield
+    assert not emit.armed, "annotations are still armed"
+    assert not torch._C._autograd._profiler_enabled(), "a profiler is still on"
