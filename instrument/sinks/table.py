@@ -1,0 +1,298 @@
+"""The range tree and the operator table as plain text: in the log, in `table.txt`, from `instrument show`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from loguru import logger
+from pydantic import Field, field_validator
+
+from instrument.capture import Capture
+from instrument.capture.table import TORCH_NAMES, Table, to_text
+from instrument.errors import CaptureError, ConfigError
+from instrument.sinks import Sink, did_you_mean
+from instrument.sinks.chrome_trace import trace_of
+
+By = Literal["name", "input_shapes", "stack"]
+
+OPERATOR_COLUMNS = (
+    "name",
+    "calls",
+    "self_host_ns",
+    "share",
+    "host_ns",
+    "host_ns_per_call",
+    "self_device_ns",
+    "device_ns",
+    "device_ns_per_call",
+    "self_host_bytes",
+    "host_bytes",
+    "self_device_bytes",
+    "device_bytes",
+    "flops",
+)
+RANGE_COLUMNS = ("name", "calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "device_ns")
+# The averages that torch sorts by; the other names of torch's are the capture's own.
+SORT_NAMES = TORCH_NAMES | {
+    "cpu_time": "host_ns_per_call",
+    "cuda_time": "device_ns_per_call",
+    "device_time": "device_ns_per_call",
+}
+
+# Shown only when asked for: derived from two columns that are shown already.
+_ON_REQUEST = frozenset({"device_ns_per_call"})
+# What goes first where the usual columns are too wide: device and memory together are.
+_LEAST_MISSED = ("host_bytes", "device_bytes", "host_ns_per_call")
+_WIDTH, _NARROWEST_NAME = 140, 28
+
+
+class TableSink(Sink):
+    """Logs the range tree and the costliest operators as one message, and writes the same text to `table.txt`.
+
+    Cost: reads the whole trace, about 3 s for a million events, which the other sinks then share.
+    """
+
+    sink_name: ClassVar[str] = "table"
+
+    rows: int = Field(15, ge=1)
+    """How many operators, and how many ranges, are shown at most."""
+
+    sort: str = "self_host_ns"
+    """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood."""
+
+    columns: list[str] | None = None
+    """The columns of both tables, besides the name; None: those in which something is known."""
+
+    by: By = "name"
+    """What makes two calls the same operator; `input_shapes` needs `record_shapes`, `stack` needs `with_stack`."""
+
+    stack_depth: int = Field(5, ge=1)
+    """How many of the innermost Python frames make and show a stack."""
+
+    ranges: bool = True
+    """Whether the range tree is shown."""
+
+    operators: bool = True
+    """Whether the operators are shown."""
+
+    @field_validator("sort")
+    @classmethod
+    def _sortable(cls, sort: str) -> str:
+        return check_sort(sort)
+
+    @field_validator("columns")
+    @classmethod
+    def _known(cls, columns: list[str] | None) -> list[str] | None:
+        return check_columns(columns)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the recording must keep for this grouping."""
+        return {"input_shapes": ("record_shapes",), "stack": ("with_stack",)}.get(self.by, ())
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        """Log the text, and write it to `table.txt`.
+
+        Raises:
+            CaptureError: the trace holds no shapes or stacks to group by.
+            TraceError: the trace cannot be read.
+        """
+        text = render(capture, **dict(self))
+        (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+        logger.info("{}", text)
+
+
+def check_sort(sort: str) -> str:
+    """The capture's own name of a sort key.
+
+    Raises:
+        ConfigError: the operator table has no such column.
+    """
+    known = SORT_NAMES.get(sort, sort)
+    if known not in OPERATOR_COLUMNS:
+        hint = did_you_mean(sort, [*OPERATOR_COLUMNS, *SORT_NAMES])
+        raise ConfigError(f"The table cannot be sorted by {sort!r}{hint}")
+    return known
+
+
+def check_columns(columns: Sequence[str] | None) -> list[str] | None:
+    """The capture's own names of columns to show.
+
+    Raises:
+        ConfigError: neither the operators nor the ranges have such a column.
+    """
+    if columns is None:
+        return None
+    for column in columns:
+        if SORT_NAMES.get(column, column) not in {*OPERATOR_COLUMNS, *RANGE_COLUMNS}:
+            hint = did_you_mean(column, dict.fromkeys([*OPERATOR_COLUMNS, *RANGE_COLUMNS, *SORT_NAMES]))
+            raise ConfigError(f"The table has no column {column!r}{hint}")
+    return [SORT_NAMES.get(column, column) for column in columns]
+
+
+def render(
+    capture: Capture,
+    *,
+    rows: int = 15,
+    sort: str = "self_host_ns",
+    columns: Sequence[str] | None = None,
+    by: By = "name",
+    stack_depth: int = 5,
+    ranges: bool = True,
+    operators: bool = True,
+) -> str:
+    """The capture as text: what it is of, the range tree, the costliest operators, what was not recorded.
+
+    The arguments are the options of `TableSink`. Of the ranges those with the most host time are kept, in the
+    order of the tree. Longer names keep their head and tail; a line has about 140 characters at most.
+
+    Raises:
+        ConfigError: `sort` or one of `columns` does not exist.
+        CaptureError: the trace holds no shapes or stacks to group by.
+        TraceError: the trace cannot be read.
+    """
+    sort, chosen = check_sort(sort), check_columns(columns)
+    parts = [_heading(capture)]
+    if ranges:
+        parts.append(_range_part(capture.ranges, rows, chosen))
+    if operators:
+        table = _with_averages(_grouped(capture, by, stack_depth))
+        parts.append(_operator_part(table, rows, sort, chosen, by))
+    if operators and chosen is None:
+        parts.append(_not_recorded(capture, table))
+    return "\n\n".join(filter(None, parts))
+
+
+def _heading(capture: Capture) -> str:
+    about, window = capture.metadata, capture.metadata.get("window", {})
+    facts = [_steps(capture)]
+    if "torch" in about.get("versions", {}):
+        facts.append(f"torch {about['versions']['torch']}")
+    if "devices" in about:
+        facts.append(", ".join(dict.fromkeys(about["devices"])) or "no device")
+    if about.get("world_size", 1) > 1:
+        facts.append(f"rank {about['rank']} of {about['world_size']}")
+    planned = f" of {window['planned_steps']}" if window.get("planned_steps") else ""
+    cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
+    where = capture.folder or trace_of(capture)
+    return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute()}"
+
+
+def _steps(capture: Capture) -> str:
+    numbers = capture.steps.column("number")
+    if not numbers:
+        return "no steps marked"
+    first, last = min(numbers), max(numbers)
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def _range_part(table: Table, rows: int, columns: list[str] | None) -> str:
+    if not len(table):
+        return "No ranges: mark code with @profiled, or give the session a model."
+    order = sorted(range(len(table)), key=lambda i: -table[i].host_ns)[:rows]  # a parent goes before its children
+    kept = [table[i] for i in sorted(order)]
+    shown = Table(
+        {
+            "name": ["  " * row.depth + row.name for row in kept],
+            **{name: [getattr(row, name) for row in kept] for name in table.columns if name != "name"},
+        }
+    )
+    few = "" if len(kept) == len(table) else f", the {len(kept)} of {len(table)} with the most host time"
+    text, _ = _text(shown, columns or _known_columns(table, RANGE_COLUMNS))
+    return f"Ranges{few}\n{text}"
+
+
+def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None, by: By) -> str:
+    if not len(table):
+        return "No operators."
+    note = ""
+    if not _known(table, sort):
+        note, sort = f"; {sort} was not recorded", "self_host_ns"
+    shown = table.sort(sort).head(rows)
+    usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
+    missable = [] if columns else [name for name in _LEAST_MISSED if name != sort]
+    text, left_out = _text(shown, columns or _known_columns(table, usual), missable)
+    lines = text.splitlines()
+    if by != "name":
+        lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
+    if left_out:
+        lines.append(f"Too wide to show: {', '.join(left_out)}.")
+    return "\n".join([f"Operators, {len(shown)} of {len(table)}, by {sort}{note}", *lines])
+
+
+def _below(group: str | None) -> str:
+    """What a row is grouped by, on lines of its own: neither shapes nor frames fit into a column."""
+    parts = [] if group in (None, "[]") else group.split(";")
+    return "".join(f"\n    {textwrap.shorten(part, _WIDTH - 20, placeholder=' …')}" for part in parts)
+
+
+def _grouped(capture: Capture, by: By, depth: int) -> Table:
+    if by == "name":
+        return capture.operators
+    table = capture.operators.by(by, depth=depth)
+    if len(table) and not _known(table, by):
+        what, option = {"input_shapes": ("input shapes", "record_shapes"), "stack": ("stacks", "with_stack")}[by]
+        raise CaptureError(
+            f"{capture.name} holds no {what} to group operators by: record it with profiler.{option}=true."
+        )
+    return table
+
+
+def _with_averages(table: Table) -> Table:
+    """The operators with their share of all host time, and times per call."""
+    columns = {name: table.column(name) for name in table.columns}
+    own = columns["self_host_ns"]
+    whole = sum(own) or 1
+    columns["share"] = [each / whole for each in own]
+    for where in ("host", "device"):
+        pairs = zip(columns[f"{where}_ns"], columns["calls"])
+        columns[f"{where}_ns_per_call"] = [None if time is None else time / calls for time, calls in pairs]
+    return Table(columns)
+
+
+def _known_columns(table: Table, order: Iterable[str]) -> list[str]:
+    return [name for name in order if _known(table, name)]
+
+
+def _known(table: Table, column: str) -> bool:
+    return column in table.columns and any(value is not None for value in table.column(column))
+
+
+def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The name and the columns as text, and those of the `missable` that were left out because they did not fit.
+
+    Names are shortened first.
+    """
+    shown = ["name", *(name for name in columns if name in table.columns and name != "name")]
+    left_out = []
+    for name in missable:
+        if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > _WIDTH:
+            shown.remove(name)
+            left_out.append(name)
+    for width in range(60, _NARROWEST_NAME, -4):
+        text = to_text(table.select(shown), name_width=width)
+        if _width(text) <= _WIDTH:
+            return text, left_out
+    return to_text(table.select(shown), name_width=_NARROWEST_NAME), left_out
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def _not_recorded(capture: Capture, operators: Table) -> str:
+    """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
+    about, config = capture.metadata, capture.metadata.get("config", {})
+    host_only = "no device" if config.get("activities") is None else f"activities=[{', '.join(config['activities'])}]"
+    reasons = {
+        "device times": ("device_ns", host_only if about.get("devices") == [] else ""),
+        "memory": ("host_bytes", "profile_memory=false" if config.get("profile_memory") is False else ""),
+        "FLOPs": ("flops", "with_flops=false" if config.get("with_flops") is False else ""),
+    }
+    missing = [
+        f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if not _known(operators, column)
+    ]
+    return f"Not recorded: {', '.join(missing)}." if missing else ""

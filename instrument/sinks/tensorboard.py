@@ -1,0 +1,137 @@
+"""Traces where TensorBoard's profiler plugin looks for them, and scalars that a plain TensorBoard shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from instrument.capture import Capture
+from instrument.errors import MissingPackage
+from instrument.sinks import Sink
+from instrument.sinks.chrome_trace import replacing, rewrite, trace_of
+
+
+class TensorBoard(Sink):
+    """Writes each window's trace and its scalars into one folder, so that scalars become curves over the windows.
+
+    `tensorboard --logdir` shows the scalars as it is, and the traces with the plugin `torch-tb-profiler`. Every rank
+    but the first has its scalars in a folder of its own, `rank1` and so on: a run of its own in TensorBoard.
+
+    Cost: reads the trace for the scalars; copies it, and unpacks it unless `use_gzip` is true.
+
+    Raises:
+        MissingPackage: the package `tensorboard` is not installed; when the sink is built.
+    """
+
+    sink_name: ClassVar[str] = "TensorBoard"
+
+    dir: str | None = None
+    """Where TensorBoard looks; None: the folder `tensorboard` beside the captures."""
+
+    worker_name: str | None = None
+    """What a trace's file name begins with, one for each process; None: `<host>_<pid>` as torch has it."""
+
+    use_gzip: bool = False
+    """Whether traces are compressed."""
+
+    trace: bool = True
+    """Whether traces are written."""
+
+    scalars: bool = True
+    """Whether scalars are written."""
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Look for the package now, before the first step."""
+        found = find_spec("tensorboard") if self.scalars else None
+        # A folder of traces named `tensorboard` in the current one is found too, as a package without a file.
+        if self.scalars and (found is None or found.origin is None):
+            raise MissingPackage("The TensorBoard sink", "tensorboard", "tensorboard")
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        """Write the window's files under their final names, each whole or not at all.
+
+        Raises:
+            CaptureError: the trace has been dropped.
+            TraceError: the trace cannot be read.
+        """
+        into = folder.absolute().parent / "tensorboard" if self.dir is None else Path(self.dir).expanduser()
+        into.mkdir(parents=True, exist_ok=True)
+        if self.trace:
+            ending = ".pt.trace.json.gz" if self.use_gzip else ".pt.trace.json"
+            worker = self.worker_name or "{}_{}".format(*_process(capture))
+            rewrite(trace_of(capture), into / f"{worker}.{_started_ns(capture)}{ending}", {})
+        if self.scalars:
+            write_scalars(capture, into)
+
+
+def write_scalars(capture: Capture, into: Path) -> Path:
+    """Write one event file with the window's scalars and return it; a second time replaces the first.
+
+    The global step of each is the window's last step.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+    rank = capture.metadata.get("rank", 0)
+    into = into / f"rank{rank}" if rank else into
+    into.mkdir(exist_ok=True)
+    started_s = _started_ns(capture) / 1e9
+    host, pid = _process(capture)
+    # TensorBoard reads a folder's event files in the order of their names and never goes back, so the start comes
+    # first. EventFileWriter's names end in a counter, where 10 sorts before 9, and it writes them from a thread.
+    target = into / f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{capture.name}"
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(capture)]
+    with replacing(target) as raw:
+        records = RecordWriter(raw)
+        records.write(Event(wall_time=started_s, file_version="brain.Event:2").SerializeToString())
+        event = Event(wall_time=started_s, step=_last_step(capture), summary=Summary(value=values))
+        records.write(event.SerializeToString())
+    return target
+
+
+def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
+    """What TensorBoard is told of a window, as tag and value; unknown quantities are left out.
+
+    `ranges/<path>/host_ms` and `device_ms` are milliseconds per step, or for the whole recording where it holds no
+    steps, and `ranges/<path>/calls` counts the calls of the window. `window/steps`, `window/step_ms` (mean),
+    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window.
+    """
+    steps, operators = capture.steps, capture.operators
+    yield "window/steps", len(steps)
+    if len(steps):
+        yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
+    for tag, column in (("host_ms", "self_host_ns"), ("device_ms", "self_device_ns")):
+        known = [value for value in operators.column(column) if value is not None]
+        if known:
+            yield f"window/{tag}", sum(known) / 1e6
+    for row in capture.ranges:
+        yield f"ranges/{row.path}/calls", row.calls
+        yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6
+        if row.device_ns is not None:
+            yield f"ranges/{row.path}/device_ms", row.device_ns / (len(steps) or 1) / 1e6
+
+
+def _last_step(capture: Capture) -> int:
+    window = capture.metadata.get("window", {})
+    marked = max(capture.steps.column("number"), default=0)
+    return next((window[key] for key in ("last_step", "first_step") if window.get(key) is not None), marked)
+
+
+def _process(capture: Capture) -> tuple[str, int]:
+    """The host and process that recorded; of this process where a bare trace does not say."""
+    about = capture.metadata
+    return about.get("host") or socket.gethostname(), about.get("pid") or os.getpid()
+
+
+def _started_ns(capture: Capture) -> int:
+    """When the recording began, in ns since the epoch; when the file was written where a bare trace does not say."""
+    started: str | None = capture.metadata.get("started_at")
+    if started is None:
+        return trace_of(capture).stat().st_mtime_ns
+    return round(datetime.fromisoformat(started).timestamp() * 1e6) * 1000

@@ -1,0 +1,26 @@
+"""Captures for the sinks to write from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from made_captures import steps, write_capture
+
+from instrument.capture import Capture
+
+Write = Callable[..., Capture]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Make a capture of events in the folder `profile`."""
+    return partial(write_capture, tmp_path / "profile")
+
+
+@pytest.fixture
+def capture(write: Write) -> Capture:
+    """The capture that `made_captures.steps` tells of."""
+    return write(steps())

@@ -1,0 +1,169 @@
+"""Options on the trace: its form, a copy, metadata, dropping it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_captures import record, steps
+
+from instrument.capture import Capture
+from instrument.errors import CaptureError, ConfigError, TraceError
+from instrument.sinks import chrome_trace
+from instrument.sinks.chrome_trace import ChromeTrace, rewrite
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    assert (raw[:2] == b"\x1f\x8b") == (path.suffix == ".gz"), "the name tells the form"
+    return dict(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw))
+
+
+def told(capture: Capture) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in Capture.load(capture.folder or "").operators]
+
+
+def test_left_alone_it_does_nothing(capture: Capture) -> None:
+    before = capture.trace_path.stat()
+    ChromeTrace().write(capture, capture.folder)
+    after = capture.trace_path.stat()
+    assert (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size)
+    assert names(capture.folder) == ["capture.json", "trace.json.gz"]
+
+
+def test_a_plain_trace_takes_the_place_of_the_packed_one(capture: Capture) -> None:
+    plain = gzip.decompress(capture.trace_path.read_bytes())
+    before = told(capture)
+    ChromeTrace(gzip=False).write(capture, capture.folder)
+    assert names(capture.folder) == ["capture.json", "trace.json"]
+    assert (capture.folder / "trace.json").read_bytes() == plain
+    assert told(capture) == before
+    assert [row.number for row in capture.steps] == [3, 4], "the capture in hand follows its trace"
+
+
+def test_metadata_goes_to_the_top_and_loses_nothing(capture: Capture) -> None:
+    before = loaded(capture.trace_path)
+    rows = told(capture)
+    (capture.folder / "opened.json.gz").hardlink_to(capture.trace_path)
+    notes = {"run": "a7", "sweep": {"lr": 0.1, "tags": ["x", None]}, 'odd "key" é': True}
+    ChromeTrace(metadata=notes).write(capture, capture.folder)
+    after = loaded(capture.trace_path)
+    assert after == notes | before
+    assert list(after)[:3] == list(notes)
+    assert told(capture) == rows
+    assert loaded(capture.folder / "opened.json.gz") == before, "a file that somebody reads is not written over"
+    assert names(capture.folder) == ["capture.json", "opened.json.gz", "trace.json.gz"]
+
+
+def test_a_copy_is_named_after_the_capture(capture: Capture, tmp_path: Path) -> None:
+    into = tmp_path / "far" / "away"
+    packed = capture.trace_path.read_bytes()
+    ChromeTrace(copy_to=str(into)).write(capture, capture.folder)
+    assert (into / "steps_3-4.json.gz").read_bytes() == packed
+    ChromeTrace(copy_to=str(into), gzip=False, metadata={"run": "a7"}).write(capture, capture.folder)
+    assert names(into) == ["steps_3-4.json", "steps_3-4.json.gz"]
+    assert loaded(into / "steps_3-4.json")["run"] == "a7"
+    assert (into / "steps_3-4.json").read_bytes() == (capture.folder / "trace.json").read_bytes()
+
+
+def test_dropping_the_trace_leaves_the_copy(capture: Capture, tmp_path: Path) -> None:
+    before = told(capture)
+    sink = ChromeTrace(keep=False, copy_to=str(tmp_path / "copies"))
+    sink.write(capture, capture.folder)
+    assert names(capture.folder) == ["capture.json"]
+    assert [tuple(row) for row in Capture.load(tmp_path / "copies" / "steps_3-4.json.gz").operators] == before
+    with pytest.raises(CaptureError, match=r"^The trace of steps_3-4 has been dropped, so there is nothing to write"):
+        sink.write(Capture.load(capture.folder), capture.folder)
+
+
+def test_dropping_rewrites_nothing_first(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_trace, "rewrite", lambda *_: pytest.fail("a trace that goes needs no new form"))
+    ChromeTrace(keep=False, gzip=False, metadata={"run": 1}).write(capture, capture.folder)
+    assert names(capture.folder) == ["capture.json"]
+
+
+def test_a_bare_trace_elsewhere_is_never_touched(tmp_path: Path) -> None:
+    trace = record(tmp_path / "mine.json")
+    before, folder = trace.read_bytes(), tmp_path / "out"
+    folder.mkdir()
+    ChromeTrace(metadata={"run": 1}).write(Capture.load(trace), folder)
+    assert trace.read_bytes() == before
+    assert loaded(folder / "trace.json.gz") == {"run": 1} | json.loads(before)
+    ChromeTrace(keep=False).write(Capture.load(trace), folder)
+    assert trace.read_bytes() == before
+
+
+def test_what_fails_halfway_leaves_the_trace_whole(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = capture.trace_path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(chrome_trace.shutil, "copyfileobj", full)
+    for sink in (ChromeTrace(gzip=False), ChromeTrace(metadata={"run": 1})):
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(capture, capture.folder)
+        assert names(capture.folder) == ["capture.json", "trace.json.gz"]
+        assert capture.trace_path.read_bytes() == before
+
+
+def test_metadata_needs_an_object_to_go_into(tmp_path: Path) -> None:
+    listed, target = tmp_path / "list.json", tmp_path / "new.json"
+    listed.write_text(json.dumps(steps()))
+    with pytest.raises(TraceError) as error:
+        rewrite(listed, target, {"run": 1})
+    assert str(error.value) == (f"{listed} does not begin with '{{', so it is no trace that metadata can be added to.")
+    assert names(tmp_path) == ["list.json"]
+
+
+def test_metadata_into_an_empty_object(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("{ }")
+    rewrite(empty, empty, {"run": 1})
+    assert json.loads(empty.read_text()) == {"run": 1}
+
+
+def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
+    events = [{**event, "ts": event["ts"] + 5000 * i} for i in range(2000) for event in steps()]
+    capture = write(events)
+    plain = gzip.decompress(capture.trace_path.read_bytes())
+    assert len(plain) > 2 * chrome_trace._CHUNK
+    ChromeTrace(metadata={"run": 1}).write(capture, capture.folder)
+    assert loaded(capture.trace_path) == {"run": 1} | json.loads(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gzipped": False}, "The chrome_trace sink has no option 'gzipped'; did you mean 'gzip'?"),
+        (
+            {"metadata": {"traceEvents": []}},
+            "The chrome_trace sink's metadata cannot hold 'traceEvents': torch writes that key.",
+        ),
+        (
+            {"metadata": {"when": {1, 2}}},
+            "The chrome_trace sink's metadata 'when' is {1, 2}, which JSON cannot hold; give it as text.",
+        ),
+        (
+            {"metadata": {"loss": float("nan")}},
+            "The chrome_trace sink's metadata 'loss' is nan, which JSON cannot hold; give it as text.",
+        ),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ChromeTrace(**options)
+    assert str(error.value) == sentence
+
+
+def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
+    written = json.loads(record(tmp_path / "real.json", with_stack=True).read_text())
+    assert set(written) <= chrome_trace._TAKEN

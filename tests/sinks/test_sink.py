@@ -1,0 +1,154 @@
+"""What every sink shares: options, their checks, and the config files that ship."""
+
+from __future__ import annotations
+
+import pickle
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from pydantic import Field, field_validator
+
+from instrument.capture import Capture
+from instrument.errors import ConfigError
+from instrument.sinks import Sink
+from instrument.sinks.chrome_trace import ChromeTrace
+from instrument.sinks.stacks import Stacks
+from instrument.sinks.table import TableSink
+from instrument.sinks.tensorboard import TensorBoard
+
+SHIPPED: dict[str, type[Sink]] = {
+    "chrome_trace": ChromeTrace,
+    "stacks": Stacks,
+    "table": TableSink,
+    "tensorboard": TensorBoard,
+}
+GROUP = files("instrument") / "conf" / "profiler" / "sinks"
+
+
+class Letter(Sink):
+    """A user's sink."""
+
+    to: str
+    copies: int = Field(1, ge=1)
+    paper: Literal["plain", "lined"] = "plain"
+    colours: list[str] = Field(default_factory=list)
+
+    @field_validator("to")
+    @classmethod
+    def _someone(cls, to: str) -> str:
+        if to == "nobody":
+            raise ValueError("A letter to nobody is never read.")
+        return to
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        (folder / "letter.txt").write_text(f"{self.to}: {capture.name}")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"to": "ann", "copes": 2}, "The Letter sink has no option 'copes'; did you mean 'copies'?"),
+        (
+            {"to": "ann", "zzz": 2},
+            "The Letter sink has no option 'zzz'; it knows 'to', 'copies', 'paper', 'colours'.",
+        ),
+        ({}, "The Letter sink needs a value for its option 'to'."),
+        ({"ot": "ann"}, "The Letter sink has no option 'ot'; did you mean 'to'?"),
+        ({"to": "nobody"}, "A letter to nobody is never read."),
+        (
+            {"to": "ann", "copies": 0},
+            "The Letter sink's option 'copies' should be greater than or equal to 1, not 0.",
+        ),
+        (
+            {"to": "ann", "copies": "many"},
+            "The Letter sink's option 'copies' should be a valid integer, unable to parse string as an integer, "
+            "not 'many'.",
+        ),
+        (
+            {"to": "ann", "paper": "lines"},
+            "The Letter sink's option 'paper' cannot be 'lines'; did you mean 'lined'?",
+        ),
+        (
+            {"to": "ann", "paper": 7},
+            "The Letter sink's option 'paper' cannot be 7; it knows 'plain', 'lined'.",
+        ),
+        (
+            {"to": "ann", "colours": ["red", 3]},
+            "The Letter sink's option 'colours.1' should be a valid string, not 3.",
+        ),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Letter(**options)
+    assert str(error.value) == sentence
+    assert isinstance(error.value, ValueError)
+
+
+def test_a_sink_of_ones_own(capture: Capture) -> None:
+    assert capture.folder is not None
+    sink = Letter(to="ann")
+    sink.write(capture, capture.folder)
+    assert (capture.folder / "letter.txt").read_text() == "ann: steps_3-4"
+    assert (sink.needs, sink.inline, sink.last, sink.sink_name) == ((), False, False, "Letter")
+    assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+def test_names_go_into_sentences() -> None:
+    class PostSink(Sink):
+        pass
+
+    class Parcel(PostSink):
+        sink_name: ClassVar[str] = "parcel post"
+
+    assert (PostSink.sink_name, Parcel.sink_name) == ("Post", "parcel post")
+    with pytest.raises(ConfigError, match=r"^The parcel post sink has no option 'x'\.$"):
+        Parcel(x=1)
+    with pytest.raises(NotImplementedError, match=r"PostSink must define write\(capture, folder\)\."):
+        PostSink().write(None, Path())  # type: ignore[arg-type]
+
+
+def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
+    config = OmegaConf.create(
+        {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls", "host_ns"], "rows": 3}
+    )
+    assert instantiate(config) == TableSink(columns=["calls", "host_ns"], rows=3)
+    trace = OmegaConf.create(
+        {"_target_": "instrument.sinks.chrome_trace.ChromeTrace", "metadata": {"run": {"tags": ["a", "b"]}}}
+    )
+    metadata = instantiate(trace).metadata
+    assert metadata == {"run": {"tags": ["a", "b"]}}
+    assert type(metadata["run"]) is dict
+    assert type(metadata["run"]["tags"]) is list
+
+
+def test_what_they_need_and_when_they_run() -> None:
+    assert TableSink().needs == ()
+    assert TableSink(by="input_shapes").needs == ("record_shapes",)
+    assert TableSink(by="stack").needs == ("with_stack",)
+    assert Stacks().needs == ("with_stack",)
+    assert [name for name, sink in SHIPPED.items() if sink.last] == ["chrome_trace"]
+    assert not any(sink.inline for sink in SHIPPED.values())
+
+
+def test_every_sink_has_a_config_file() -> None:
+    assert sorted(p.name for p in GROUP.iterdir() if p.name.endswith(".yaml")) == sorted(f"{n}.yaml" for n in SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_config_file_lists_every_option_with_its_default(name: str) -> None:
+    text = (GROUP / f"{name}.yaml").read_text(encoding="utf-8")
+    loaded = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(loaded, dict)
+    options = dict(loaded[name])
+    sink = SHIPPED[name]
+    assert list(loaded) == [name]
+    assert options.pop("_target_") == f"{sink.__module__}.{sink.__qualname__}"
+    assert options == sink().model_dump()
+    assert list(options) == list(sink.model_fields)
+    assert "@package" not in text
+    assert all("#" in line for line in text.splitlines()[3:]), "every option is told"

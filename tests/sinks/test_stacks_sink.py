@@ -1,0 +1,87 @@
+"""Folded stacks, checked against the functions that ran and the time they took."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from made_captures import kernels, record, span, steps, write_capture
+
+from instrument.capture import Capture
+from instrument.errors import CaptureError, ConfigError
+from instrument.sinks.stacks import Stacks
+
+
+def frame(name: str, start_us: int, length_us: int, number: int, parent: int | None = None) -> dict[str, object]:
+    return span(name, start_us, length_us, "python_function", **{"Python id": number, "Python parent id": parent})
+
+
+def by_hand(output: Path, events: list[dict[str, object]], name: str = "stacked") -> Capture:
+    return write_capture(output, [frame("train.py(1): main", 0, 2500, 1), *events], name)
+
+
+def lines(folder: Path) -> dict[str, int]:
+    """Path -> value, as flamegraph.pl reads a line: what is before the last blank, and the number behind it."""
+    read = {}
+    for line in (folder / "stacks.txt").read_text(encoding="utf-8").splitlines():
+        path, value = re.fullmatch(r"(\S+) (\d+)", line).groups()
+        assert path not in read, "each path has one line"
+        read[path] = int(value)
+    return read
+
+
+def test_host_time_by_hand(tmp_path: Path) -> None:
+    capture = by_hand(tmp_path, steps())
+    Stacks().write(capture, capture.folder)
+    step = "train.py(1):_main;ProfilerStep#{}"
+    each = {"": 350, ";forward": 200, ";forward;attention": 100, ";forward;attention;aten::mm": 300, ";aten::relu": 50}
+    expected = {step.format(number) + path: value for number in (3, 4) for path, value in each.items()}
+    assert lines(capture.folder) == {"train.py(1):_main": 500} | expected
+    assert sum(lines(capture.folder).values()) == 2500
+
+
+@pytest.mark.parametrize("metric", ["device", "self_cuda_time_total", "self_device_time_total"])
+def test_device_time_by_hand(tmp_path: Path, metric: str) -> None:
+    capture = by_hand(tmp_path, steps() + kernels())
+    Stacks(metric=metric).write(capture, capture.folder)
+    found = lines(capture.folder)
+    assert sum(found.values()) == 100
+    assert {path.split(";")[1]: value for path, value in found.items()} == {"ProfilerStep#3": 70, "ProfilerStep#4": 30}
+    assert all("forward;attention;aten::mm" in path for path in found)
+
+
+def test_a_recording_of_torchs(tmp_path: Path) -> None:
+    capture = Capture.load(record(tmp_path / "real.json", with_stack=True))
+    Stacks(metric="self_cpu_time_total").write(capture, tmp_path)
+    found = lines(tmp_path)
+    product = [path for path in found if path.endswith("aten::mm")]
+    assert product, "the matrix product has a path"
+    for path in product:
+        frames = path.split(";")
+        order = [next(i for i, f in enumerate(frames) if name in f) for name in ("outer_function", "inner_function")]
+        assert order == sorted(order)
+        assert "block" in frames[order[0] : order[1]], "the range lies between the two functions"
+    whole_ns = sum(stack.value_ns for stack in capture.stacks())
+    assert abs(sum(found.values()) * 1000 - whole_ns) <= 1000 * len(capture.stacks()), "rounded to µs, nothing lost"
+
+
+def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    bare = write_capture(tmp_path, steps(), "bare")
+    with pytest.raises(CaptureError, match=r"^The trace was recorded without with_stack and holds no Python frames; "):
+        Stacks().write(bare, bare.folder)
+    host = by_hand(tmp_path, steps(), "host")
+    with pytest.raises(CaptureError, match=r"^The trace holds no device activity, so it has no device stacks; "):
+        Stacks(metric="device").write(host, host.folder)
+    short = write_capture(tmp_path, [frame("train.py(1): main", 0, 0, 1)], "short")
+    with pytest.raises(CaptureError) as error:
+        Stacks().write(short, short.folder)
+    assert str(error.value) == "No call path of short has host time, so there are no stacks to write."
+    for capture in (bare, host, short):
+        assert not (capture.folder / "stacks.txt").exists()
+
+
+def test_a_wrong_metric() -> None:
+    with pytest.raises(ConfigError) as error:
+        Stacks(metric="devcie")
+    assert str(error.value) == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"

@@ -1,0 +1,269 @@
+"""The tables as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collected import Log
+from made_captures import HOST, annotation, kernels, record, span, steps
+
+from instrument.capture import Capture
+from instrument.capture.table import TORCH_NAMES
+from instrument.errors import CaptureError, ConfigError
+from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, TableSink, render
+
+Write = Callable[..., Capture]
+
+EXPECTED = """\
+steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
+{folder}
+
+Ranges
+name         calls        host  host per step  share   self host
+-----------  -----  ----------  -------------  -----  ----------
+forward          2    1.200 ms     600.000 µs  60.0%  400.000 µs
+  attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs
+
+Operators, 5 of 5, by self_host_ns
+name           calls   self host  share        host  host per call  flops
+-------------  -----  ----------  -----  ----------  -------------  -----
+ProfilerStep*      2  700.000 µs  35.0%    2.000 ms       1.000 ms      -
+aten::mm           2  600.000 µs  30.0%  600.000 µs     300.000 µs    384
+forward            2  400.000 µs  20.0%    1.200 ms     600.000 µs      -
+attention          2  200.000 µs  10.0%  800.000 µs     400.000 µs      -
+aten::relu         2  100.000 µs   5.0%  100.000 µs      50.000 µs      -
+
+Not recorded: device times (no device), memory (profile_memory=false)."""
+
+
+def block(text: str, title: str) -> list[str]:
+    """The lines of the part that begins with `title`, without it, the headings and the rule."""
+    part = next(part for part in text.split("\n\n") if part.startswith(title))
+    return part.splitlines()[3:]
+
+
+def names(text: str, title: str = "Operators") -> list[str]:
+    return [re.split(r"  +", line.strip())[0] for line in block(text, title)]
+
+
+def headings(text: str, title: str = "Operators") -> list[str]:
+    part = next(part for part in text.split("\n\n") if part.startswith(title))
+    return re.split(r"  +", part.splitlines()[1].strip())
+
+
+def test_the_whole_text(capture: Capture) -> None:
+    assert render(capture) == EXPECTED.format(folder=capture.folder)
+
+
+def test_it_is_logged_once_and_written(capture: Capture, log: Log) -> None:
+    TableSink().write(capture, capture.folder)
+    text = EXPECTED.format(folder=capture.folder)
+    assert log == [f"INFO {text}"]
+    assert (capture.folder / "table.txt").read_text(encoding="utf-8") == text + "\n"
+
+
+def test_braces_and_tags_in_names_do_not_disturb_the_log(write: Write, log: Log) -> None:
+    capture = write([annotation("{loss} <red>x</red>", 0, 10)])
+    TableSink().write(capture, capture.folder)
+    assert "{loss} <red>x</red>" in log[0]
+
+
+def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
+    text = render(write(steps() + kernels(), devices=["NVIDIA H200", "NVIDIA H200"], rank=1, world_size=4))
+    assert text.splitlines()[0] == "steps_3-4: steps 3–4, torch 2.13.0+cpu, NVIDIA H200, rank 1 of 4"
+    assert headings(text, "Ranges")[-1] == "device"
+    assert all(line.endswith("  100.000 µs") for line in block(text, "Ranges"))
+    assert {"self device", "device"} <= set(headings(text))
+    by_device = render(write(steps() + kernels(), "again"), sort="self_cuda_time_total", rows=1)
+    assert names(by_device) == ["aten::mm"]
+    assert "Operators, 1 of 6, by self_device_ns" in by_device
+
+
+def test_a_window_cut_short_says_so(write: Write) -> None:
+    window = {"first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": "exception ValueError"}
+    assert render(write(steps(), window={**window, "planned_steps": 5})).splitlines()[1] == (
+        "Truncated after 2 of 5 steps: exception ValueError."
+    )
+    assert render(write(steps(), "endless", window={**window, "planned_steps": None})).splitlines()[1] == (
+        "Truncated after 2 steps: exception ValueError."
+    )
+
+
+def test_options_that_leave_out(capture: Capture) -> None:
+    without = render(capture, ranges=False)
+    assert "Ranges" not in without
+    assert "Operators" in without
+    alone = render(capture, operators=False)
+    assert "Operators" not in alone
+    assert "Not recorded" not in alone
+    assert alone.endswith("attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs")
+
+
+def test_rows_and_sort(capture: Capture) -> None:
+    assert names(render(capture, rows=2)) == ["ProfilerStep*", "aten::mm"]
+    assert names(render(capture, sort="host_ns", rows=3)) == ["ProfilerStep*", "forward", "attention"]
+    assert names(render(capture, sort="cpu_time", rows=2)) == ["ProfilerStep*", "forward"]
+    assert names(render(capture, sort="name"))[0] == "ProfilerStep*"
+    assert names(render(capture, sort="name"))[-1] == "forward"
+
+
+def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write) -> None:
+    events = [annotation("short", 0, 10), annotation("outer", 100, 900), annotation("inner", 200, 500)]
+    events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
+    text = render(write(events), rows=3)
+    assert "Ranges, the 3 of 5 with the most host time" in text
+    assert [line[:12].rstrip() for line in block(text, "Ranges")] == ["outer", "  inner", "late"]
+
+
+def test_columns_asked_for(capture: Capture) -> None:
+    text = render(capture, columns=["calls", "cpu_time", "self_cuda_time_total", "host_ns_per_step"])
+    assert headings(text) == ["name", "calls", "host per call", "self device"]
+    assert headings(text, "Ranges") == ["name", "calls", "host per step"]
+    assert all(line.endswith("  -") for line in block(text, "Operators")), "unknown is never 0"
+    assert "Not recorded" not in text
+
+
+def test_a_sort_key_that_was_not_recorded(capture: Capture) -> None:
+    text = render(capture, sort="self_device_ns")
+    assert "Operators, 5 of 5, by self_host_ns; self_device_ns was not recorded" in text
+    assert names(text)[0] == "ProfilerStep*"
+
+
+def test_by_input_shapes(write: Write) -> None:
+    other = span("aten::mm", 2000, 750, **{"Input Dims": [[2, 2], [2, 2]]})
+    text = render(write([*steps(), other]), by="input_shapes", sort="self_host_ns", rows=3)
+    shown = [re.split(r"  +", line.strip())[:3] for line in block(text, "Operators")]
+    assert shown == [
+        ["aten::mm", "1", "750.000 µs"],
+        ["[[2, 2], [2, 2]]"],
+        ["ProfilerStep*", "2", "700.000 µs"],
+        ["aten::mm", "2", "600.000 µs"],
+        ["[[8, 3], [3, 4]]"],
+    ]
+
+
+def test_by_stack_shows_the_innermost_frames(tmp_path: Path) -> None:
+    capture = Capture.load(record(tmp_path / "real.json", with_stack=True))
+    lines = block(render(capture, by="stack", stack_depth=2, rows=50), "Operators")
+    at = next(i for i, line in enumerate(lines) if line.startswith("aten::mm"))
+    assert lines[at + 1].startswith("    <built-in method matmul") or "inner_function" in lines[at + 1]
+    frames = [line for line in lines[at + 1 : at + 4] if line.startswith("    ")]
+    assert len(frames) <= 2
+    assert any("inner_function" in line for line in frames)
+    assert not any(";" in line for line in lines)
+
+
+def test_grouping_by_what_was_not_recorded(write: Write) -> None:
+    capture = write([span("aten::mm", 0, 10)])
+    for by, sentence in (
+        (
+            "input_shapes",
+            "steps_3-4 holds no input shapes to group operators by: record it with profiler.record_shapes=true.",
+        ),
+        ("stack", "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true."),
+    ):
+        with pytest.raises(CaptureError) as error:
+            render(capture, by=by)
+        assert str(error.value) == sentence
+
+
+def test_a_bare_trace_tells_what_it_can(tmp_path: Path) -> None:
+    trace = record(tmp_path / "real.json")
+    lines = render(Capture.load(trace)).splitlines()
+    assert lines[:2] == ["real: no steps marked", str(trace)]
+    assert lines[-1] == "Not recorded: device times, memory."
+    assert any(line.startswith("block ") for line in lines)
+    assert "host per step" not in lines[4]
+
+
+def test_nothing_to_show(write: Write) -> None:
+    text = render(write([]))
+    assert "No ranges: mark code with @profiled, or give the session a model." in text
+    assert "No operators." in text
+
+
+def test_lines_stay_narrow_whatever_the_names(write: Write) -> None:
+    long = "torch::autograd::very::long::" + "x" * 200
+    events = [*steps(), *kernels(), span(long, 3000, 400), annotation(long, 4000, 400)]
+    text = render(write(events))
+    assert max(map(len, text.splitlines()[2:])) <= 140
+    assert text.count("…") == 3
+
+
+def memory(time_us: int, size: int, device: int) -> dict[str, Any]:
+    args = {
+        "Device Type": device,
+        "Device Id": 0,
+        "Bytes": size,
+        "Total Allocated": size,
+        "Total Reserved": 0,
+        "Addr": 1,
+    }
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": time_us, "s": "t", "args": args, **HOST}
+
+
+def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(write: Write) -> None:
+    capture = write([*steps(), *kernels(), memory(300, 4096, 0), memory(310, 3 * 1024**2, 1)])
+    text = render(capture)
+    assert max(map(len, text.splitlines()[2:])) <= 140
+    assert headings(text)[-4:] == ["device", "self host memory", "self device memory", "flops"]
+    assert text.endswith("\nToo wide to show: host_bytes, device_bytes.")
+    assert "Not recorded" not in text
+    assert "host memory" in headings(render(capture, sort="host_bytes")), "what decides is shown"
+    asked = ["host_bytes", "device_bytes", "self_host_bytes", "self_device_bytes", "host_ns", "device_ns", "flops"]
+    text = render(capture, columns=[*asked, "self_host_ns", "self_device_ns", "share", "calls"])
+    assert len(headings(text)) == 12, "what was asked for is shown, however wide"
+    assert "Too wide" not in text
+    product = next(line for line in block(text, "Operators") if line.startswith("aten::mm"))
+    assert re.split(r"  +", product)[1:5] == ["4.00 KiB", "3.00 MiB", "4.00 KiB", "3.00 MiB"]
+
+
+def test_a_column_sorted_by_is_shown(write: Write) -> None:
+    capture = write(steps() + kernels())
+    assert "device per call" not in headings(render(capture))
+    assert "device per call" in headings(render(capture, sort="cuda_time"))
+
+
+def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
+    assert not re.search(r"\b0 (ns|B)\b|\s0\s", render(capture))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"row": 3}, "The table sink has no option 'row'; did you mean 'rows'?"),
+        ({"rows": 0}, "The table sink's option 'rows' should be greater than or equal to 1, not 0."),
+        ({"by": "shapes"}, "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?"),
+        ({"sort": "self_hots_ns"}, "The table cannot be sorted by 'self_hots_ns'; did you mean 'self_host_ns'?"),
+        (
+            {"sort": "self_cpu_total"},
+            "The table cannot be sorted by 'self_cpu_total'; did you mean 'self_cpu_time_total'?",
+        ),
+        ({"columns": ["calls", "hots_ns"]}, "The table has no column 'hots_ns'; did you mean 'host_ns'?"),
+        ({"columns": "calls"}, "The table sink's option 'columns' should be a valid list, not 'calls'."),
+    ],
+)
+def test_wrong_options_are_told_when_the_sink_is_built(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        TableSink(**options)
+    assert str(error.value) == sentence
+
+
+def test_a_word_far_from_all_gets_the_whole_list(capture: Capture) -> None:
+    with pytest.raises(ConfigError) as error:
+        render(capture, sort="zzz")
+    assert str(error.value).startswith("The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_host_ns',")
+
+
+def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture) -> None:
+    assert set(capture.operators.columns) <= set(OPERATOR_COLUMNS)
+    assert {*TORCH_NAMES.values()} <= set(OPERATOR_COLUMNS)
+    assert set(capture.ranges.columns) - {"path", "depth"} == set(RANGE_COLUMNS)
+    for column in OPERATOR_COLUMNS:
+        assert names(render(capture, sort=column, columns=[column])), column
+    for torch_name in TORCH_NAMES:
+        assert TableSink(sort=torch_name, columns=[torch_name]).columns == [TORCH_NAMES[torch_name]]

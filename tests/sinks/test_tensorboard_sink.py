@@ -1,0 +1,211 @@
+"""Traces and scalars for TensorBoard, asked of a real one over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_captures import kernels, record, steps
+
+from instrument.capture import Capture
+from instrument.errors import CaptureError, MissingPackage
+from instrument.sinks import tensorboard
+from instrument.sinks.tensorboard import TensorBoard, scalars
+
+Write = Callable[..., Capture]
+STARTED_NS = 1767323045678901000
+
+
+def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> (step, value), read from the event files of a folder in the order TensorBoard takes them."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    read: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(folder.glob("*tfevents*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                read.setdefault(value.tag, []).append((event.step, round(value.simple_value, 6)))
+    return read
+
+
+def test_the_scalars_of_a_window(write: Write) -> None:
+    assert dict(scalars(write(steps()))) == {
+        "window/steps": 2,
+        "window/step_ms": 1.0,
+        "window/host_ms": 2.0,
+        "ranges/forward/calls": 2,
+        "ranges/forward/host_ms": 0.6,
+        "ranges/forward/attention/calls": 2,
+        "ranges/forward/attention/host_ms": 0.4,
+    }
+    with_device = dict(scalars(write(steps() + kernels(), "device")))
+    assert with_device["window/device_ms"] == 0.1
+    assert with_device["ranges/forward/device_ms"] == 0.05
+
+
+def test_a_recording_without_steps_counts_as_a_whole(tmp_path: Path) -> None:
+    capture = Capture.load(record(tmp_path / "real.json"))
+    found = dict(scalars(capture))
+    assert found["window/steps"] == 0
+    assert "window/step_ms" not in found
+    assert found["ranges/block/calls"] == 2
+    assert found["ranges/block/host_ms"] == capture.ranges[0].host_ns / 1e6
+    TensorBoard(dir=str(tmp_path / "tb")).write(capture, tmp_path)
+    assert points(tmp_path / "tb")["ranges/block/calls"] == [(0, 2.0)]
+    (trace,) = (tmp_path / "tb").glob("*.json")
+    assert trace.name.startswith(f"{socket.gethostname()}_{os.getpid()}.")
+
+
+def test_traces_lie_where_torchs_handler_puts_them(capture: Capture, tmp_path: Path) -> None:
+    TensorBoard().write(capture, capture.folder)
+    beside = tmp_path / "profile" / "tensorboard"
+    (trace,) = beside.glob("*.json*")
+    assert trace.name == f"box_77.{STARTED_NS}.pt.trace.json"
+    assert trace.read_bytes() == gzip.decompress(capture.trace_path.read_bytes())
+    TensorBoard(dir=str(tmp_path / "tb"), worker_name="w0", use_gzip=True).write(capture, capture.folder)
+    (packed,) = (tmp_path / "tb").glob("*.json*")
+    assert packed.name == f"w0.{STARTED_NS}.pt.trace.json.gz"
+    assert packed.read_bytes() == capture.trace_path.read_bytes()
+    # the plugin's own pattern for a worker, a time and its two endings
+    assert all(re.match(r"^(.*?)(?:\.(\d+))?\.pt\.trace\.json(?:\.gz)?$", path.name) for path in (trace, packed))
+
+
+def test_only_traces_or_only_scalars(capture: Capture, tmp_path: Path) -> None:
+    TensorBoard(dir=str(tmp_path / "t"), scalars=False).write(capture, capture.folder)
+    assert [p.suffixes[-3:] for p in (tmp_path / "t").iterdir()] == [[".pt", ".trace", ".json"]]
+    TensorBoard(dir=str(tmp_path / "s"), trace=False).write(capture, capture.folder)
+    assert [p.name for p in (tmp_path / "s").iterdir()] == ["events.out.tfevents.1767323045.box.77.steps_3-4"]
+
+
+def window(last: int) -> dict[str, Any]:
+    return {"first_step": last - 1, "last_step": last, "truncated": False}
+
+
+def test_windows_become_points_of_one_curve_and_twice_changes_nothing(write: Write, tmp_path: Path) -> None:
+    longer = [{**event, "dur": event["dur"] * 2, "ts": event["ts"] * 2} for event in steps()]
+    captures = [
+        write(events, f"steps_{last}", window=window(last), started_at=f"2026-01-02T03:04:{second:02}+00:00")
+        for last, second, events in ((4, 9, steps()), (9, 10, longer), (14, 10, steps()))
+    ]
+    for _ in range(2):
+        for each in captures:
+            TensorBoard(trace=False).write(each, each.folder)
+    found = points(tmp_path / "profile" / "tensorboard")
+    assert sorted(found["ranges/forward/host_ms"]) == [(4, 0.6), (9, 1.2), (14, 0.6)]
+    assert sorted(found["window/step_ms"]) == [(4, 1.0), (9, 2.0), (14, 1.0)]
+
+
+def test_ranks_have_runs_of_their_own(write: Write, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        each = write(steps(), f"rank{rank}", rank=rank, world_size=2, pid=70 + rank)
+        TensorBoard().write(each, each.folder)
+    beside = tmp_path / "profile" / "tensorboard"
+    assert len(list(beside.glob("*.pt.trace.json"))) == 2
+    assert len(list(beside.glob("*tfevents*"))) == len(list((beside / "rank1").glob("*tfevents*"))) == 1
+
+
+def test_a_window_without_a_whole_step_stands_at_its_first(write: Write, tmp_path: Path) -> None:
+    cut = {"first_step": 7, "last_step": None, "steps": 0, "truncated": True, "reason": "exception ValueError"}
+    capture = write(steps()[1:3], window=cut)
+    TensorBoard(trace=False).write(capture, capture.folder)
+    assert points(tmp_path / "profile" / "tensorboard")["ranges/forward/host_ms"] == [(7, 0.6)]
+
+
+def test_a_dropped_trace(capture: Capture) -> None:
+    capture.trace_path.unlink()
+    gone = Capture.load(capture.folder)
+    with pytest.raises(CaptureError, match=r"^The trace of steps_3-4 has been dropped"):
+        TensorBoard(scalars=False).write(gone, gone.folder)
+
+
+@pytest.mark.parametrize("spec", [None, "a folder"])
+def test_a_missing_package_is_told_when_the_sink_is_built(monkeypatch: pytest.MonkeyPatch, spec: str | None) -> None:
+    folder = type("Spec", (), {"origin": None})()
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: folder if spec else None)
+    with pytest.raises(MissingPackage) as error:
+        TensorBoard()
+    assert str(error.value) == (
+        "The TensorBoard sink needs the package tensorboard: pip install 'torch-instrument[tensorboard]'."
+    )
+    TensorBoard(scalars=False)  # traces alone need nothing
+
+
+def test_writing_loads_no_torch_and_starts_no_thread(capture: Capture) -> None:
+    code = """if True:
+        import sys, threading
+        from instrument.capture import Capture
+        from instrument.sinks.tensorboard import TensorBoard
+        capture = Capture.load(sys.argv[1])
+        TensorBoard().write(capture, capture.folder)
+        print("torch" in sys.modules, "tensorflow" in sys.modules, threading.active_count())
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(capture.folder)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False False 1\n", "")
+
+
+@contextmanager
+def served(logdir: Path, output: Path) -> Iterator[str]:
+    """A TensorBoard on a free port of this machine, as its address; ended in any case."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
+    with output.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield until(lambda: re.search(r"http://127\.0\.0\.1:\d+", output.read_text()), output).group()
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until(ready: Callable[[], Any], output: Path) -> Any:
+    """What `ready` answers once that is something; the limit only keeps a broken TensorBoard from hanging the suite."""
+    for _ in range(300):
+        if answer := ready():
+            return answer
+        time.sleep(0.2)
+    raise AssertionError(output.read_text())
+
+
+def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> None:
+    for last, second in ((4, 9), (9, 10)):
+        each = write(steps(), f"steps_{last}", window=window(last), started_at=f"2026-01-02T03:04:{second:02}+00:00")
+        TensorBoard().write(each, each.folder)
+    output = tmp_path / "tensorboard.log"
+    with served(tmp_path / "profile" / "tensorboard", output) as address:
+
+        def ask(path: str) -> Any:
+            with urllib.request.urlopen(f"{address}/data/plugin/scalars/{path}", timeout=30) as answer:
+                return json.load(answer)
+
+        def curve() -> Any:
+            if "." not in ask("tags"):
+                return None
+            found = ask("scalars?run=.&tag=ranges%2Fforward%2Fattention%2Fhost_ms")
+            return found if len(found) == 2 else None
+
+        found = until(curve, output)
+        assert [(when, step, round(value, 6)) for when, step, value in found] == [
+            (1767323049.0, 4, 0.4),
+            (1767323050.0, 9, 0.4),
+        ]
+        assert set(ask("tags")["."]) == {tag for tag, _ in scalars(each)}
