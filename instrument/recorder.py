@@ -1,0 +1,182 @@
+"""One window of torch's profiler: prepare, start, stop, and one export to a file.
+
+Built on `torch.profiler._KinetoProfile`, whose waiting costs nothing; `torch.profiler.profile.step()` opens a range of
+over 11 µs on every step, also while it waits. What differs between torch versions is probed, not asked by version.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, supported_activities
+from torch.profiler.profiler import _KinetoProfile
+
+from instrument import emit
+from instrument.config import ProfilerConfig
+from instrument.errors import CaptureError
+from instrument.modules import module_ranges
+
+# Below this much free space torch's export is not even tried: it would return as if all were well.
+_LEAST_FREE_BYTES = 16 * 1024**2
+
+# Who records in this process; torch can record one window at a time.
+_busy: weakref.ref[Recorder] | None = None
+
+
+class Recorder:
+    """Records one window; a new one is made for each.
+
+    `start`, `next_step` and `stop` must be called on the thread that trains. `stop` waits for the device, and holds the
+    GIL while torch collects: about 4 s per million events, 13–16 s with shapes. `save` holds it about 3.5 s.
+
+    Attributes:
+        started_at: seconds since the epoch when recording began; None before.
+    """
+
+    def __init__(self, config: ProfilerConfig, activities: Sequence[str]) -> None:
+        self._profile = _KinetoProfile(
+            activities=[ProfilerActivity.__members__[name.upper()] for name in activities],
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_modules=config.with_modules,
+            experimental_config=_experimental_config(with_stack=config.with_stack),
+        )
+        self._attached = ExitStack()
+        self._unseen: set[str] = set()
+        self._graphs_before = 0
+        self._prepared = False
+        self._step_range: Any = None
+        self.started_at: float | None = None
+
+    def prepare(self) -> None:
+        """Begin to warm up: the profiler's machinery is on and what it records is thrown away.
+
+        Raises:
+            CaptureError: another session records, or torch's own profiler is running.
+        """
+        global _busy
+        refuse_company()
+        self._profile.prepare_trace()
+        self._prepared = True
+        _busy = weakref.ref(self)
+        self._graphs_before = _compiled_graphs()
+        self._unseen = self._attached.enter_context(module_ranges())
+
+    def start(self) -> None:
+        """Begin to keep what is recorded; prepares first where nobody has.
+
+        Raises:
+            CaptureError: as `prepare`.
+        """
+        if not self._prepared:
+            self.prepare()
+        self.started_at = time.time()
+        self._profile.start_trace()
+        emit.arm()
+
+    def next_step(self, number: int) -> None:
+        """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it."""
+        self.end_step()
+        self._step_range = emit.torch_backend.open(f"ProfilerStep#{number}")
+
+    def end_step(self) -> None:
+        """End the step that is open, if any. One never ended is marked unfinished in the trace."""
+        if self._step_range is not None:
+            emit.torch_backend.close(self._step_range)
+            self._step_range = None
+
+    def stop(self) -> None:
+        """End the window and leave nothing of ours in the running program; harmless when repeated."""
+        global _busy
+        emit.disarm()
+        self._attached.close()
+        if self._prepared:
+            self._prepared = False
+            _busy = None
+            if self.started_at is None:
+                self._profile.start_trace()  # torch has no other way to leave the warm-up
+            self._profile.stop_trace()
+            self.end_step()
+
+    def not_timed(self) -> dict[str, Any]:
+        """What the window cannot show, for `capture.json`; to be asked once the window has ended.
+
+        `swallowed` are ranges that Dynamo traced away, with the compiled region that holds them; `modules_not_seen` are
+        submodules whose range never opened: not called, or inside a compiled region. `graphs_compiled` tells how many
+        graphs Dynamo compiled since the warm-up began, whose time the window holds.
+        """
+        return {
+            "swallowed": [{"range": name, "region": region} for name, region in emit.swallowed],
+            "modules_not_seen": sorted(self._unseen),
+            "graphs_compiled": _compiled_graphs() - self._graphs_before,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the trace as plain JSON; possible once, because torch refuses a second export.
+
+        Raises:
+            CaptureError: the disk is full, or torch wrote no whole file.
+        """
+        free = shutil.disk_usage(path.parent).free
+        if free < _LEAST_FREE_BYTES:
+            raise CaptureError(f"Only {free} bytes are free in {path.parent}: make room for the next trace.")
+        self._profile.export_chrome_trace(str(path))
+        if not _ends_whole(path):
+            raise CaptureError(f"torch wrote no whole trace to {path}: look at the free space and quota there.")
+
+
+def refuse_company() -> None:
+    """Make sure that nobody else records in this process.
+
+    Raises:
+        CaptureError: another session records, or torch's own profiler is running.
+    """
+    if _busy is not None and _busy() is not None:
+        raise CaptureError("Another session is recording in this process, and only one can: stop that one first.")
+    if torch._C._autograd._profiler_enabled():
+        raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
+
+
+def available_activities() -> list[str]:
+    """What this machine can record: `cpu`, and the devices that are really there."""
+    return sorted(name for name in (activity.name.lower() for activity in supported_activities()) if _present(name))
+
+
+def _compiled_graphs() -> int:
+    """How many graphs Dynamo has compiled in this process; asked only where Dynamo is loaded already."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+def _present(name: str) -> bool:
+    device = getattr(torch, name, None)
+    return name == "cpu" or (device is not None and bool(device.is_available()))
+
+
+def _experimental_config(*, with_stack: bool) -> Any:
+    """`verbose` puts the call stack on every operator; `trace_only` spares torch the events that we never ask for."""
+    config = torch._C._profiler._ExperimentalConfig
+    if with_stack:
+        return config(verbose=True)
+    try:
+        return config(trace_only=True)
+    except TypeError:  # a torch older than the option
+        return config()
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a trace ends as JSON does; a full disk leaves it cut short and torch says nothing."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16))
+        return file.read().rstrip().endswith(b"}")

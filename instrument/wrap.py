@@ -1,0 +1,226 @@
+"""Puts a range around the calls of one function.
+
+A plain function gets a wrapper with its own signature, made from source: passing arguments on as they are costs a third
+of what `*args, **kwargs` cost, and every tool that looks at the wrapper sees the signature. The wrapper lives in the
+namespace of `emit`, so that the flag it checks on every call is a plain global.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import string
+from collections.abc import Callable, Generator
+from types import CodeType, FunctionType
+from typing import Any
+
+from instrument import emit
+
+Name = str | Callable[..., Any]
+
+#: What a resumed coroutine or generator adds to its range's name; the read half takes both as one range.
+RESUMED = " (resumed)"
+
+_SOURCE = """
+def make(function, name, fallback):
+    def ranged({parameters}):
+        # is_dynamo_compiling first: Dynamo folds it, and never guards on the flag; arming would recompile
+        if is_dynamo_compiling():
+            swallow(fallback)
+            return function({arguments})
+        if not armed:
+            return function({arguments})
+        opens, closes, _ = backend
+        handle = opens({label})
+        try:
+            return function({arguments})
+        finally:
+            closes(handle)
+    return ranged
+"""
+_VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
+# Names that the wrapper uses itself; a function with such a parameter gets a variadic wrapper.
+_TAKEN = frozenset({"function", "name", "fallback", "handle", "opens", "closes", "_"} | set(vars(emit)))
+
+
+def in_range(function: Callable[..., Any], name: Name) -> Any:
+    """The function with each of its calls in a range.
+
+    `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the arguments; both are
+    evaluated only while a window records. Coroutines and generators get one range for each slice between two
+    suspensions.
+    """
+    if inspect.iscoroutinefunction(function):
+        wrapper: Any = _coroutine(function, name)
+    elif inspect.isasyncgenfunction(function):
+        wrapper = _async_generator(function, name)
+    elif inspect.isgeneratorfunction(function):
+        wrapper = _generator(function, name)
+    else:
+        wrapper = _plain(function, name)
+    return functools.update_wrapper(wrapper, function)
+
+
+def _plain(function: Callable[..., Any], name: Name) -> Any:
+    exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
+    parameters, arguments, values = exact or _VARIADIC
+    if callable(name):
+        label = f"named_by(name, fallback, {arguments})" if arguments else "named_by(name, fallback)"
+    elif _is_format(name):
+        label = f"labelled(name, {values})" if exact else "labelled_by(function, name, args, kwargs)"
+    else:
+        label = "name"
+    wrapper = _factory(parameters, arguments, label)(function, name, _fallback(function, name))
+    if exact and isinstance(function, FunctionType):
+        wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return wrapper
+
+
+@functools.lru_cache(maxsize=512)
+def _factory(parameters: str, arguments: str, label: str) -> Callable[..., Any]:
+    """Compiles a wrapper's source, once for each signature."""
+    found: dict[str, Any] = {}
+    source = _SOURCE.format(parameters=parameters, arguments=arguments, label=label)
+    exec(compile(source, "<profiled>", "exec"), vars(emit), found)
+    made: Callable[..., Any] = found["make"]
+    return made
+
+
+def _exact(code: CodeType) -> tuple[str, str, str] | None:
+    """A function's parameters, how to pass them on, and a dict of them, as source; None where that cannot be written.
+
+    Defaults are only stood in for; which parameters have them, the wrapper takes from the function.
+    """
+    positional = code.co_varnames[: code.co_argcount]
+    keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    rest = list(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    star = [rest.pop(0)] if code.co_flags & inspect.CO_VARARGS else []
+    double = [rest.pop(0)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    names = [*positional, *keyword, *star, *double]
+    if not _TAKEN.isdisjoint(names) or not all(name.isidentifier() for name in names):
+        return None
+    parameters = list(positional)
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if star or keyword:
+        parameters.append(f"*{star[0]}" if star else "*")
+    parameters += [*keyword, *(f"**{name}" for name in double)]
+    passed = [*positional, *(f"*{n}" for n in star), *(f"{n}={n}" for n in keyword), *(f"**{n}" for n in double)]
+    values = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+    return ", ".join(parameters), ", ".join(passed), values
+
+
+def _is_format(name: str) -> bool:
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(name))
+    except ValueError:  # a lone brace: a name as it stands
+        return False
+
+
+def _fallback(function: Any, name: Name) -> str:
+    return name if isinstance(name, str) else getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _label(function: Any, name: Name, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The name for one call, with its arguments at hand."""
+    if callable(name):
+        return emit.named_by(name, _fallback(function, name), *args, **kwargs)
+    return emit.labelled_by(function, name, args, kwargs) if _is_format(name) else name
+
+
+class _Slices:
+    """The ranges of one call's slices: the first bears the name, those after a suspension say so."""
+
+    def __init__(self, label: Callable[[], str]) -> None:
+        self._label = label
+        self._suffix = ""
+
+    def open(self) -> tuple[Callable[[Any], None], Any] | None:
+        suffix, self._suffix = self._suffix, RESUMED
+        if not emit.armed:
+            return None
+        opens, closes, _ = emit.backend
+        return closes, opens(self._label() + suffix)
+
+    def run(self, inner: Any) -> Generator[Any, Any, Any]:
+        """Drive a coroutine, generator or awaitable; what goes in and comes out is passed on as it is."""
+        resume, value = inner.send, None
+        while True:
+            opened = self.open()
+            try:
+                yielded = resume(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                if opened is not None:
+                    opened[0](opened[1])
+            try:
+                value = yield yielded
+                resume = inner.send
+            except BaseException as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
+                resume, value = inner.throw, error
+
+
+class _Awaited:
+    """Awaits something slice by slice."""
+
+    def __init__(self, slices: _Slices, inner: Any) -> None:
+        self._slices = slices
+        self._inner = inner
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._slices.run(self._inner)
+
+
+def _generator(function: Callable[..., Any], name: Name) -> Any:
+    def ranged(*args: Any, **kwargs: Any) -> Any:
+        slices = _Slices(lambda: _label(function, name, args, kwargs))
+        try:
+            return (yield from slices.run(function(*args, **kwargs)))
+        except BaseException as error:
+            raise _without_ours(error)  # noqa: B904 - it is the same exception
+
+    return ranged
+
+
+def _coroutine(function: Callable[..., Any], name: Name) -> Any:
+    async def ranged(*args: Any, **kwargs: Any) -> Any:
+        slices = _Slices(lambda: _label(function, name, args, kwargs))
+        try:
+            return await _Awaited(slices, function(*args, **kwargs))
+        except BaseException as error:
+            raise _without_ours(error)  # noqa: B904 - it is the same exception
+
+    return ranged
+
+
+def _async_generator(function: Callable[..., Any], name: Name) -> Any:
+    async def ranged(*args: Any, **kwargs: Any) -> Any:
+        slices = _Slices(lambda: _label(function, name, args, kwargs))
+        inner = function(*args, **kwargs)
+        resume, value = inner.asend, None
+        while True:
+            try:
+                item = await _Awaited(slices, resume(value).__await__())
+            except StopAsyncIteration:
+                return
+            except BaseException as error:
+                raise _without_ours(error)  # noqa: B904 - it is the same exception
+            try:
+                value = yield item
+                resume = inner.asend
+            except GeneratorExit:
+                await inner.aclose()
+                raise
+            except BaseException as error:
+                resume, value = inner.athrow, error
+
+    return ranged
+
+
+def _without_ours(error: BaseException) -> BaseException:
+    """The exception with our frames cut out of its traceback; raising it again adds the one of the wrapper."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace)

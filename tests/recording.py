@@ -1,0 +1,52 @@
+"""Records a block with torch's own profiler and tells which ranges its trace holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from instrument import emit
+
+
+class Recording:
+    """What `recorded` gives: after the block, `ranges` holds (name, parent) of each range in order of its start."""
+
+    ranges: list[tuple[str, str | None]]
+    raw: list[dict[str, Any]]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.ranges]
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[Recording]:
+    """Record the block with torch's own profiler and read the user annotations from its trace."""
+    result = Recording()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        emit.arm()
+        try:
+            yield result
+        finally:
+            emit.disarm()
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    result.raw = sorted((e for e in events if e.get("cat") == "user_annotation"), key=lambda e: e["ts"])
+    result.ranges = [(e["name"], _parent(e, result.raw)) for e in result.raw]
+
+
+def _parent(event: dict[str, Any], events: list[dict[str, Any]]) -> str | None:
+    around = [
+        other
+        for other in events
+        if other is not event
+        and other["tid"] == event["tid"]
+        and other["ts"] <= event["ts"]
+        and other["ts"] + other["dur"] >= event["ts"] + event["dur"]
+    ]
+    return max(around, key=lambda e: e["ts"])["name"] if around else None

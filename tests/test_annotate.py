@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from recording import recorded
+from torch import nn
+
+from instrument import emit, profiled
+
+
+@profiled
+def plain(x: int, *, scale: int = 2) -> int:
+    """Scale a number."""
+    return x * scale
+
+
+@profiled("named")
+def named(x: int) -> int:
+    return plain(x) + 1
+
+
+@profiled("layer")
+class Layer(nn.Module):
+    """A layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Outer(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+class Methods:
+    @profiled
+    def method(self) -> str:
+        return "method"
+
+    @classmethod
+    @profiled("inner class method")
+    def class_method(cls) -> str:
+        return cls.__name__
+
+    @profiled("outer static method")
+    @staticmethod
+    def static_method() -> str:
+        return "static"
+
+
+def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        assert named(3) == 7
+    assert seen.ranges == [("named", None), ("plain", "named")]
+
+
+def test_nothing_is_recorded_while_not_armed(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        emit.disarm()
+        named(3)
+        with profiled("block"):
+            Layer()(torch.ones(1, 3))
+    assert seen.ranges == []
+
+
+def test_the_marked_object_is_what_it_was() -> None:
+    assert plain(4) == 8
+    assert plain.__doc__ == "Scale a number."
+    assert plain.__name__ == "plain"
+    assert str(inspect.signature(plain)) == "(x: 'int', *, scale: 'int' = 2) -> 'int'"
+    assert pickle.loads(pickle.dumps(plain)) is plain
+    assert copy.deepcopy(plain) is plain
+
+
+def test_methods_of_every_kind(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        assert (Methods().method(), Methods.class_method(), Methods.static_method()) == ("method", "Methods", "static")
+    assert seen.names == ["Methods.method", "inner class method", "outer static method"]
+
+
+def test_a_module_class_gets_a_range_around_each_forward(tmp_path: Path) -> None:
+    layer = Layer()
+    with recorded(tmp_path) as seen:
+        layer(torch.ones(1, 3))
+        layer(torch.ones(1, 3))
+    assert seen.names == ["layer", "layer"]
+    assert isinstance(layer, Layer)
+    assert Layer.__doc__ == "A layer."
+
+
+def test_a_subclass_that_calls_its_parent_and_a_module_that_was_saved(tmp_path: Path) -> None:
+    outer = Outer()
+    buffer = io.BytesIO()
+    torch.save(outer, buffer)
+    buffer.seek(0)
+    again = torch.load(buffer, weights_only=False)
+    with recorded(tmp_path) as seen:
+        expected = outer(torch.ones(1, 3))
+        assert torch.equal(copy.deepcopy(again)(torch.ones(1, 3)), expected)
+    assert seen.names == ["layer", "layer"]
+
+
+def test_blocks_nest_and_one_object_may_be_entered_again(tmp_path: Path) -> None:
+    block = profiled("block")
+    with recorded(tmp_path) as seen, block, profiled("inner"), block:
+        pass
+    assert seen.ranges == [("block", None), ("inner", "block"), ("block", "inner")]
+
+
+def test_an_exception_ends_the_range_and_goes_on_unchanged(tmp_path: Path) -> None:
+    error = KeyError("mine")
+
+    @profiled("fails")
+    def fails() -> None:
+        raise error
+
+    with recorded(tmp_path) as seen:
+        with pytest.raises(KeyError) as raised, profiled("block"):
+            fails()
+        with profiled("after"):
+            pass
+    assert raised.value is error
+    assert seen.ranges == [("block", None), ("fails", "block"), ("after", None)]
+
+
+def test_arming_in_the_middle_leaves_no_range_open_and_closes_none_twice(tmp_path: Path) -> None:
+    block = profiled("block")
+    with recorded(tmp_path) as seen:
+        emit.disarm()
+        with block:  # not recorded
+            emit.arm()
+            with block:  # recorded
+                emit.disarm()
+                with block:  # not recorded
+                    pass
+            emit.arm()
+        with profiled("after"):
+            pass
+    assert seen.ranges == [("block", None), ("after", None)]
+    assert all("finished" not in event["args"] for event in seen.raw)
+
+
+def test_one_object_entered_from_two_threads_ends_each_threads_own_range(tmp_path: Path) -> None:
+    block, inside, leave = profiled("block"), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with block:
+            inside.set()
+            leave.wait(10)
+
+    with recorded(tmp_path) as seen:
+        thread = threading.Thread(target=work)
+        with block:
+            thread.start()
+            inside.wait(10)
+        leave.set()
+        thread.join()
+        with profiled("after"):
+            pass
+    # torch records only the thread that started the profiler and those that autograd starts
+    assert seen.ranges == [("block", None), ("after", None)]
+    assert block._open == {}
+
+
+def test_the_public_way_to_open_a_range_writes_the_same_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events() -> list[dict[str, Any]]:
+        with recorded(tmp_path) as seen, profiled("outer"):
+            named(1)
+        changing = {"ts", "dur", "External id", "Ev Idx"}
+        return [
+            {k: v for k, v in (event | event["args"]).items() if k not in {*changing, "args"}} for event in seen.raw
+        ]
+
+    cheap = events()
+    monkeypatch.setattr(emit, "backend", emit.Backend(emit._open_publicly, emit._close_publicly))
+    assert emit._torch().open is not emit._open_publicly, "this torch has no cheap way to compare with"
+    assert events() == cheap
+    assert len(cheap) == 3
+
+
+def test_arming_does_not_recompile_a_compiled_function_or_module() -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+    layer = Layer()
+
+    @profiled
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with profiled("block"):
+            return layer(x).sin()
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    x = torch.ones(1, 3)
+    try:
+        compiled(x)
+        emit.arm()
+        compiled(x)
+    finally:
+        emit.disarm()
+    compiled(x)
+    assert counter.frame_count == 1
+
+
+def test_every_form_of_the_decorator() -> None:
+    assert profiled()(len)([1]) == 1
+    assert profiled("length")(len)([1, 2]) == 2
+    assert repr(profiled("x")) == "profiled('x')"

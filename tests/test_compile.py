@@ -1,0 +1,155 @@
+"""Marked code under torch.compile and the other ways to capture a model: one graph, and nothing shown as zero."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch._dynamo.utils
+from collected import Log
+from torch import nn
+
+from instrument import Session, emit, instrument_model, profiled
+from instrument.modules import forget
+
+X = torch.ones(2, 4)
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")),
+]
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's and inductor's own
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    emit.swallowed.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> tuple[int, int]:
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+@profiled("marked")
+def marked(x: torch.Tensor) -> torch.Tensor:
+    with profiled("block"):
+        return x.sin()
+
+
+@profiled("layer {self.index}")
+class Layer(nn.Module):
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.index = index
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return marked(self.linear(x))
+
+
+def model() -> nn.Module:
+    return nn.Sequential(Layer(), Layer(1))
+
+
+def run(session: Session, compiled: Any, steps: int = 6) -> None:
+    with session:
+        for _ in range(steps):
+            with profiled("outside"):
+                compiled(X).sum().backward()
+            session.step()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str) -> None:
+    compiled = torch.compile(model(), backend=backend, fullgraph=True)
+    session = Session({"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)})
+    run(session, compiled)
+    assert graphs() == (1, 0)
+    (capture,) = session.captures
+    assert [row.name for row in capture.ranges] == ["outside"]
+    assert {entry["range"] for entry in capture.metadata["swallowed"]} == {"marked", "block", "layer {self.index}"}
+    assert capture.metadata["graphs_compiled"] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
+    net = model()
+    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    session = Session({"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}, model=compiled)
+    run(session, compiled)
+    assert graphs() == (1, 0)
+    (capture,) = session.captures
+    assert [row.path for row in capture.ranges] == ["outside", "outside/Sequential"]
+    assert capture.metadata["modules_not_seen"] == ["0", "0.linear", "1", "1.linear"]
+
+
+def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> None:
+    outer = profiled("outer")(torch.compile(marked, backend="aot_eager", fullgraph=True))
+    outer(X)
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        outer(X)
+        session.step()
+    assert [row.name for row in session.captures[0].ranges] == ["outer"]
+    assert graphs() == (1, 0)
+
+
+def test_a_first_compilation_inside_a_window_is_told(tmp_path: Path, log: Log) -> None:
+    net = model()
+    compiled = torch.compile(net, backend="aot_eager")
+    session = Session({"active": 1, "output_dir": str(tmp_path)})
+    run(session, compiled, steps=3)
+    assert session.captures[0].metadata["graphs_compiled"] == 1
+    assert log.at("WARNING") == [
+        "torch.compile compiled 1 graphs inside the window of steps 0, whose times hold that: "
+        "wait longer before the window (profiler.wait)."
+    ]
+    assert graphs() == (1, 0)
+
+
+def test_export_and_the_older_tracers(tmp_path: Path) -> None:
+    net = model()
+    expected = net(X)
+    for strict in (True, False):
+        exported = torch.export.export(net, (X,), strict=strict)
+        assert torch.equal(exported.module()(X), expected)
+    assert torch.equal(torch.fx.symbolic_trace(net)(X), expected)
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        traced = torch.jit.trace(net, X)
+    assert torch.equal(traced(X), expected)
+
+
+def test_functional_transforms() -> None:
+    x = torch.arange(4.0)
+    expected = x.cos()
+    scalar = profiled("scalar")(lambda x: marked(x).sum())
+    emit.arm()  # whether recording or not
+    try:
+        recording = torch.func.grad(scalar)(x), torch.func.vmap(marked)(x)
+    finally:
+        emit.disarm()
+    idle = torch.func.grad(scalar)(x), torch.func.vmap(marked)(x)
+    for gradient, mapped in (recording, idle):
+        assert torch.equal(gradient, expected)
+        assert torch.equal(mapped, x.sin())
+
+
+def test_hooks_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_path: Path) -> None:
+    net = model()
+    instrument_model(net)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    try:
+        run(Session({"wait": 1, "active": 2, "output_dir": str(tmp_path)}), compiled, steps=4)
+    finally:
+        forget(net)
+    assert graphs() == (1, 0)
+    assert not any(m._forward_hooks for m in net.modules())

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from torch.profiler import ProfilerActivity
+
+from instrument import ProfilerConfig, Sink
+from instrument.config import _yaml, as_config, preset, presets
+from instrument.errors import ConfigError
+from instrument.sinks.stacks import Stacks
+from instrument.sinks.table import TableSink
+
+
+class Loud(Sink):
+    """A sink of a user's own."""
+
+    volume: int = 1
+
+    def write(self, capture: Any, folder: Any) -> None:
+        """Do nothing."""
+
+
+class Never:
+    """A trigger of a user's own."""
+
+    def fires(self, step: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"active": 0}, "profiler.active is 0, but a window needs at least one step."),
+        ({"wait": -1}, "profiler.wait is -1, but it must be 0 or more."),
+        ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
+        ({"record_shapes": "maybe"}, "profiler.record_shapes is 'maybe', but it must be true or false."),
+        ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
+        ({"sinks": 3}, "profiler.sinks is 3, but it must map names to sinks or triggers."),
+        ({"activities": "cpu"}, "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda]."),
+        (
+            {"activities": ["gpu"]},
+            "profiler.activities holds 'gpu', which is no activity: choose from cpu, cuda, xpu, mtia, hpu, "
+            "or leave it null for what this machine has.",
+        ),
+        (
+            {"activities": []},
+            "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled.",
+        ),
+        (
+            {"repeat": 2},
+            "profiler.repeat is 2, but without profiler.active the first window has no end: "
+            "set profiler.active to the steps of a window.",
+        ),
+        ({"sinks": {"stacks": None}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
+        (
+            {"sinks": {"tabel": None}},
+            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, stacks, table, tensorboard), and has "
+            "no _target_; did you mean table?",
+        ),
+        (
+            {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
+            "must have a method write(self, capture, folder).",
+        ),
+        ({"emit": ["nvtxx"]}, "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'."),
+        ({"emit": []}, "profiler.emit is [], but it needs at least one."),
+        ({"modules": {"dept": 2}}, "profiler.modules.dept is not an option; did you mean profiler.modules.depth?"),
+        ({"modules": 2}, "profiler.modules is 2, but it must hold options such as depth and include."),
+        (
+            {"triggers": {"mine": {"k": 2}}},
+            "profiler.triggers.mine is {'k': 2}, but it needs _target_, the class to build.",
+        ),
+        (
+            {"sinks": {"mine": {"_target_": "no_such_package.Sink"}}},
+            "profiler.sinks.mine._target_ is 'no_such_package.Sink', which cannot be built: ",
+        ),
+    ],
+)
+def test_bad_options_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        ProfilerConfig(**options)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_option_of_a_sink_reads_as_if_the_sink_were_built_by_hand() -> None:
+    with pytest.raises(ConfigError) as by_hand:
+        TableSink(row=3)
+    with pytest.raises(ConfigError) as by_config:
+        ProfilerConfig(sinks={"table": {"row": 3}})
+    assert str(by_config.value) == str(by_hand.value)
+
+
+def test_a_disabled_config_looks_at_nothing_further() -> None:
+    config = ProfilerConfig(enabled=False, repeat=5, sinks={"stacks": None, "other": {"_target_": "not.there"}})
+    assert not config.enabled
+
+
+def test_activities_are_accepted_in_torch_spelling_too() -> None:
+    assert ProfilerConfig(activities=[ProfilerActivity.CPU, "CUDA", "cpu"]).activities == ["cpu", "cuda"]
+
+
+def test_flops_turn_shapes_on_and_say_so() -> None:
+    config = ProfilerConfig(with_flops=True)
+    assert config.record_shapes
+    assert config.notes == ["profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."]
+    assert ProfilerConfig(with_flops=True, record_shapes=True).notes == []
+
+
+def test_sinks_and_triggers_come_as_mappings_and_as_instances() -> None:
+    loud, never = Loud(volume=3), Never()
+    config = ProfilerConfig(
+        with_stack=True,
+        sinks={
+            "given": loud,
+            "built": {"_target_": f"{__name__}.Loud", "volume": 5},
+            "table": {"rows": 7},
+            "stacks": None,
+        },
+        triggers={"given": never, "built": {"_target_": f"{__name__}.Never"}},
+    )
+    assert config.sinks["given"] is loud
+    assert config.sinks["built"] == Loud(volume=5)
+    assert config.sinks["table"] == TableSink(rows=7)
+    assert config.sinks["stacks"] == Stacks()
+    assert config.triggers["given"] is never
+    assert isinstance(config.triggers["built"], Never)
+
+
+def test_every_source_gives_the_same_config() -> None:
+    @dataclass
+    class Structured:
+        active: int = 3
+        warmup: int = 1
+        sinks: dict[str, Any] = field(default_factory=dict)
+
+    expected = ProfilerConfig(active=3, warmup=1)
+    for source in (
+        {"active": 3, "warmup": 1},
+        OmegaConf.create({"n": 3, "profiler": {"active": "${n}", "warmup": 1}}).profiler,
+        Structured(),
+        expected,
+    ):
+        assert as_config(source) == expected
+    assert as_config({"active": 9}, active=3, warmup=1) == expected
+    assert as_config(expected, active=4) == ProfilerConfig(active=4, warmup=1)
+    assert as_config() == ProfilerConfig()
+
+
+@pytest.mark.parametrize("source", [3, ["active"], object()])
+def test_a_source_of_another_kind_is_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a mapping, a preset's name or a ProfilerConfig"):
+        as_config(source)
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(ConfigError) as raised:
+        as_config("sumary")
+    assert str(raised.value) == (
+        "'sumary' is no preset (those are disabled, full, memory, stacks, summary, trace); did you mean summary?"
+    )
+
+
+def test_the_base_lists_every_option_with_its_default() -> None:
+    model = ProfilerConfig()
+    assert _yaml("base.yaml") == model.plain()
+    assert set(model.plain()) == set(ProfilerConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_a_valid_config_with_every_option(name: str) -> None:
+    options = preset(name)
+    assert set(options) == set(ProfilerConfig.model_fields)
+    assert as_config(name).enabled == (name != "disabled")
+
+
+def test_a_config_survives_the_way_through_json() -> None:
+    config = as_config("full", active=5)
+    assert as_config(config.plain()) == config

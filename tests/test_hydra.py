@@ -1,0 +1,137 @@
+"""Our config groups inside somebody else's Hydra application."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize
+from omegaconf import OmegaConf
+
+from instrument import ProfilerConfig
+from instrument.config import as_config, preset, presets
+
+FOREIGN = """
+import hydra
+from omegaconf import OmegaConf
+
+@hydra.main(config_path=None, version_base=None)
+def main(cfg):
+    print("PROFILER", OmegaConf.to_yaml(cfg.get("profiler", {})))
+    from instrument import Session, profiled
+    import torch
+    with Session(cfg.get("profiler")) as session:
+        for _ in session.steps(range(8)):
+            with profiled("mine"):
+                torch.ones(4).sum()
+    print("CAPTURES", *[c.folder for c in session.captures])
+
+main()
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "their_app.py").write_text(FOREIGN)
+    return tmp_path
+
+
+def run(app: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "their_app.py", *overrides], cwd=app, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_named_in_python_is_what_hydra_composes(name: str) -> None:
+    with initialize(config_path=None, version_base=None):
+        composed = compose(overrides=[f"+profiler={name}"])
+    assert OmegaConf.to_container(composed.profiler) == preset(name)
+    assert as_config(composed.profiler) == as_config(name)
+
+
+def test_reading_presets_leaves_hydras_global_state_alone() -> None:
+    with initialize(config_path=None, version_base=None):  # a nested one would raise
+        assert as_config("full", active=4).active == 4
+        assert compose(overrides=["+profiler=trace"]).profiler.active == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["profiler.active=5"], {"active": 5}),
+        (["profiler.record_shapes=true", "profiler.with_stack=true"], {"record_shapes": True, "with_stack": True}),
+        (["profiler.activities=[cpu]"], {"activities": ["cpu"]}),
+        (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
+    ],
+)
+def test_options_are_overridden_as_any_of_hydras(overrides: list[str], expected: dict[str, object]) -> None:
+    with initialize(config_path=None, version_base=None):
+        config = as_config(compose(overrides=["+profiler=trace", *overrides]).profiler)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_sinks_are_chosen_added_and_left_out() -> None:
+    with initialize(config_path=None, version_base=None):
+
+        def sinks(*overrides: str) -> dict[str, object]:
+            return as_config(compose(overrides=["+profiler=trace", *overrides]).profiler).sinks
+
+        assert list(sinks()) == ["table", "chrome_trace"]
+        chosen = sinks("profiler/sinks=[table,stacks]", "profiler.with_stack=true", "profiler.sinks.table.rows=30")
+        assert list(chosen) == ["table", "stacks"]
+        assert chosen["table"].rows == 30  # type: ignore[attr-defined]
+        assert list(sinks("~profiler.sinks.table")) == ["chrome_trace"]
+        assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
+
+
+def test_a_preset_can_stand_at_another_place_of_the_config() -> None:
+    with initialize(config_path=None, version_base=None):
+        moved = compose(overrides=["+profiler@trainer.callbacks.profiler=trace"])
+    assert as_config(moved.trainer.callbacks.profiler) == as_config("trace")
+
+
+def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
+    done = run(app, "+profiler=trace", "profiler.active=3")
+    assert done.returncode == 0, done.stderr
+    (folder,) = done.stdout.split("CAPTURES ")[1].split()
+    assert Path(folder).parent.name == "profile"
+    assert Path(folder).parent.parent.parent.parent == app / "outputs", "the folder is in Hydra's run folder"
+    assert json.loads((Path(folder) / "capture.json").read_text())["window"]["steps"] == 3
+    assert "mine" in done.stderr, "the table names the range"
+
+
+def test_each_job_of_a_sweep_has_its_own_folder(app: Path) -> None:
+    done = run(app, "--multirun", "+profiler=summary", "profiler.active=1,2")
+    assert done.returncode == 0, done.stderr
+    found = sorted((app / "multirun").rglob("capture.json"))
+    steps = [json.loads(p.read_text())["window"]["steps"] for p in found]
+    assert steps == [1, 2]
+
+
+def test_what_hydra_itself_says_and_what_we_say(app: Path) -> None:
+    theirs = run(app, "+profiler=trace", "profiler.actve=3")
+    assert "Key 'actve' is not in struct" in theirs.stderr
+    ours = run(app, "+profiler=trace", "+profiler.actve=3")
+    assert ours.returncode != 0
+    assert "profiler.actve is not an option; did you mean profiler.active?" in ours.stderr
+    sink = run(app, "+profiler=trace", "profiler/sinks=[tabel]")
+    assert "Could not load 'profiler/sinks/tabel'" in sink.stderr
+
+
+def test_off_is_one_override(app: Path) -> None:
+    done = run(app, "+profiler=disabled")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("CAPTURES")[1].split() == []
+    assert list(app.rglob("capture.json")) == []
+
+
+def test_a_config_can_itself_be_instantiated_by_hydra() -> None:
+    from hydra.utils import instantiate
+
+    sinks = {"table": {"_target_": "instrument.sinks.table.TableSink", "rows": 3}}
+    config = instantiate({"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": sinks})
+    assert config == ProfilerConfig(active=2, sinks={"table": {"rows": 3}})

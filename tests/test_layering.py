@@ -1,0 +1,120 @@
+"""Who may import whom, and what stays unloaded."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import instrument
+
+ROOT = Path(instrument.__file__).parent
+
+# Each room may import those on the lines above its own, itself, and the packages named; optional packages are imported
+# inside the function that needs them, and named with it.
+LINES: list[tuple[set[str], set[str]]] = [
+    ({"errors"}, set()),
+    ({"capture"}, {"numpy", "msgspec"}),
+    ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard"}),
+    ({"config"}, {"pydantic", "pydantic_core", "omegaconf", "hydra"}),
+    ({"export"}, {"loguru"}),
+    ({"emit", "schedule", "triggers", "metadata"}, {"torch", "loguru"}),
+    ({"wrap"}, set()),
+    ({"annotate"}, {"torch"}),
+    ({"modules"}, {"torch"}),
+    ({"recorder"}, {"torch"}),
+    ({"session"}, {"torch", "loguru"}),
+    ({"__init__"}, set()),
+    ({"integrations", "cli"}, {"torch", "lightning"}),
+    ({"__main__"}, set()),
+]
+# Models import `annotate`: it must stay far from the configuration and the sinks.
+LIGHT = {"annotate": {"errors", "emit", "wrap"}, "wrap": {"emit"}, "emit": {"errors"}, "schedule": set()}
+OPTIONAL = {"tensorboard"}
+
+
+def room(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> Iterator[tuple[str, bool]]:
+    """Each module that a file imports, and whether it does so on being loaded."""
+    tree = ast.parse(file.read_text())
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) not in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names = [f"instrument.{a.name}" for a in node.names] if node.module == "instrument" else [node.module]
+            yield from ((str(name), id(node) not in inside) for name in names)
+
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent.name != "conf")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_imports_only_from_the_lines_above(file: Path) -> None:
+    own = room(file)
+    line = next(i for i, (rooms, _) in enumerate(LINES) if own in rooms)
+    rooms_there = {room(f) for f in FILES}
+    above = set().union(*(rooms for rooms, _ in LINES[:line]), {own})
+    for module, at_load in imports(file):
+        top, *rest = module.split(".")
+        if top == "instrument":
+            target = rest[0] if rest and rest[0] in rooms_there else "__init__"
+            assert target in above, f"{file.name} imports {module}"
+            if own in LIGHT:
+                assert target in LIGHT[own], f"{file.name} imports {module}"
+        elif top not in sys.stdlib_module_names:
+            assert top in LINES[line][1], f"{file.name} imports {module}"
+            assert not (top in OPTIONAL and at_load), f"{file.name} imports the optional {module} when loaded"
+
+
+def test_every_room_is_on_a_line() -> None:
+    assert {room(f) for f in FILES} <= set().union(*(rooms for rooms, _ in LINES))
+    assert len(FILES) > 15
+
+
+def test_no_file_is_long_and_no_room_is_nameless() -> None:
+    for file in FILES:
+        assert len(file.read_text().splitlines()) <= 400, file
+        assert file.stem not in {"utils", "util", "core", "common", "base", "helpers", "managers", "misc"}, file
+
+
+def test_public_names_are_sorted_and_importable() -> None:
+    assert instrument.__all__ == sorted(instrument.__all__)
+    for name in instrument.__all__:
+        assert getattr(instrument, name).__name__ == name
+    assert set(instrument.__all__) <= set(dir(instrument))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        instrument.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import instrument", {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru"}),
+        ("import hydra_plugins.instrument", {"torch", "numpy", "pydantic"}),
+        ("import instrument.conf", {"torch", "numpy", "pydantic"}),
+        ("from instrument import profiled", {"pydantic", "hydra", "omegaconf", "loguru", "msgspec"}),
+        ("from instrument import Capture", {"torch", "pydantic", "hydra", "omegaconf", "loguru"}),
+        ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
+        ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),
+        ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
+        ("import instrument.cli", {"torch", "numpy", "pydantic"}),
+    ],
+)
+def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:
+    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert absent.isdisjoint(loaded), absent & set(loaded)

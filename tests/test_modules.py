@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recording import recorded
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from instrument import Session, instrument_model, profiled
+from instrument.errors import ConfigError
+from instrument.modules import forget, is_instrumented, module_ranges
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q(x) * self.k(x)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.attention(x))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)
+
+
+X = torch.ones(2, 4)
+LAYER = ["attention", "attention.q", "attention.k", "mlp", "mlp.0", "mlp.1"]
+ALL = ["Model", *(n for i in (0, 1) for n in (f"layers.{i}", *(f"layers.{i}.{m}" for m in LAYER))), "head"]
+
+
+def hooked(model: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def names(folder: Path, model: nn.Module, call: Any = None, **choice: Any) -> list[str]:
+    instrument_model(model, **choice)
+    try:
+        with recorded(folder) as seen, module_ranges():
+            (call or model)(X)
+    finally:
+        forget(model)
+    assert not hooked(model)
+    return seen.names
+
+
+def test_every_submodule_that_is_called_has_its_qualified_name(tmp_path: Path) -> None:
+    assert names(tmp_path, Model()) == ALL
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"depth": 0}, ["Model"]),
+        ({"depth": 1}, ["Model", "head"]),
+        ({"depth": 2}, ["Model", "layers.0", "layers.1", "head"]),
+        ({"include": ["layers.*.attention"]}, ["layers.0.attention", "layers.1.attention"]),
+        (
+            {"include": ["layers.*"], "exclude": ["*.q", "*.k", "*.mlp*"]},
+            [n for n in ALL if n in ("layers.0", "layers.1", "layers.0.attention", "layers.1.attention")],
+        ),
+        ({"types": ["*Attention"]}, ["layers.0.attention", "layers.1.attention"]),
+        ({"types": [nn.Linear], "exclude": ["layers.*"]}, ["head"]),
+        ({"types": ["Module"], "depth": 1}, ["Model", "head"]),
+    ],
+)
+def test_the_choice_of_submodules(tmp_path: Path, choice: dict[str, Any], expected: list[str]) -> None:
+    assert names(tmp_path, Model(), **choice) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        (
+            {"include": ["layer.*"]},
+            "instrument_model was given include='layer.*', which matches no submodule; near it are "
+            "layers.1, layers.0, layers.",
+        ),
+        (
+            {"exclude": ["nothing"]},
+            "instrument_model was given exclude='nothing', which matches no submodule; near it are ",
+        ),
+        (
+            {"types": ["Conv*"]},
+            "instrument_model was given depth=None, types=['Conv*'], which leave no submodule of Model: widen them.",
+        ),
+    ],
+)
+def test_a_choice_that_leaves_nothing_is_refused(choice: dict[str, Any], sentence: str) -> None:
+    model = Model()
+    with pytest.raises(ConfigError) as raised:
+        instrument_model(model, **choice)
+    assert str(raised.value).startswith(sentence)
+    assert not is_instrumented(model)
+
+
+def test_a_module_called_outside_the_models_forward(tmp_path: Path) -> None:
+    model = Model()
+    assert names(tmp_path, model, call=model.encode) == [n for n in ALL if n.startswith("layers.0")]
+
+
+def test_a_shared_module_bears_its_first_name(tmp_path: Path) -> None:
+    shared = nn.Linear(4, 4)
+    assert names(tmp_path, nn.Sequential(shared, shared)) == ["Sequential", "0", "0"]
+
+
+def test_a_module_that_calls_itself(tmp_path: Path) -> None:
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+            return self(x, depth - 1) if depth else x
+
+    model = nn.Sequential(Recursive())
+    instrument_model(model)
+    with recorded(tmp_path) as seen, module_ranges():
+        model(X)
+    assert seen.ranges == [("Sequential", None), ("0", "Sequential"), ("0", "0"), ("0", "0")]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_modules_are_seen_again_when_recomputed(tmp_path: Path, reentrant: bool) -> None:
+    class Checkpointed(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return self.head(x)
+
+    model = Checkpointed()
+    x = X.clone().requires_grad_()
+
+    def train(_: torch.Tensor) -> None:
+        model(x).sum().backward()
+        with profiled("after"):
+            pass
+
+    seen = names(tmp_path, model, call=train)
+    assert seen.count("layers.0.attention.q") == 2
+    assert seen.count("layers.1") == 2
+    assert seen[-1] == "after"
+
+
+def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Path) -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no")
+
+    model = instrument_model(nn.Sequential(nn.ReLU(), Broken()))
+    with recorded(tmp_path) as seen:
+        with pytest.raises(ValueError, match="no"), module_ranges():
+            model(X)
+        assert not hooked(model)
+        with profiled("after"):
+            pass
+    assert seen.ranges == [("Sequential", None), ("0", "Sequential"), ("1", "Sequential"), ("after", None)]
+
+
+def test_what_was_not_called_is_told(tmp_path: Path) -> None:
+    model = Model()
+    instrument_model(model, depth=2)
+    with recorded(tmp_path), module_ranges() as unseen:
+        assert unseen == {"Model", "layers.0", "layers.1", "head"}
+        model.encode(X)
+    assert unseen == {"Model", "layers.1", "head"}
+
+
+def test_a_model_is_neither_kept_alive_nor_changed() -> None:
+    import gc
+    import weakref
+
+    model = instrument_model(Model())
+    assert not hooked(model)
+    assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(tmp_path: Path) -> None:
+    model = Model()
+    options = {"active": 1, "output_dir": str(tmp_path), "modules": {"depth": 2}}
+    with Session(options, model=model) as session:
+        model(X)
+        session.step()
+    assert not is_instrumented(model)
+    assert [r.name for r in session.captures[0].ranges] == ["Model", "layers.0", "layers.1", "head"]
+    with Session(options, model=model, modules={"enabled": False}) as session:
+        model(X)
+        session.step()
+    assert list(session.captures[0].ranges) == []
+
+
+def test_a_model_instrumented_by_its_owner_keeps_that_choice(tmp_path: Path) -> None:
+    model = instrument_model(Model(), include=["head"])
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
+        model(X)
+        session.step()
+    assert is_instrumented(model)
+    assert [r.name for r in session.captures[0].ranges] == ["head"]

@@ -1,0 +1,73 @@
+"""The wheel, installed in a virtual environment of its own, in a folder that is not ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from test_hydra import FOREIGN
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment that holds our wheel and borrows what it depends on."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    # a .pth gives the packages of this environment, but not what its own .pth files add: the editable install stays out
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    (Path(site) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "instrument/py.typed",
+        "instrument/conf/__init__.py",
+        "instrument/conf/profiler/base.yaml",
+        "instrument/conf/profiler/sinks/table.yaml",
+        "hydra_plugins/instrument/__init__.py",
+    } <= names
+    assert "hydra_plugins/__init__.py" not in names, "it would hide other packages' plugins"
+    info = "torch_instrument-0.1.0.dist-info/"
+    assert {name.split("/")[0] for name in names} == {"instrument", "hydra_plugins", info[:-1]}
+    metadata = zipfile.ZipFile(wheel).read(info + "METADATA").decode()
+    assert "Name: torch-instrument\n" in metadata
+    assert "License-Expression: Apache-2.0\n" in metadata
+    for extra in ("lightning", "tensorboard"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_a_foreign_hydra_application_is_served(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "their_app.py").write_text(FOREIGN)
+    where = run(python, "-c", "import instrument; print(instrument.__file__)", cwd=tmp_path)
+    assert str(ROOT) not in where, "this is the checkout, not the wheel"
+    output = run(python, "their_app.py", "+profiler=trace", "profiler.active=3", cwd=tmp_path)
+    folder = output.split("CAPTURES ")[1].split()[0]
+    shown = run(python.parent / "instrument", "show", folder, cwd=tmp_path)
+    assert "mine" in shown
+    assert shown.strip() == (Path(folder) / "table.txt").read_text().strip()
+    assert "usage: instrument" in run(python, "-m", "instrument", "--help", cwd=tmp_path)

@@ -1,0 +1,465 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from torch import nn
+
+from instrument import Session, profiled, recorder
+from instrument.capture import Capture
+from instrument.errors import CaptureError, ConfigError
+
+LOADER = [torch.ones(4, 8) * i for i in range(12)]
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def train_step(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with profiled("forward"):
+        loss = net(batch).mean()
+    loss.backward()
+    return loss.detach()
+
+
+def events(capture: Capture) -> list[dict[str, Any]]:
+    assert capture.folder is not None
+    with gzip.open(capture.folder / "trace.json.gz") as file:
+        return [e for e in json.load(file)["traceEvents"] if e.get("cat") == "user_annotation"]
+
+
+def whole_steps(capture: Capture) -> list[int]:
+    """The numbers of the ProfilerStep ranges that were ended, in the order of their starts."""
+    steps = [e for e in events(capture) if e["name"].startswith("ProfilerStep#")]
+    finished = [e for e in steps if e["args"].get("finished", True)]
+    return [int(e["name"].split("#")[1]) for e in sorted(finished, key=lambda e: e["ts"])]
+
+
+class Broken:
+    def write(self, capture: Any, folder: Path) -> None:
+        raise RuntimeError("a sink of somebody's fails")
+
+
+class Collects:
+    def __init__(self) -> None:
+        self.seen: list[Path] = []
+
+    def write(self, capture: Any, folder: Path) -> None:
+        assert (folder / "trace.json.gz").exists()
+        self.seen.append(folder)
+
+
+class FiresAfter:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.steps: list[Any] = []
+
+    def fires(self, step: Any) -> bool:
+        self.steps.append(step)
+        return bool(step.number == self.number)
+
+
+def test_each_window_records_just_its_steps(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    options = {"skip_first": 1, "wait": 1, "warmup": 1, "active": 2, "repeat": 2}
+    with Session(options, output_dir=str(tmp_path)) as session:
+        for batch in LOADER:
+            train_step(net, batch)
+            session.step()
+    assert [whole_steps(c) for c in session.captures] == [[3, 4], [7, 8]]
+    assert [c.folder.name for c in session.captures] == ["steps_000003-000004_rank0", "steps_000007-000008_rank0"]
+    assert any("records steps 3–4, then 7–8 (counted from 0) on cpu" in line for line in log.at("INFO"))
+    for capture in session.captures:
+        assert capture.metadata["window"]["truncated"] is False
+        assert [e["name"] for e in events(capture)].count("forward") == 2
+
+
+def test_capture_json_says_what_was_recorded(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"active": 2, "output_dir": str(tmp_path), "record_shapes": True}) as session:
+        for _ in range(3):
+            train_step(net, LOADER[0])
+            session.step()
+    about = json.loads((tmp_path / "steps_000000-000001_rank0" / "capture.json").read_text())
+    assert about["window"] == {
+        "first_step": 0,
+        "last_step": 1,
+        "steps": 2,
+        "planned_steps": 2,
+        "truncated": False,
+        "reason": None,
+        "trigger": None,
+    }
+    assert about["config"] == session.config.plain()
+    assert about["versions"]["torch"] == torch.__version__
+    assert (about["rank"], about["world_size"], about["activities"]) == (0, 1, ["cpu"])
+
+
+def test_without_a_schedule_the_whole_block_is_recorded(tmp_path: Path, net: nn.Module) -> None:
+    with Session(output_dir=str(tmp_path)) as session, profiled("inference"), torch.inference_mode():
+        net(LOADER[0])
+    (capture,) = session.captures
+    assert whole_steps(capture) == [0]
+    assert capture.metadata["window"]["truncated"] is False
+    assert "inference" in [e["name"] for e in events(capture)]
+
+
+def test_a_window_without_end_holds_every_whole_step(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"wait": 1, "output_dir": str(tmp_path)}) as session:
+        for batch in LOADER[:4]:
+            train_step(net, batch)
+            session.step()
+    (capture,) = session.captures
+    assert whole_steps(capture) == [1, 2, 3]
+    assert capture.metadata["window"]["last_step"] == 3
+    assert capture.metadata["window"]["truncated"] is False
+
+
+def test_disabled_does_nothing_at_all(
+    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Session("disabled", model=net) as session:
+        assert [float(train_step(net, b)) for b in session.steps(LOADER)]
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    assert session.captures == []
+    assert session.step_number == len(LOADER)
+    assert list(tmp_path.iterdir()) == []
+    assert log == []
+
+
+def test_a_run_too_short_for_its_window_keeps_what_there_is(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"wait": 2, "active": 5, "output_dir": str(tmp_path)}) as session:
+        for batch in session.steps(LOADER[:4]):
+            train_step(net, batch)
+    (capture,) = session.captures
+    assert whole_steps(capture) == [2, 3]
+    window = capture.metadata["window"]
+    assert (window["truncated"], window["reason"], window["steps"], window["planned_steps"]) == (
+        True,
+        "the run ended",
+        2,
+        5,
+    )
+    assert log.at("WARNING") == [
+        "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated."
+    ]
+
+
+@pytest.mark.parametrize("steps", [0, 2, 3])
+def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, log: Log) -> None:
+    with Session({"wait": 3, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}) as session:
+        for _ in range(steps):
+            session.step()
+    assert session.captures == []
+    (warning,) = log.at("WARNING")
+    assert warning == (
+        f"The run ended after {steps} steps, before the first window (steps 4) began, and nothing was recorded: "
+        "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer."
+    )
+
+
+def test_an_exception_keeps_the_window_and_goes_on_unchanged(tmp_path: Path, net: nn.Module) -> None:
+    error = ZeroDivisionError("mine")
+
+    def run(session: Session) -> None:
+        with session:
+            for batch in session.steps(LOADER):
+                train_step(net, batch)
+                if session.step_number == 2:
+                    raise error
+
+    session = Session({"active": 5, "output_dir": str(tmp_path)})
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(session)
+    assert raised.value is error
+    (capture,) = session.captures
+    assert whole_steps(capture) == [0, 1], "the step that failed is not a whole one"
+    assert capture.metadata["window"]["reason"] == "exception ZeroDivisionError"
+    assert capture.metadata["window"]["truncated"] is True
+
+
+def test_waiting_for_batch_k_belongs_to_step_k(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"active": 3, "output_dir": str(tmp_path)}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    (capture,) = session.captures
+    ranges = events(capture)
+    steps = {e["name"]: e for e in ranges if e["name"].startswith("ProfilerStep#")}
+    data = sorted((e for e in ranges if e["name"] == "data"), key=lambda e: e["ts"])
+    assert len(steps) == len(data) == 3
+    for number, waiting in enumerate(data):
+        step = steps[f"ProfilerStep#{number}"]
+        assert step["ts"] <= waiting["ts"]
+        assert waiting["ts"] + waiting["dur"] <= step["ts"] + step["dur"]
+
+
+def test_a_loop_left_by_break_has_done_its_last_batch(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"active": 6, "output_dir": str(tmp_path)}) as session:
+        for _ in range(2):
+            for i, batch in enumerate(session.steps(LOADER)):
+                train_step(net, batch)
+                if i == 2:
+                    break
+    (capture,) = session.captures
+    assert whole_steps(capture) == [0, 1, 2, 3, 4, 5]
+    assert session.step_number == 6
+
+
+def test_a_step_inside_steps_is_not_counted_twice(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"active": 2, "output_dir": str(tmp_path)}) as session:
+        for _ in session.steps(LOADER[:3]):
+            session.step()
+    assert session.step_number == 3
+    assert log.at("WARNING") == ["session.step() does nothing inside session.steps(), which steps by itself."]
+
+
+def test_module_ranges_are_there_only_while_a_window_is_open(tmp_path: Path, net: nn.Module) -> None:
+    hooked = []
+    with Session({"wait": 1, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}, model=net) as session:
+        for batch in LOADER[:5]:
+            hooked.append(any(m._forward_hooks for m in net.modules()))
+            net(batch)
+            session.step()
+    assert hooked == [False, True, True, False, False]
+    names = [e["name"] for e in events(session.captures[0])]
+    assert {"Sequential", "0", "1", "2"} <= set(names)
+
+
+def test_what_is_open_when_the_session_stops_is_put_away(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    session = Session({"warmup": 3, "active": 1, "output_dir": str(tmp_path)}, model=net).start()
+    session.step()
+    session.stop()
+    session.stop()
+    assert not any(m._forward_hooks for m in net.modules())
+    assert "before the first window (steps 3) began" in log.at("WARNING")[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_can_be_started_again(tmp_path: Path, net: nn.Module) -> None:
+    session = Session({"active": 1, "output_dir": str(tmp_path)})
+    for _ in range(2):
+        with session:
+            train_step(net, LOADER[0])
+            session.step()
+        session.step_number = 0
+    assert [c.folder.name for c in session.captures] == ["steps_000000-000000_rank0", "steps_000000-000000_rank0-2"]
+    assert session.captures[1].metadata["name"] == "steps_000000-000000_rank0-2"
+
+
+def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.Module) -> None:
+    session = Session({"wait": 3, "active": 2, "repeat": 3, "output_dir": str(tmp_path)})
+    session.step_number = 9
+    with session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[13, 14]]
+
+
+def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    log.errors_expected = True
+    collects = Collects()
+    sinks = {"broken": Broken(), "collects": collects}
+    with Session({"active": 1, "repeat": 2, "output_dir": str(tmp_path), "sinks": sinks}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert session.step_number == len(LOADER)
+    assert collects.seen == [c.folder for c in session.captures]
+    assert len(session.captures) == 2
+    first, second = log.at("ERROR")
+    assert first.startswith("The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails")
+    assert "Traceback" in first
+    assert second.startswith("The broken sink failed on steps_000001-000001_rank0")
+
+
+@pytest.mark.parametrize("part", ["prepare", "start", "next_step", "end_step", "stop", "save"])
+def test_what_fails_while_recording_never_reaches_the_loop(
+    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log, part: str
+) -> None:
+    log.errors_expected = True
+    right, calls = getattr(recorder.Recorder, part), []
+
+    def fails_once(self: Any, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("torch is not well")
+        return right(self, *args)
+
+    monkeypatch.setattr(recorder.Recorder, part, fails_once)
+    done = 0
+    with Session({"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}, model=net) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+            done += 1
+    assert done == len(LOADER)
+    assert [whole_steps(c) for c in session.captures][-1:] == [[5]], "the next window is recorded"
+    (error,) = log.at("ERROR")
+    assert error.startswith("Recording failed and training goes on: torch is not well")
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+def test_a_full_disk_costs_one_line_and_the_window(
+    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.errors_expected = True
+    session = Session({"active": 1, "output_dir": str(tmp_path)}).start()
+    monkeypatch.setattr("instrument.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7))
+    train_step(net, LOADER[0])
+    session.step()
+    session.stop()
+    assert session.captures == []
+    (error,) = log.at("ERROR")
+    assert error.startswith("Recording failed and training goes on: Only 7 bytes are free in ")
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_cut_short_by_torch_is_noticed(
+    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(
+        "torch.profiler.profiler._KinetoProfile.export_chrome_trace",
+        lambda self, path: Path(path).write_text('{"traceEvents": [{"na'),
+    )
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        train_step(net, LOADER[0])
+        session.step()
+    assert session.captures == []
+    assert "torch wrote no whole trace to " in log.at("ERROR")[0]
+    assert "is kept in " in log.at("WARNING")[0]
+    assert [p.name for p in tmp_path.rglob("trace.json")] == ["trace.json"], "what was written is kept"
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    wanted = tmp_path / "file" / "profile"
+    with pytest.raises(ConfigError) as raised:
+        Session(output_dir=str(wanted)).start()
+    assert str(raised.value) == (
+        f"profiler.output_dir is '{wanted}', which cannot be written (not a directory): choose another folder."
+    )
+
+
+def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as first:
+        with pytest.raises(CaptureError) as raised:
+            Session(output_dir=str(tmp_path)).start()
+        train_step(net, LOADER[0])
+        first.step()
+        Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
+    assert str(raised.value) == ("Another session is recording in this process, and only one can: stop that one first.")
+    assert len(first.captures) == 1
+
+
+def test_the_same_session_cannot_be_started_twice(tmp_path: Path) -> None:
+    message = "This session is already running: stop it before starting it again"
+    options = {"wait": 5, "active": 1, "output_dir": str(tmp_path)}
+    with Session(options) as session, pytest.raises(CaptureError, match=message):
+        session.start()
+
+
+def test_torchs_own_profiler_at_the_start_is_refused(tmp_path: Path) -> None:
+    with torch.profiler.profile(), pytest.raises(CaptureError) as raised:
+        Session(output_dir=str(tmp_path)).start()
+    assert str(raised.value) == (
+        "torch's own profiler is running in this process, and only one can: stop that one first."
+    )
+
+
+def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    log.errors_expected = True
+    with Session({"wait": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}) as session:
+        with torch.profiler.profile():
+            for _ in range(2):
+                train_step(net, LOADER[0])
+                session.step()
+        for _ in range(3):
+            train_step(net, LOADER[0])
+            session.step()
+    assert [whole_steps(c) for c in session.captures] == [[3]]
+    assert len(log.at("ERROR")) == 1
+    assert "torch's own profiler is running in this process" in log.at("ERROR")[0]
+
+
+def test_a_device_that_is_not_there_is_said_and_the_host_recorded(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    absent = "mtia"  # on no machine that these tests run on
+    with Session({"activities": ["cpu", absent], "active": 1, "output_dir": str(tmp_path)}) as session:
+        train_step(net, LOADER[0])
+        session.step()
+    assert session.captures[0].metadata["activities"] == ["cpu"]
+    assert log.at("WARNING") == [
+        "profiler.activities names mtia, which this machine or this torch does not have: records cpu only."
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_where_there_is_none(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"activities": ["cuda"], "active": 1, "output_dir": str(tmp_path)}) as session:
+        train_step(net, LOADER[0])
+        session.step()
+    assert whole_steps(session.captures[0]) == [0]
+    assert log.at("WARNING") == [
+        "profiler.activities names cuda, which this machine or this torch does not have: records cpu only."
+    ]
+
+
+def test_a_trigger_asks_for_a_window_and_sees_each_step(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    trigger = FiresAfter(3)
+    options = {"skip_first": 100, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}
+    with Session(options, triggers={"mine": trigger}) as session:
+        for number, batch in enumerate(LOADER):
+            train_step(net, batch)
+            session.step(loss=torch.tensor(float(number)))
+    assert [whole_steps(c) for c in session.captures] == [[5, 6]]
+    assert session.captures[0].metadata["window"]["trigger"] == "mine"
+    assert [s.number for s in trigger.steps] == list(range(12))
+    assert [s.loss for s in trigger.steps] == [None, *map(float, range(11))], "a loss is seen a step late"
+    assert all(s.duration_ns > 0 for s in trigger.steps)
+    assert any("The trigger mine fired after step 3: records steps 5–6." in line for line in log.at("INFO"))
+
+
+def test_a_triggered_window_comes_before_the_next_one_on_schedule(tmp_path: Path, net: nn.Module) -> None:
+    options = {"skip_first": 7, "active": 2, "output_dir": str(tmp_path)}
+    with Session(options, triggers={"mine": FiresAfter(1)}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[2, 3], [7, 8]]
+
+
+def test_a_trigger_that_raises_is_told_once(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    log.errors_expected = True
+
+    class Raises:
+        def fires(self, step: Any) -> bool:
+            raise ValueError("no idea")
+
+    with Session({"wait": 2, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": Raises()}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[2]]
+    (error,) = log.at("ERROR")
+    assert error.startswith("The trigger mine failed and is not asked again.")
+
+
+def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) -> None:
+    def loader() -> Any:
+        yield 1
+        raise OSError("the disk of the data is gone")
+
+    session = Session(output_dir=str(tmp_path))
+
+    def run() -> None:
+        with session:
+            assert list(session.steps(range(3))) == [0, 1, 2]
+            list(session.steps(loader()))
+
+    with pytest.raises(OSError, match="the disk of the data is gone"):
+        run()
+    assert session.captures[0].metadata["window"]["reason"] == "exception OSError"

@@ -1,0 +1,715 @@
+"""Every kind of callable, marked: it behaves as before, and its ranges are those of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import doctest
+import functools
+import inspect
+import io
+import multiprocessing
+import os
+import pickle
+import pydoc
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from recording import recorded
+from torch import nn
+
+from instrument import emit, profiled, wrap
+from instrument.errors import ConfigError
+
+
+def everything(a: int, b: int, /, c: int, d: int = 4, *rest: int, e: int, f: int = 6, **more: int) -> tuple[Any, ...]:
+    return (a, b, c, d, rest, e, f, more)
+
+
+def taken(handle: int, armed: int = 2) -> tuple[int, int]:
+    """A function whose parameters bear names that the wrapper uses itself."""
+    return handle, armed
+
+
+SIGNATURES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
+    (lambda: 1, (), {}),
+    (everything, (1, 2, 3), {"e": 5}),
+    (everything, (1, 2, 3, 40, 50, 60), {"e": 5, "f": 7, "g": 8}),
+    (everything, (1, 2), {"c": 3, "e": 5}),
+    (lambda *args: args, (1, 2), {}),
+    (lambda **kwargs: kwargs, (), {"x": 1}),
+    (lambda x, *, y=3: (x, y), (1,), {}),
+    (lambda x=[]: x, (), {}),
+    (taken, (1,), {}),
+    (len, ([1, 2],), {}),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "kwargs"), SIGNATURES)
+def test_arguments_and_defaults_go_through_as_they_are(
+    tmp_path: Path, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    marked = profiled("f")(function)
+    assert inspect.signature(marked) == inspect.signature(function)
+    assert marked(*args, **kwargs) == function(*args, **kwargs)
+    with recorded(tmp_path) as seen:
+        assert marked(*args, **kwargs) == function(*args, **kwargs)
+    assert seen.names == ["f"]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {"g": 1}), ((1,), {"a": 1})])
+def test_wrong_arguments_are_refused_as_by_the_function_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    marked = profiled(everything)
+    with pytest.raises(TypeError):
+        everything(*args, **kwargs)
+    with pytest.raises(TypeError):
+        marked(*args, **kwargs)
+
+
+class Many:
+    """One of each kind of member."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+
+    @profiled
+    def method(self) -> int:
+        return self.index
+
+    @profiled("outer")
+    @classmethod
+    def outer_class_method(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    @profiled("inner")
+    def inner_class_method(cls) -> str:
+        return cls.__name__
+
+    @profiled("outer static")
+    @staticmethod
+    def outer_static_method() -> int:
+        return 1
+
+    @staticmethod
+    @profiled("inner static")
+    def inner_static_method() -> int:
+        return 2
+
+    @property
+    @profiled("inner property")
+    def inner_property(self) -> int:
+        return self.index
+
+    @profiled("outer property")
+    @property
+    def outer_property(self) -> int:
+        """The index."""
+        return self.index
+
+    @outer_property.setter
+    def outer_property(self, value: int) -> None:
+        self.index = value
+
+    @profiled("call")
+    def __call__(self, x: int) -> int:
+        return x + self.index
+
+
+@profiled("class with call")
+class Callable_:  # noqa: N801
+    def __call__(self, x: int) -> int:
+        return x * 2
+
+
+class Cached:
+    @profiled("cached")
+    @functools.cached_property
+    def value(self) -> int:
+        return 7
+
+
+def test_members_of_every_kind(tmp_path: Path) -> None:
+    many = Many(3)
+    with recorded(tmp_path) as seen:
+        assert (many.method(), many.inner_property, many.outer_property, many(1)) == (3, 3, 3, 4)
+        assert (many.outer_class_method(), many.inner_class_method()) == ("Many", "Many")
+        assert (many.outer_static_method(), many.inner_static_method()) == (1, 2)
+        many.outer_property = 5
+        assert many.index == 5
+        assert Callable_()(4) == 8
+        cached = Cached()
+        assert (cached.value, cached.value) == (7, 7)
+    assert seen.names == [
+        "Many.method",
+        "inner property",
+        "outer property",
+        "call",
+        "outer",
+        "inner",
+        "outer static",
+        "inner static",
+        "class with call",
+        "cached",
+    ]
+    assert Many.outer_property.__doc__ == "The index."
+
+
+def test_callable_objects_and_partials(tmp_path: Path) -> None:
+    partial = functools.partial(everything, 1, 2, e=5)
+    with recorded(tmp_path) as seen:
+        assert profiled(partial)(3) == partial(3)
+        assert profiled("object")(Many(2))(1) == 3
+        assert profiled(Many(2).method)() == 2
+    assert seen.ranges[0] == ("everything", None)
+    assert seen.names == ["everything", "object", "call", "Many.method", "Many.method"]
+    assert inspect.signature(profiled(partial)) == inspect.signature(partial)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def test_an_autograd_function_has_a_forward_and_a_backward(tmp_path: Path) -> None:
+    marked = profiled("square")(type("Marked", (Square,), {}))
+    x = torch.tensor([3.0], requires_grad=True)
+    with recorded(tmp_path) as seen:
+        marked.apply(x).sum().backward()
+    assert seen.names == ["square.forward", "square.backward"]
+    assert x.grad is not None
+    assert x.grad.item() == 6.0
+    with recorded(tmp_path) as again:
+        Square.apply(x)
+    assert again.names == [], "the class it was derived from is untouched"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_a_module_instance_is_marked_in_place_and_no_other(tmp_path: Path) -> None:
+    net, other = Net(), Net()
+    assert profiled("mine")(net) is net
+    x = torch.ones(1, 3)
+    with recorded(tmp_path) as seen:
+        expected = net(x)
+        other(x)
+        copied = copy.deepcopy(net)
+        copied.linear.weight.data.zero_()
+        assert not torch.equal(copied(x), expected), "the copy's forward is the copy's own"
+    assert seen.names == ["mine", "mine"]
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(x), expected)
+
+
+def test_hooks_on_a_marked_module_lie_around_its_range(tmp_path: Path) -> None:
+    net = profiled("net")(Net())
+    net.register_forward_hook(lambda *_: profiled("hook")(lambda: None)())
+    with recorded(tmp_path) as seen:
+        net(torch.ones(1, 3))
+    assert seen.ranges == [("net", None), ("hook", None)]
+
+
+def test_a_module_whose_class_overrides_call(tmp_path: Path) -> None:
+    @profiled("own call")
+    class OwnCall(nn.Module):
+        def __call__(self, x: int) -> int:
+            return x + 1
+
+    with recorded(tmp_path) as seen:
+        assert OwnCall()(1) == 2
+    assert seen.names == ["own call"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.fork
+def test_what_a_fork_of_torch_runs_is_under_the_range(tmp_path: Path) -> None:
+    @profiled("forked")
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with recorded(tmp_path) as seen, profiled("around"):
+        assert torch.jit._wait(torch.jit._fork(work, torch.ones(1))).item() == 2
+    assert seen.ranges == [("around", None), ("forked", "around")]
+
+
+# Coroutines and generators
+
+
+@profiled("counting")
+def counting(n: int) -> Iterator[Any]:
+    """Count."""
+    got = []
+    try:
+        for i in range(n):
+            try:
+                got.append((yield i))
+            except KeyError as error:
+                got.append(error.args[0])
+    finally:
+        with profiled("cleanup"):
+            got.append("cleaned")
+    return got
+
+
+def drain(generator: Any) -> Any:
+    try:
+        next(generator)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("there was more")
+
+
+def test_a_generator_has_a_range_for_each_slice(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        generator = counting(2)
+        assert next(generator) == 0
+        with profiled("between"):
+            pass
+        assert generator.send("sent") == 1
+        assert drain(generator) == ["sent", None, "cleaned"]
+    assert seen.ranges == [
+        ("counting", None),
+        ("between", None),
+        ("counting (resumed)", None),
+        ("counting (resumed)", None),
+        ("cleanup", "counting (resumed)"),
+    ]
+    assert inspect.isgeneratorfunction(counting)
+
+
+def test_a_generator_is_thrown_into_and_closed_as_before(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        generator = counting(3)
+        next(generator)
+        assert generator.throw(KeyError("thrown")) == 1
+        generator.close()
+        with pytest.raises(StopIteration):
+            next(generator)
+        unhandled = counting(1)
+        next(unhandled)
+        with pytest.raises(ValueError, match="not caught"):
+            unhandled.throw(ValueError("not caught"))
+        with profiled("after"):
+            pass
+    assert seen.names.count("cleanup") == 2
+    assert seen.ranges[-1] == ("after", None)
+    assert list(counting(3)) == [0, 1, 2]
+
+
+def test_a_generator_recorded_from_the_middle_on(tmp_path: Path) -> None:
+    generator = counting(3)
+    next(generator)
+    with recorded(tmp_path) as seen:
+        next(generator)
+    assert seen.names == ["counting (resumed)"]
+    generator.close()
+
+
+@profiled("fetch")
+async def fetch(name: str, rounds: int = 2) -> str:
+    for _ in range(rounds):
+        with profiled(f"work {name}"):
+            pass
+        await asyncio.sleep(0)
+    return name
+
+
+@profiled("stream")
+async def stream(n: int) -> AsyncIterator[int]:
+    try:
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield i
+    finally:
+        with profiled("stream cleanup"):
+            pass
+
+
+def test_coroutines_that_take_turns_do_not_swallow_each_other(tmp_path: Path) -> None:
+    async def both() -> list[str]:
+        return await asyncio.gather(fetch("a"), fetch("b"))
+
+    with recorded(tmp_path) as seen:
+        assert asyncio.run(both()) == ["a", "b"]
+    assert seen.names.count("fetch") == 2, "calls"
+    assert seen.names.count("fetch (resumed)") == 4, "resumptions"
+    assert all(parent in ("fetch", "fetch (resumed)") for name, parent in seen.ranges if name.startswith("work"))
+    assert all(parent is None for name, parent in seen.ranges if name.startswith("fetch"))
+    assert inspect.iscoroutinefunction(fetch)
+
+
+def test_a_coroutine_that_fails_or_is_cancelled(tmp_path: Path) -> None:
+    @profiled("failing")
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    @profiled("waiting")
+    async def waiting() -> None:
+        await asyncio.sleep(60)
+
+    async def run() -> None:
+        with pytest.raises(ValueError, match="no"):
+            await failing()
+        task = asyncio.ensure_future(waiting())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with recorded(tmp_path) as seen:
+        asyncio.run(run())
+    assert seen.names == ["failing", "failing (resumed)", "waiting", "waiting (resumed)"]
+
+
+def test_async_generators(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        found = [i async for i in stream(2)]
+        left = stream(5)
+        assert await left.__anext__() == 0
+        await left.aclose()
+        thrown = stream(5)
+        await thrown.__anext__()
+        with pytest.raises(KeyError):
+            await thrown.athrow(KeyError("x"))
+        return found
+
+    with recorded(tmp_path) as seen:
+        assert asyncio.run(run()) == [0, 1]
+    assert seen.names.count("stream") == 3
+    assert seen.names.count("stream cleanup") == 3
+    assert inspect.isasyncgenfunction(stream)
+
+
+# Never in the way
+
+
+@profiled
+def fails(depth: int) -> None:
+    if depth:
+        return fails(depth - 1)
+    raise ValueError("deep")
+
+
+@profiled
+def failing_generator() -> Iterator[int]:
+    yield 1
+    raise ValueError("in a generator")
+
+
+@profiled
+async def failing_coroutine() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("in a coroutine")
+
+
+@pytest.mark.parametrize("armed", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [lambda: fails(0), lambda: list(failing_generator()), lambda: asyncio.run(failing_coroutine())],
+    ids=["function", "generator", "coroutine"],
+)
+def test_our_frames_add_one_line_to_a_traceback(tmp_path: Path, call: Callable[[], Any], armed: bool) -> None:
+    def lines() -> list[str]:
+        with pytest.raises(ValueError) as raised:  # noqa: PT011 - any of the three
+            call()
+        frames = traceback.extract_tb(raised.value.__traceback__)
+        return [f.filename for f in frames if f.filename in ("<profiled>", wrap.__file__)]
+
+    if armed:
+        with recorded(tmp_path):
+            assert len(lines()) == 1
+    else:
+        assert len(lines()) == 1
+
+
+def test_recursion_and_exceptions_nest_and_unwind(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        with pytest.raises(ValueError, match="deep"):
+            fails(3)
+        with profiled("after"):
+            pass
+    assert seen.ranges == [("fails", None), *[("fails", "fails")] * 3, ("after", None)]
+
+
+def test_a_body_that_raises_runs_once() -> None:
+    runs = []
+
+    @profiled
+    def body() -> None:
+        runs.append(1)
+        raise RuntimeError("once")
+
+    emit.arm()
+    try:
+        with pytest.raises(RuntimeError):
+            body()
+    finally:
+        emit.disarm()
+    assert runs == [1]
+
+
+@functools.singledispatch
+@profiled("dispatched")
+def dispatched(x: Any) -> str:
+    return "any"
+
+
+@dispatched.register
+@profiled("dispatched int")
+def _(x: int) -> str:
+    return "int"
+
+
+@profiled
+def documented(x: int) -> int:
+    """Double a number.
+
+    >>> documented(2)
+    4
+    """
+    return 2 * x
+
+
+def test_tools_that_look_at_functions(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        assert (dispatched("x"), dispatched(1)) == ("any", "int")
+    assert seen.names == ["dispatched", "dispatched int"]
+    (found,) = [t for t in doctest.DocTestFinder().find(sys.modules[__name__]) if t.name.endswith(".documented")]
+    assert doctest.DocTestRunner().run(found) == doctest.TestResults(0, 1)
+    assert "Double a number." in pydoc.render_doc(documented)
+    assert "return 2 * x" in inspect.getsource(documented)
+    assert pickle.loads(pickle.dumps(documented)) is documented
+    assert copy.deepcopy(documented) is documented
+
+
+def in_child(queue: Any) -> None:
+    queue.put((emit.armed, documented(3)))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork while threads run
+def test_marked_functions_in_other_processes(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    emit.arm()
+    try:
+        process = context.Process(target=in_child, args=(queue,))
+        process.start()
+        assert queue.get() == (False, 6)
+        process.join()
+    finally:
+        emit.disarm()
+
+
+class Items(torch.utils.data.Dataset[int]):
+    @profiled("item")
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_data_loader_workers(tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(Items(), num_workers=1)
+    with recorded(tmp_path) as seen, profiled("loading"):
+        assert [int(x) for x in loader] == [0, 1, 2, 3]
+    assert [name for name in seen.names if not name.startswith("enumerate(DataLoader)")] == ["loading"]
+
+
+def test_each_thread_has_its_own_nesting() -> None:
+    """Every open is closed on its thread, in the reverse order, while recording goes on and off around them."""
+    opened: dict[int, list[int]] = {}
+    count, wrong, done = iter(range(10**9)), [], threading.Event()
+
+    def opens(name: str) -> int:
+        handle = next(count)
+        opened.setdefault(threading.get_ident(), []).append(handle)
+        return handle
+
+    def closes(handle: int) -> None:
+        if opened[threading.get_ident()].pop() != handle:
+            wrong.append(handle)
+
+    @profiled
+    def nest(depth: int) -> None:
+        with profiled("block"):
+            if depth:
+                nest(depth - 1)
+
+    def work() -> None:
+        while not done.is_set():
+            nest(4)
+
+    before, emit.backend = emit.backend, emit.Backend(opens, closes)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(100):
+            emit.arm()
+            sleep(1e-4)
+            emit.disarm()
+            sleep(1e-4)
+    finally:
+        emit.disarm()
+        done.set()
+        for thread in threads:
+            thread.join()
+        emit.backend = before
+    assert wrong == []
+    assert len(opened) > 0
+    assert all(not handles for handles in opened.values())
+
+
+# Names
+
+
+class Layer(nn.Module):
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    @profiled("layer{self.index}")
+    def forward(self, x: int, *, scale: int = 2) -> int:
+        return x * scale
+
+
+@profiled(name=lambda x, **_: f"size {x}")
+def sized(x: int, **more: Any) -> int:
+    return x
+
+
+@profiled("generated {n}")
+def generated(n: int) -> Iterator[int]:
+    yield n
+
+
+def test_names_from_the_arguments(tmp_path: Path) -> None:
+    variadic = profiled("both {rest[0]} {c}")(everything)
+    through = profiled("n={a}")(functools.partial(everything, 1))
+    with recorded(tmp_path) as seen:
+        Layer(3)(1)
+        Layer(4).forward(1, scale=3)
+        sized(5, y=1)
+        variadic(1, 2, 3, 4, 50, e=5)
+        through(2, 3, e=5)
+        list(generated(2))
+    assert seen.names == [
+        "layer3",
+        "layer4",
+        "size 5",
+        "both 50 3",
+        "n={a}",
+        "generated 2",
+        "generated 2 (resumed)",
+    ]
+
+
+def test_a_name_that_cannot_be_made_costs_nothing_but_the_name(tmp_path: Path) -> None:
+    def broken(*_: Any) -> str:
+        raise RuntimeError("no name")
+
+    with recorded(tmp_path) as seen:
+        assert profiled("{missing} {x.y}")(documented)(1) == 2
+        assert profiled(documented, name=broken)(1) == 2
+        assert profiled("a { brace")(documented)(1) == 2
+    assert seen.names[::2] == ["{missing} {x.y}", "documented", "a { brace"]
+
+
+def test_a_name_is_made_only_while_recording() -> None:
+    made = []
+    marked = profiled(documented, name=lambda x: made.append(x) or "named")
+    marked(1)
+    assert made == []
+
+
+# What cannot be marked
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        (3, "profiled cannot mark 3: it marks callables, classes and methods."),
+        (dict, "profiled cannot mark the class dict: it is no nn.Module, nor has it __call__; mark its methods."),
+        (
+            type(len),
+            "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; "
+            "mark its caller.",
+        ),
+        (max, "profiled cannot mark the builtin max: it tells no signature; mark its caller."),
+        ("", "profiled was given an empty name: give the range a name, or none at all."),
+    ],
+)
+def test_what_cannot_be_marked_gets_one_sentence(target: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        profiled(target)
+    assert str(raised.value) == sentence
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
+def test_torchscript_cannot_be_marked() -> None:
+    for scripted in (torch.jit.script(Net()), torch.jit.trace(lambda x: x + 1, torch.ones(1))):
+        with pytest.raises(ConfigError, match="TorchScript runs it outside Python; mark its caller"):
+            profiled(scripted)
+
+
+def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import torch
+        from torch import nn
+        from instrument import Session, instrument_model, profiled
+
+        def f(x): return x
+        class Net(nn.Module):
+            def forward(self, x): return x
+        forward, method = Net.forward, staticmethod(f)
+        assert profiled(f) is f and profiled("name")(f) is f and profiled()(f) is f and profiled(method) is method
+        assert profiled(Net) is Net and Net.forward is forward
+        net = profiled(Net())
+        instrument_model(net)
+        with Session(active=1) as session, profiled("block"):
+            net(torch.ones(1) + 1)
+            session.step()
+        (capture,) = session.captures
+        assert capture.metadata["annotations_disabled"] is True
+        assert list(capture.ranges) == []
+        assert "aten::add" in [o.name for o in capture.operators]
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "INSTRUMENT_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded." in done.stderr
