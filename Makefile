@@ -1,0 +1,70 @@
+## make demo    train the example, record three windows, say what they wrote and how to open it
+## make test    run the whole test suite
+## make check   ruff, mypy and the test suite
+## make clean   remove .venv and caches; what runs wrote stays
+##
+## Each makes the virtual environment it needs; a second run installs nothing.
+## PYTHON=python3.12 chooses the Python (3.10 or newer), VENV=/elsewhere the place of the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# constraints.txt alone says which torch. On Linux the one from PyPI brings CUDA along, several GB; pip's own settings
+# (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected, and may name an index with CPU builds.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+INSTALL := $(PIP) install -c constraints.txt
+
+# Named by the second, so that no demo overwrites another's files.
+DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
+
+.PHONY: help demo test check clean
+
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/python examples/train_lm.py hydra.run.dir=$(DEMO) \
+	    profiler.wait=30 profiler.repeat=3 'profiler/sinks=[table,stacks,tensorboard]' profiler.with_stack=true
+	@echo
+	@echo "The three windows wrote:"
+	@echo
+	@find $(DEMO)/profile -type f | sort
+	@echo
+	@echo "trace.json.gz  the timeline: drop it on https://ui.perfetto.dev"
+	@echo "table.txt      the tables above; from any capture or trace: $(BIN)/instrument show PATH, for example"
+	@echo "               $(BIN)/instrument show $$(ls -d $(DEMO)/profile/steps_* | tail -n 1)"
+	@echo "stacks.txt     a flame graph: drop it on https://www.speedscope.app, or flamegraph.pl stacks.txt > flame.svg"
+	@echo "capture.json   what was recorded, when, where, with which versions and options"
+	@echo "tensorboard/   curves over the windows: $(BIN)/tensorboard --logdir $(DEMO)/profile/tensorboard"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# pip is the last that venv makes: where it is missing, the environment is not whole.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing torch and the package into $(VENV); this takes a minute or more."
+	@$(INSTALL) torch
+	@$(INSTALL) -e '.[tensorboard]'
+	@touch $@
+
+# Holds what the demo needs as well.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing torch, the package and what its tests need into $(VENV); this takes a minute or more."
+	@$(INSTALL) torch
+	@$(INSTALL) -e '.[dev]'
+	@touch $(VENV)/.installed-demo $@

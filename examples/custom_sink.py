@@ -1,0 +1,63 @@
+"""A sink of your own: one class that writes each window's ranges as CSV.
+
+    python examples/custom_sink.py
+
+Prints the two files that it wrote in `./profile/`, one with the sink given as an instance and one with it named in a
+config by `_target_`. In a Hydra application the same takes no code, only the class in a module that can be imported:
+
+    python train.py +profiler.sinks.csv._target_=my_package.RangesCsv "+profiler.sinks.csv.separator=';'"
+"""
+
+import csv
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from instrument import Capture, Session, Sink, profiled
+
+
+class RangesCsv(Sink):
+    """Writes `ranges.csv`: a line for each range of the window, with its calls and its times in nanoseconds."""
+
+    separator: str = ","  # every field is an option, checked before the first step
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        table = capture.ranges.select(["path", "calls", "host_ns", "self_host_ns"])
+        with (folder / "ranges.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=self.separator)
+            writer.writerow(table.columns)
+            writer.writerows(table)
+
+
+def train(session: Session) -> None:
+    """Ten steps of a small regression."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with session:
+        for _ in range(10):
+            inputs = torch.randn(32, 16)
+            with profiled("forward"):
+                loss = (model(inputs).squeeze(1) - inputs.sum(dim=1)).square().mean()
+            with profiled("backward"):
+                loss.backward()
+            with profiled("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            session.step(loss=loss)
+
+
+def main() -> None:
+    in_python = Session(wait=2, active=3, sinks={"csv": RangesCsv()})
+    # `_target_` is an import path; that of a class in the script that runs begins with __main__
+    sinks = {"csv": {"_target_": f"{__name__}.RangesCsv", "separator": ";"}}
+    by_name = Session({"wait": 2, "active": 3, "sinks": sinks})
+    for session in (in_python, by_name):
+        train(session)
+        for capture in session.captures:
+            file = capture.folder / "ranges.csv"
+            print(f"{file}\n{file.read_text()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The eight steps of PyTorch's profiler recipe, on a ResNet-18, with `instrument`.
+
+    python examples/resnet_inference.py
+
+Each step prints what it shows: where the time of one forward pass goes, by operator and by input shape; where its
+memory goes; the trace; the Python lines behind the operators; stacks for a flame graph; and windows of a longer run.
+The model runs on the GPU where there is one. The captures lie in `./profile/`, a folder for each.
+"""
+
+from importlib.metadata import version
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from instrument import Capture, Session, profiled
+
+
+@profiled("basic_block")
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions, added to what came in; a 1×1 convolution fits the input where the shape changes."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """A stem, four stages of two blocks each, and a linear layer over 1,000 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        widths = [64, 64, 128, 256, 512]
+        stages = [
+            nn.Sequential(BasicBlock(before, width, stride=1 if before == width else 2), BasicBlock(width, width, 1))
+            for before, width in pairwise(widths)
+        ]
+        self.stages = nn.Sequential(*stages)
+        self.fc = nn.Linear(512, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.stages(self.stem(x)).mean(dim=(2, 3)))
+
+
+def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:
+    """One forward pass, recorded after one that warms up: the first under a profiler can take several times as long."""
+    with Session(warmup=1, active=1, **options) as session:
+        for _ in range(2):
+            with profiled("model_inference"):
+                model(inputs)
+            session.step()
+    return session.captures[0]
+
+
+def heading(text: str) -> None:
+    print(f"\n## {text}\n", flush=True)
+
+
+@torch.inference_mode()
+def main() -> None:
+    heading("1. Import the libraries")
+    print(f"torch {torch.__version__}, instrument {version('torch-instrument')}")
+
+    heading("2. Make a ResNet-18 and its input")
+    where = "device" if torch.cuda.is_available() else "host"  # whose times and memory are looked at
+    device = torch.device("cuda" if where == "device" else "cpu")
+    model = ResNet18().eval().to(device)
+    inputs = torch.randn(5, 3, 224, 224, device=device)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    print(f"ResNet-18 with {weights:,} parameters, input {tuple(inputs.shape)}, on {device}")
+
+    heading("3. Execution time")
+    operators = record(model, inputs, record_shapes=True).operators
+    times = ["name", "calls", "self_host_ns", "host_ns"] + ["self_device_ns", "device_ns"] * (where == "device")
+    print(operators.sort(f"{where}_ns").head(10).select(times))
+    print("\nBy input shape, those with the most time of their own:\n")
+    print(operators.by("input_shapes").sort(f"self_{where}_ns").head(10).select([*times, "input_shapes"]))
+
+    heading("4. Memory")
+    operators = record(model, inputs, profile_memory=True).operators
+    memory = ["name", "calls", f"self_{where}_bytes", f"{where}_bytes"]
+    print("What each operator itself allocated and did not free, and with the operators that it called:\n")
+    print(operators.sort(f"self_{where}_bytes").head(10).select(memory))
+
+    heading("5. Trace")
+    trace = record(model, inputs).trace_path
+    print(f"{trace}\nOpen it in https://ui.perfetto.dev; every capture has one.")
+
+    heading("6. Stack traces")
+    capture = record(model, inputs, with_stack=True, sinks={"stacks": {}})
+    for row in capture.operators.by("stack", depth=5).sort(f"self_{where}_ns").head(3):
+        print(row.name, *(row.stack or "outside Python").split(";"), sep="\n    ")
+
+    heading("7. Flame graph")
+    stacks = capture.folder / "stacks.txt"
+    print(f"{len(stacks.read_text().splitlines())} call paths in {stacks}")
+    print("Open it in https://www.speedscope.app, or draw it: flamegraph.pl stacks.txt > flame.svg")
+
+    heading("8. Long-running jobs")
+    print("One step waits, one warms up, two are recorded, and all that twice; the table sink logs each window.\n")
+    with Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}}) as session:
+        for _ in range(8):
+            with profiled("model_inference"):
+                model(inputs)
+            session.step()
+    for capture in session.captures:
+        milliseconds = [f"{step.duration_ns / 1e6:.1f} ms" for step in capture.steps]
+        print(f"{capture.name}: {', '.join(milliseconds)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Each example, run as a user runs it: a process of its own, in an empty folder."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument import Capture
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+INSTRUMENT = Path(sys.prefix) / "bin" / "instrument"
+# Ten steps are enough for the window of the summary preset, steps 2 to 4.
+SMALL = (
+    "model.width=32",
+    "model.layers=2",
+    "model.context=32",
+    "training.batch_size=8",
+    "training.steps=10",
+    "training.log_every=1",
+    "device=cpu",
+)
+MARKED = ("data", "forward", "transformer_block", "attention_block", "mlp_block", "loss_fn", "backward", "optimizer")
+
+
+def run(example: str, folder: Path, *overrides: str) -> str:
+    """Everything that the example printed; it must have ended well."""
+    return ended_well([sys.executable, str(EXAMPLES / example), *overrides], folder)
+
+
+def ended_well(command: list[str], folder: Path) -> str:
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        # one thread: runs equal one another to the last bit, and do not wait for cores that others use
+        env={**os.environ, "HYDRA_FULL_ERROR": "1", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert "ERROR" not in ended.stdout, ended.stdout
+    assert "Traceback" not in ended.stdout, ended.stdout
+    return ended.stdout
+
+
+def captures(folder: Path, pattern: str = "profile") -> list[Capture]:
+    """The captures in the profile folder, by name."""
+    return [Capture.load(path.parent) for path in sorted(folder.glob(f"{pattern}/*/capture.json"))]
+
+
+def shown_times(text: str) -> dict[str, str]:
+    """The names in the first column of printed tables, each with its first time, such as "1.234 ms"."""
+    rows = re.findall(r"^ *(\S+) +\d+ +(\d+\.\d+ (?:ns|µs|ms|s)|\d+ ns) ", text, re.MULTILINE)
+    return dict(reversed(rows))  # the range table comes before the operators
+
+
+def losses(text: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step +\d+  loss (\d+\.\d+)", text)]
+
+
+@pytest.fixture(scope="module")
+def as_it_is(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """`python examples/train_lm.py` without a single override."""
+    folder = tmp_path_factory.mktemp("train_lm")
+    return run("train_lm.py", folder), folder
+
+
+def test_train_lm_learns(as_it_is: tuple[str, Path]) -> None:
+    found = losses(as_it_is[0])
+    assert found[0] == pytest.approx(5.55, abs=0.3)  # ln 256: nothing known yet
+    assert found[-1] < 3
+
+
+def test_train_lm_shows_its_ranges_with_times(as_it_is: tuple[str, Path]) -> None:
+    text, folder = as_it_is
+    (capture,) = captures(folder, "outputs/*/*/profile")
+    times = shown_times(text)
+    assert set(MARKED) <= times.keys()
+    assert times["attention_block"] == _as_shown(sum(capture.ranges.where(name="attention_block").column("host_ns")))
+    assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
+
+
+def test_train_lm_records_what_it_marks(as_it_is: tuple[str, Path]) -> None:
+    (capture,) = captures(as_it_is[1], "outputs/*/*/profile")
+    assert capture.steps.column("number") == [2, 3, 4]
+    calls = {row.path: row.calls for row in capture.ranges}
+    for path in ("data", "forward", "forward/loss_fn", "backward", "optimizer"):
+        assert calls[path] == 3
+    blocks = "forward/transformer_block"
+    assert calls[blocks] == calls[f"{blocks}/attention_block"] == calls[f"{blocks}/mlp_block"] == 9  # three layers
+
+
+def test_train_lm_writes_only_into_hydras_folder(as_it_is: tuple[str, Path]) -> None:
+    assert [path.name for path in as_it_is[1].iterdir()] == ["outputs"]
+
+
+def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
+    (tmp_path / "on").mkdir()
+    (tmp_path / "off").mkdir()
+    recorded = run("train_lm.py", tmp_path / "on", *SMALL, "profiler.active=2")
+    bare = run("train_lm.py", tmp_path / "off", *SMALL, "profiler=disabled")
+    assert len(losses(bare)) == 10
+    assert losses(bare) == losses(recorded)
+    assert captures(tmp_path / "on", "outputs/*/*/profile")
+    assert not list(tmp_path.glob("off/outputs/*/*/profile"))
+    assert "Profiler" not in bare
+    assert not shown_times(bare)
+
+
+def test_shapes_by_override(tmp_path: Path) -> None:
+    run("train_lm.py", tmp_path, *SMALL, "profiler.active=3", "profiler.record_shapes=true")
+    (capture,) = captures(tmp_path, "outputs/*/*/profile")
+    assert len(capture.steps) == 3
+    shapes = capture.operators.by("input_shapes").where(name="aten::embedding").column("input_shapes")
+    assert [shape for shape in shapes if "[256, 32]" in shape and "[8, 32]" in shape]
+
+
+def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
+    sinks = ("profiler/sinks=[table,stacks]", "profiler.with_stack=true", "profiler.sinks.table.rows=30")
+    text = run("train_lm.py", tmp_path, *SMALL, *sinks)
+    (capture,) = captures(tmp_path, "outputs/*/*/profile")
+    assert "Operators, 30 of" in text
+    lines = (capture.folder / "stacks.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r".*\S \d+", line) for line in lines)
+    assert [line for line in lines if re.search(r"train_lm\.py\(\d+\):_forward;.*mlp_block;.*;aten::gelu \d+$", line)]
+
+
+def test_a_sink_taken_away(tmp_path: Path) -> None:
+    text = run("train_lm.py", tmp_path, *SMALL, "~profiler.sinks.table")
+    (capture,) = captures(tmp_path, "outputs/*/*/profile")
+    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "trace.json.gz"]
+    assert json.loads(gzip.decompress(capture.trace_path.read_bytes()))["traceEvents"]
+    assert not shown_times(text)
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("resnet")
+    return run("resnet_inference.py", folder), folder
+
+
+def test_a_slip_of_the_pen_ends_before_the_first_step(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_lm.py"), *SMALL, "+profiler.actve=3"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    assert ended.returncode != 0
+    assert "profiler.actve is not an option; did you mean profiler.active?" in ended.stderr
+    assert not losses(ended.stdout + ended.stderr)
+
+
+def test_resnet_walks_through_the_recipe(resnet: tuple[str, Path]) -> None:
+    _, *steps = re.split(r"^## (\d)\. .*$", resnet[0], flags=re.MULTILINE)
+    assert steps[0::2] == list("12345678")
+    shown = dict(zip(steps[0::2], steps[1::2]))
+    assert "11,689,512 parameters, input (5, 3, 224, 224)" in shown["2"]
+    assert {"model_inference", "basic_block", "aten::conv2d"} <= shown_times(shown["3"]).keys()
+    assert "[[5, 64, 56, 56], [64, 64, 3, 3], " in shown["3"]
+    assert re.search(r"^aten::empty +\d+ +\d+\.\d+ MiB", shown["4"], re.MULTILINE)
+    assert re.search(r"^    .*conv\.py\(\d+\): (_conv_)?forward$", shown["6"], re.MULTILINE)
+    assert shown_times(shown["8"]).keys() >= {"model_inference", "basic_block"}
+
+
+def test_resnet_leaves_the_files_it_names(resnet: tuple[str, Path]) -> None:
+    text, folder = resnet
+    named = {Path(name) for name in re.findall(r"\S+/(?:trace\.json\.gz|stacks\.txt)$", text, re.MULTILINE)}
+    assert {path.name for path in named} == {"trace.json.gz", "stacks.txt"}
+    assert all(path.stat().st_size and path.is_relative_to(folder) for path in named)
+    found = {capture.name: capture for capture in captures(folder)}
+    assert found["steps_000002-000003_rank0"].steps.column("number") == [2, 3]
+    assert found["steps_000006-000007_rank0"].steps.column("number") == [6, 7]
+    (blocks,) = found["steps_000006-000007_rank0"].ranges.where(name="basic_block")
+    assert (blocks.path, blocks.calls) == ("model_inference/basic_block", 16)
+    assert [path.name for path in folder.iterdir()] == ["profile"]
+
+
+def test_lightning_fit(tmp_path: Path) -> None:
+    text = run("lightning_fit.py", tmp_path)
+    (capture,) = captures(tmp_path)
+    assert capture.steps.column("number") == [5, 6, 7]
+    assert {"encoder", "loss"} <= shown_times(text).keys()
+    for name in ("encoder", "loss"):
+        (row,) = capture.ranges.where(name=name)
+        assert row.calls == 3
+        assert f"{capture.name}: {name} took {row.host_ns / 3 / 1e6:.3f} ms a call" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["profile"]
+
+
+def test_custom_sink(tmp_path: Path) -> None:
+    text = run("custom_sink.py", tmp_path)
+    plain, named = captures(tmp_path)
+    for capture, separator in ((plain, ","), (named, ";")):
+        written = (capture.folder / "ranges.csv").read_text(encoding="utf-8")
+        assert written in text
+        rows = list(csv.DictReader(written.splitlines(), delimiter=separator))
+        assert [(row["path"], int(row["calls"]), int(row["host_ns"])) for row in rows] == [
+            (row.path, row.calls, row.host_ns) for row in capture.ranges
+        ]
+        assert {"forward", "backward", "optimizer"} <= {row["path"] for row in rows}
+    target = json.loads((named.folder / "capture.json").read_text(encoding="utf-8"))["config"]["sinks"]["csv"]
+    assert target == {"_target_": "__main__.RangesCsv", "separator": ";"}
+    assert [path.name for path in tmp_path.iterdir()] == ["profile"]
+
+
+@pytest.mark.skipif(not (shutil.which("make") and INSTRUMENT.exists()), reason="needs make and an installed package")
+def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    # -o: the environment that runs this test is taken as it is
+    installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}", f"DEMO={demo}"]
+    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, "demo"], tmp_path)
+    found = captures(demo)
+    assert [capture.steps.column("number") for capture in found] == [[31, 32, 33], [65, 66, 67], [99, 100, 101]]
+    listed = re.findall(rf"^{re.escape(str(demo))}\S+$", text[text.index("windows wrote:") :], re.MULTILINE)
+    assert sorted(map(Path, listed)) == sorted(path for path in demo.glob("profile/**/*") if path.is_file())
+    for capture in found:
+        assert {path.name for path in capture.folder.iterdir()} >= {"trace.json.gz", "table.txt", "stacks.txt"}
+        assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
+    show = re.findall(rf"^ +({re.escape(str(INSTRUMENT))} show \S+)$", text, re.MULTILINE)
+    shown = ended_well(show[0].split(), tmp_path)
+    assert shown.strip() == (found[-1].folder / "table.txt").read_text(encoding="utf-8").strip()
+    (logdir,) = re.findall(r"tensorboard --logdir (\S+)$", text, re.MULTILINE)
+    assert len(list(Path(logdir).glob("events.out.tfevents.*"))) == 3
+
+
+def _as_shown(ns: int) -> str:
+    unit, divisor = next(pair for pair in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)) if ns >= pair[1])
+    return f"{ns / divisor:.3f} {unit}"
