@@ -102,7 +102,7 @@ class TableSink(Sink):
         """
         text = render(capture, **dict(self))
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
-        logger.info("{}", text)
+        logger.info("\n{}", text)  # the heading on a line of its own, where a format puts much before the message
 
 
 def check_sort(sort: str) -> str:

@@ -49,7 +49,8 @@ def ended_well(command: list[str], folder: Path) -> str:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    assert "ERROR" not in ended.stdout, ended.stdout
+    # as loguru and Hydra write it: torch's own library prints "ERROR:" where its CUDA build finds no driver
+    assert not re.search(r"\| ERROR|\[ERROR\]", ended.stdout), ended.stdout
     assert "Traceback" not in ended.stdout, ended.stdout
     return ended.stdout
 
