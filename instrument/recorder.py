@@ -82,6 +82,7 @@ class Recorder:
         self.started_at = time.time()
         self._profile.start_trace()
         emit.arm()
+        emit.mark("window begins")
 
     def next_step(self, number: int) -> None:
         """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it."""
@@ -97,6 +98,8 @@ class Recorder:
     def stop(self) -> None:
         """End the window and leave nothing of ours in the running program; harmless when repeated."""
         global _busy
+        if emit.armed:
+            emit.mark("window ends")
         emit.disarm()
         self._attached.close()
         if self._prepared:

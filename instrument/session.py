@@ -91,12 +91,12 @@ class Session:
         self._watch = Watch(self.config.triggers)
         self._plan = self._scheduled()
         self._window = next(self._plan, None)
+        if emit.disabled:
+            logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         for note in self.config.notes:
             logger.info(note)
         what = schedule.in_words(self._scheduled())
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
-        if emit.disabled:
-            logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         self._safely(self._begin_step)
         return self
 
