@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -75,7 +78,7 @@ class ProfilerConfig(BaseModel):
     with_modules: bool = False
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
-    output_dir: str | None = None
+    output_dir: str | Path | None = None
     sinks: dict[str, Any] = Field(default_factory=dict)
     triggers: dict[str, Any] = Field(default_factory=dict)
 
@@ -112,6 +115,14 @@ class ProfilerConfig(BaseModel):
             )
         return list(dict.fromkeys(names))
 
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A list of names stands for those sinks as they ship; a sink that is null is left out."""
+        if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+            return {str(name): {} for name in value}
+        return {name: sink for name, sink in value.items() if sink is not None} if isinstance(value, Mapping) else value
+
     @model_validator(mode="after")
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
@@ -134,16 +145,17 @@ class ProfilerConfig(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
-        options = self.model_dump(exclude={"sinks", "triggers"})
+        options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
         for group in ("sinks", "triggers"):
             options[group] = {name: _described(value) for name, value in getattr(self, group).items()}
         return options
 
 
-def as_config(source: Any = None, /, **options: Any) -> ProfilerConfig:
-    """Make a `ProfilerConfig` of whatever a user has: a preset's name, a mapping, a Hydra config, a dataclass, nothing.
+def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
+    """Make a `ProfilerConfig` of whatever a user has: a preset's name, a mapping, a Hydra config, a dataclass.
 
-    `options` win over what `source` says.
+    `options` win over what `source` says, each as a whole. None, as `cfg.get("profiler")` gives where an application's
+    config has no profiler, means that nothing is recorded.
 
     Raises:
         ConfigError: as `ProfilerConfig`, or the source is of no kind that can be read, or no such preset ships.
@@ -155,7 +167,7 @@ def as_config(source: Any = None, /, **options: Any) -> ProfilerConfig:
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:
-        given = {}
+        given = {} if options else {"enabled": False}
     elif isinstance(source, DictConfig):
         given = OmegaConf.to_container(source, resolve=True)
     elif is_dataclass(source):
@@ -171,7 +183,7 @@ def as_config(source: Any = None, /, **options: Any) -> ProfilerConfig:
 
 def presets() -> list[str]:
     """The names of the presets that ship."""
-    return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and p.name != "base.yaml")
+    return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and not p.name.startswith("_"))
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -225,13 +237,13 @@ def _shipped_sinks() -> dict[str, str]:
 
 def _sink(name: str, given: Any) -> Any:
     shipped = _shipped_sinks()
-    if given is None or (isinstance(given, Mapping) and "_target_" not in given):
+    if isinstance(given, Mapping) and "_target_" not in given:
         if name not in shipped:
             raise ConfigError(
                 f"profiler.sinks.{name} is no sink that ships (those are {', '.join(shipped)}), and has no _target_"
                 f"{_meant(name, shipped) or ', the class to build.'}"
             )
-        given = {"_target_": shipped[name], **(given or {})}
+        given = {"_target_": shipped[name], **given}
     return _built(f"profiler.sinks.{name}", given, "write", "write(self, capture, folder)")
 
 
@@ -266,7 +278,8 @@ def _instantiated(path: str, given: Mapping[str, Any]) -> Any:
 def _described(value: Any) -> Any:
     target = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, BaseModel):
-        return {"_target_": target, **value.model_dump(mode="json")}
+        with suppress(Exception):  # a field of the user's that JSON cannot hold
+            return {"_target_": target, **value.model_dump(mode="json")}
     return {"_target_": target} if not isinstance(value, Mapping) else dict(value)
 
 
@@ -299,7 +312,7 @@ def _must(error: ErrorDetails) -> str:
         "bool": "must be true or false",
         "int": "must be a whole number",
         "string": "must be text",
-        "dict": "must map names to sinks or triggers",
+        "dict": "must be names with options, as in {table: {}}",
         "list": "must be a list",
         "model": "must hold options such as depth and include",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import assume_constant_result, is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
+from torch.compiler import is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
 from torch.profiler import itt, record_function
 
 from instrument.errors import ConfigError
+from instrument.names import to_trace
 
 
 class Backend(NamedTuple):
@@ -84,9 +85,10 @@ backend: Backend = torch_backend
 swallowed: dict[tuple[str, str], None] = {}
 
 
-def arm() -> None:
-    """Let annotations open ranges; called when a window starts to record."""
-    global armed
+def arm(emitting: Backend | None = None) -> None:
+    """Let annotations open ranges, with `emitting` where it is given; called when a window starts to record."""
+    global armed, backend
+    backend = emitting or backend
     armed = not disabled
 
 
@@ -106,15 +108,14 @@ def mark(moment: str) -> None:
         backend.mark(moment)
 
 
-def use(names: Sequence[str]) -> None:
-    """Choose which tools see the ranges: of `torch`, `nvtx` (Nsight Systems) and `itt` (VTune).
+def backend_for(names: Sequence[str]) -> Backend:
+    """What emits to the tools named: of `torch`, `nvtx` (Nsight Systems) and `itt` (VTune).
 
     Raises:
         ConfigError: this torch was built without the tool.
     """
-    global backend
-    chosen = [BACKENDS[name]() for name in names]
-    backend = chosen[0] if len(chosen) == 1 else _together(chosen)
+    chosen = [BACKENDS[name]() for name in dict.fromkeys(names)]
+    return chosen[0] if len(chosen) == 1 else _together(chosen)
 
 
 def _together(backends: Sequence[Backend]) -> Backend:
@@ -133,22 +134,25 @@ def _together(backends: Sequence[Backend]) -> Backend:
     return Backend(open_all, close_all, mark_all)
 
 
-@assume_constant_result  # type: ignore[untyped-decorator]
 def swallow(name: str) -> None:
     """Note that Dynamo traces a range away; it calls this once, while it compiles, and leaves the call out."""
-    from torch._guards import CompileContext  # loads Dynamo, which is there when this is called
+    from torch._guards import CompileContext  # there already when Dynamo calls this
 
     region = CompileContext.current_compile_id()
     if region is not None:
         swallowed[name, str(region)] = None
 
 
+# All that torch.compiler.assume_constant_result does; but that one loads Dynamo, which takes two seconds.
+swallow._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def labelled(template: str, values: dict[str, Any]) -> str:
     """A range's name from a format and the call's arguments; the format itself where that fails."""
     try:
-        return template.format(**values)
+        return to_trace(template.format(**values))
     except Exception:  # a name is never worth a training run
-        return template
+        return to_trace(template)
 
 
 def labelled_by(function: Any, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -156,7 +160,7 @@ def labelled_by(function: Any, template: str, args: tuple[Any, ...], kwargs: dic
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        return template
+        return to_trace(template)
     bound.apply_defaults()
     return labelled(template, bound.arguments)
 
@@ -164,6 +168,6 @@ def labelled_by(function: Any, template: str, args: tuple[Any, ...], kwargs: dic
 def named_by(name: Callable[..., Any], fallback: str, *args: Any, **kwargs: Any) -> str:
     """A range's name from a function of the call's arguments; `fallback` where that fails."""
     try:
-        return str(name(*args, **kwargs))
+        return to_trace(str(name(*args, **kwargs)))
     except Exception:
-        return fallback
+        return to_trace(fallback)

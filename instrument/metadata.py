@@ -8,12 +8,36 @@ import socket
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from instrument.schedule import Window
+
 FORMAT = 1
+
+
+def facts(window: Window, step_number: int, cut: str | None) -> dict[str, Any]:
+    """What `capture.json` says of a window that ends before step `step_number`; `last_step` is the last whole step."""
+    return {
+        "first_step": window.first,
+        "last_step": step_number - 1 if step_number > window.first else None,
+        "steps": step_number - window.first,
+        "planned_steps": None if window.last is None else window.last - window.first + 1,
+        "truncated": cut is not None,
+        "reason": cut,
+        "trigger": window.trigger,
+    }
+
+
+def in_words(facts: dict[str, Any]) -> str:
+    """The recorded steps, for a sentence."""
+    if facts["last_step"] is None:
+        return f"a part of step {facts['first_step']}"
+    if facts["steps"] == 1:
+        return f"step {facts['first_step']}"
+    return f"steps {facts['first_step']}–{facts['last_step']}"
 
 
 def describe(
@@ -26,14 +50,14 @@ def describe(
         "window": dict(window),
         "started_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
         "rank": rank(),
-        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "world_size": _number("WORLD_SIZE", 1),
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "activities": activities,
         "devices": devices(activities),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "processor": platform.processor()},
         "versions": {
-            "instrument": version("torch-instrument"),
+            "instrument": _own_version(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -44,7 +68,20 @@ def describe(
 
 def rank() -> int:
     """This process's rank: torchrun's, and 0 where there is none."""
-    return int(os.environ.get("RANK", "0"))
+    return _number("RANK", 0)
+
+
+def _number(variable: str, default: int) -> int:
+    """A launcher's variable; the default where it is not set, or set to something else."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default
+
+
+def _own_version() -> str:
+    try:
+        return version("torch-instrument")
+    except PackageNotFoundError:  # run from a folder that was never installed
+        return "unknown"
 
 
 def devices(activities: list[str]) -> list[str]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
+from torch.utils.hooks import RemovableHandle
 
 from instrument import emit
+from instrument.annotate import Range
 from instrument.errors import ConfigError
 
 M = TypeVar("M", bound=nn.Module)
@@ -73,9 +72,9 @@ def instrument_model(
     Raises:
         ConfigError: the choice leaves no submodule at all, or a glob matches none; the nearest names are listed.
     """
-    choice = Choice(depth, tuple(include), tuple(exclude), tuple(types))
-    _check(model, choice)
     if not emit.disabled:
+        choice = Choice(depth, tuple(include), tuple(exclude), tuple(types))
+        _check(model, choice)
         _instrumented[model] = choice
     return model
 
@@ -90,25 +89,35 @@ def forget(model: nn.Module) -> None:
     _instrumented.pop(model, None)
 
 
-@contextmanager
-def module_ranges() -> Iterator[set[str]]:
-    """Keep the ranges of all instrumented models attached for as long as the block runs.
+class ModuleRanges:
+    """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    Yields the names of the ranges that have not been opened yet; what is left at the end was not called, or runs inside
-    a compiled region.
+    Attributes:
+        unseen: the names of those that were not opened yet; what is left at the end was not called, or runs inside a
+            compiled region.
     """
-    hooks = []
-    unseen: set[str] = set()
-    try:
+
+    def __init__(self) -> None:
+        self.unseen: set[str] = set()
+        self._ranges: list[Range] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> ModuleRanges:
         for name, module in _chosen():
-            unseen.add(name)
-            enter, leave = _hooks(name, unseen)
-            hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave, always_call=True))
-        yield unseen
-    finally:
-        for hook in hooks:
+            self.unseen.add(name)
+            self._ranges.append(_ModuleRange(name, self.unseen))
+            self._hooks += self._ranges[-1].hook(module)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
             hook.remove()
+        self.close_left_open()
+
+    def close_left_open(self) -> None:
+        """Close ranges whose forward ended without its hook being called, which KeyboardInterrupt does."""
+        for each in reversed(self._ranges):
+            each.close_all()
 
 
 def _chosen() -> Iterator[tuple[str, nn.Module]]:
@@ -126,38 +135,17 @@ def _has_forward(module: nn.Module) -> bool:
     return forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
 
-def _hooks(name: str, unseen: set[str]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """A forward pre-hook and a forward hook that open and close a range.
+class _ModuleRange(Range):
+    """The range of one submodule, which notes its first call."""
 
-    Written out, not made of `Range`: a module has two hook calls where a block has none, and they are what a recorded
-    step of a model with many small modules is slowed down by.
-    """
-    opened: dict[int, list[Any]] = {}  # per thread, innermost last; None for a call that was not recorded
+    def __init__(self, name: str, unseen: set[str]) -> None:
+        super().__init__(name)
+        self._unseen = unseen
 
-    def enter(*_: Any) -> None:
-        if is_dynamo_compiling():
-            emit.swallow(name)
-            return
-        entry = None
+    def before_forward(self, *_: Any) -> None:
         if emit.armed:
-            opens, closes, _mark = emit.backend
-            entry = closes, opens(name)
-            unseen.discard(name)
-        thread = get_ident()
-        if thread in opened:
-            opened[thread].append(entry)
-        else:
-            opened[thread] = [entry]
-
-    def leave(*_: Any) -> None:
-        if is_dynamo_compiling():
-            return
-        mine = opened.get(get_ident())
-        entry = mine.pop() if mine else None
-        if entry is not None:
-            entry[0](entry[1])
-
-    return enter, leave
+            self._unseen.discard(self.name)
+        self.__enter__()
 
 
 def _check(model: nn.Module, choice: Choice) -> None:
@@ -172,8 +160,9 @@ def _check(model: nn.Module, choice: Choice) -> None:
                 )
     if not any(choice.takes(path, module) for path, module in model.named_modules()):
         raise ConfigError(
-            f"instrument_model was given depth={choice.depth}, types={list(choice.types)!r}, "
-            f"which leave no submodule of {type(model).__name__}: widen them."
+            f"instrument_model was given a choice that leaves no submodule of {type(model).__name__}: "
+            f"depth={choice.depth}, include={list(choice.include)}, exclude={list(choice.exclude)}, "
+            f"types={list(choice.types)}; widen it."
         )
 
 

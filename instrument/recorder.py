@@ -6,23 +6,25 @@ over 11 µs on every step, also while it waits. What differs between torch versi
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
+from loguru import logger
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument import emit
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError
-from instrument.modules import module_ranges
+from instrument.modules import ModuleRanges
 
 # Below this much free space torch's export is not even tried: it would return as if all were well.
 _LEAST_FREE_BYTES = 16 * 1024**2
@@ -34,26 +36,31 @@ _busy: weakref.ref[Recorder] | None = None
 class Recorder:
     """Records one window; a new one is made for each.
 
-    `start`, `next_step` and `stop` must be called on the thread that trains. `stop` waits for the device, and holds the
-    GIL while torch collects: about 4 s per million events, 13–16 s with shapes. `save` holds it about 3.5 s.
+    Every thread is recorded, except with `profile_memory` or in a torch that cannot: then only the one that starts the
+    window, which must also stop it. `stop` waits for the device, and holds the GIL while torch collects: about 4 s per
+    million events, 13–16 s with shapes. `save` holds it about 3.5 s.
 
     Attributes:
         started_at: seconds since the epoch when recording began; None before.
     """
 
-    def __init__(self, config: ProfilerConfig, activities: Sequence[str]) -> None:
+    def __init__(self, config: ProfilerConfig, activities: Sequence[str], emitting: emit.Backend) -> None:
+        # torch loses all memory events where it records every thread, so with memory it records the caller's alone
+        self._all_threads = not config.profile_memory and _knows_all_threads()
         self._profile = _KinetoProfile(
             activities=[ProfilerActivity.__members__[name.upper()] for name in activities],
             record_shapes=config.record_shapes,
             profile_memory=config.profile_memory,
             with_stack=config.with_stack,
             with_modules=config.with_modules,
-            experimental_config=_experimental_config(with_stack=config.with_stack),
+            experimental_config=_experimental_config(with_stack=config.with_stack, all_threads=self._all_threads),
         )
-        self._attached = ExitStack()
-        self._unseen: set[str] = set()
+        self._emitting = emitting
+        self._modules = ModuleRanges()
+        self._thread = 0
         self._graphs_before = 0
         self._prepared = False
+        self._disturbed = False
         self._step_range: Any = None
         self.started_at: float | None = None
 
@@ -67,9 +74,10 @@ class Recorder:
         refuse_company()
         self._profile.prepare_trace()
         self._prepared = True
+        self._thread = get_ident()
         _busy = weakref.ref(self)
         self._graphs_before = _compiled_graphs()
-        self._unseen = self._attached.enter_context(module_ranges())
+        self._modules.__enter__()
 
     def start(self) -> None:
         """Begin to keep what is recorded; prepares first where nobody has.
@@ -81,7 +89,7 @@ class Recorder:
             self.prepare()
         self.started_at = time.time()
         self._profile.start_trace()
-        emit.arm()
+        emit.arm(self._emitting)
         emit.mark("window begins")
 
     def next_step(self, number: int) -> None:
@@ -91,24 +99,43 @@ class Recorder:
 
     def end_step(self) -> None:
         """End the step that is open, if any. One never ended is marked unfinished in the trace."""
+        self._modules.close_left_open()
         if self._step_range is not None:
             emit.torch_backend.close(self._step_range)
             self._step_range = None
 
     def stop(self) -> None:
-        """End the window and leave nothing of ours in the running program; harmless when repeated."""
-        global _busy
-        if emit.armed:
-            emit.mark("window ends")
+        """End the window and leave nothing of ours in the running program; harmless when repeated.
+
+        Raises:
+            CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one;
+                torch would end the process.
+        """
+        if not self._prepared:
+            return
+        if not self._all_threads and get_ident() != self._thread:
+            raise CaptureError(
+                "The window was started on another thread, and only there can it be stopped: call start, step and stop "
+                "of a session on one thread."
+            )
+        emit.mark("window ends")
         emit.disarm()
-        self._attached.close()
-        if self._prepared:
-            self._prepared = False
-            _busy = None
-            if self.started_at is None:
-                self._profile.start_trace()  # torch has no other way to leave the warm-up
+        self._modules.__exit__()
+        if self.started_at is None:
+            self._profile.start_trace()  # torch has no other way to leave the warm-up
+        self._disturbed = not _profiling()
+        try:
             self._profile.stop_trace()
-            self.end_step()
+        except Exception:
+            self._let_go()
+            raise
+        self._let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
+        self.end_step()
+
+    def _let_go(self) -> None:
+        global _busy
+        self._prepared = False
+        _busy = None
 
     def not_timed(self) -> dict[str, Any]:
         """What the window cannot show, for `capture.json`; to be asked once the window has ended.
@@ -119,7 +146,7 @@ class Recorder:
         """
         return {
             "swallowed": [{"range": name, "region": region} for name, region in emit.swallowed],
-            "modules_not_seen": sorted(self._unseen),
+            "modules_not_seen": sorted(self._modules.unseen),
             "graphs_compiled": _compiled_graphs() - self._graphs_before,
         }
 
@@ -127,8 +154,13 @@ class Recorder:
         """Write the trace as plain JSON; possible once, because torch refuses a second export.
 
         Raises:
-            CaptureError: the disk is full, or torch wrote no whole file.
+            CaptureError: the disk is full, torch wrote no whole file, or another profiler of torch's ran within the
+                window, after which torch's export would end the process.
         """
+        if self._disturbed:
+            raise CaptureError(
+                "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
+            )
         free = shutil.disk_usage(path.parent).free
         if free < _LEAST_FREE_BYTES:
             raise CaptureError(f"Only {free} bytes are free in {path.parent}: make room for the next trace.")
@@ -145,13 +177,43 @@ def refuse_company() -> None:
     """
     if _busy is not None and _busy() is not None:
         raise CaptureError("Another session is recording in this process, and only one can: stop that one first.")
-    if torch._C._autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled() or _profiling(default=False):
         raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
 
 
 def available_activities() -> list[str]:
     """What this machine can record: `cpu`, and the devices that are really there."""
     return sorted(name for name in (activity.name.lower() for activity in supported_activities()) if _present(name))
+
+
+def _profiling(*, default: bool = True) -> bool:
+    """What torch notes in Python of its profiler being on, on whatever thread; `default` where it does not."""
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", default))
+
+
+def _forget_parent() -> None:
+    global _busy
+    _busy = None
+
+
+# A forked child records nothing yet, whatever its parent does.
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def usable_activities(wanted: list[str] | None) -> list[str]:
+    """Of the activities wanted those that can be recorded here; warns of the others. None: all that can."""
+    there = available_activities()
+    if wanted is None:
+        return there
+    missing = [name for name in wanted if name not in there]
+    usable = [name for name in wanted if name in there] or ["cpu"]
+    if missing:
+        logger.warning(
+            "profiler.activities names {}, which this machine or this torch does not have: records {} only.",
+            " and ".join(missing),
+            " and ".join(usable),
+        )
+    return usable
 
 
 def _compiled_graphs() -> int:
@@ -165,15 +227,24 @@ def _present(name: str) -> bool:
     return name == "cpu" or (device is not None and bool(device.is_available()))
 
 
-def _experimental_config(*, with_stack: bool) -> Any:
+def _experimental_config(*, with_stack: bool, all_threads: bool) -> Any:
     """`verbose` puts the call stack on every operator; `trace_only` spares torch the events that we never ask for."""
     config = torch._C._profiler._ExperimentalConfig
+    options: dict[str, Any] = {"profile_all_threads": True} if all_threads else {}
     if with_stack:
-        return config(verbose=True)
+        return config(verbose=True, **options)
     try:
-        return config(trace_only=True)
+        return config(trace_only=True, **options)
     except TypeError:  # a torch older than the option
-        return config()
+        return config(**options)
+
+
+def _knows_all_threads() -> bool:
+    try:
+        torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return False
+    return True
 
 
 def _ends_whole(path: Path) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from loguru import logger
 from torch import nn
@@ -18,9 +19,9 @@ from instrument import emit, export, metadata, schedule
 from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
-from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.errors import CaptureError, InstrumentError
 from instrument.modules import forget, instrument_model, is_instrumented
-from instrument.recorder import Recorder, available_activities, refuse_company
+from instrument.recorder import Recorder, refuse_company, usable_activities
 from instrument.schedule import Window
 from instrument.triggers import Watch
 
@@ -28,17 +29,34 @@ T = TypeVar("T")
 _NEVER = sys.maxsize
 
 
+class Steps(Generic[T]):
+    """The batches of a loader, a step after each; as long as the loader."""
+
+    def __init__(self, session: Session, loader: Iterable[T]) -> None:
+        self._session = session
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[T]:
+        return self._session._batches(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type] # as the loader answers
+
+
 class Session:
     """Records windows of a run and hands each to its sinks.
 
-    `config` is anything `as_config` takes: a Hydra config, a mapping, a preset's name, nothing; keyword options win
-    over it. With `model`, every submodule gets a range while a window warms up or records. Use it as a context manager,
-    or call `start`, `step` once after each training step, and `stop`.
+    `config` is anything `as_config` takes: a Hydra config, a mapping, a preset's name, a `ProfilerConfig`; keyword
+    options win over it. Without either, the whole block is recorded; None records nothing. With `model`, every
+    submodule gets a range while a window warms up or records. Use it as a context manager, or call `start`, `step` once
+    after each training step, and `stop`.
 
     Attributes:
         config: the checked `ProfilerConfig`.
         captures: what was delivered so far, oldest first.
         step_number: the step that runs now, counted from 0; it names the recorded steps.
+        activities: what is recorded; empty before the start.
+        output_dir: the folder for captures; None before the start.
 
     What fails while recording or writing is logged and never reaches the training loop. Cost: a step outside windows is
     a comparison; the end of a window costs what torch needs to stop and to write its trace, and the time of the sinks.
@@ -47,19 +65,27 @@ class Session:
         ConfigError: from the constructor, for an option that cannot work.
     """
 
-    def __init__(self, config: Any = None, /, *, model: nn.Module | None = None, **options: Any) -> None:
-        self.config: ProfilerConfig = as_config(config, **options)
+    def __init__(self, *config: Any, model: nn.Module | None = None, **options: Any) -> None:
+        self.config: ProfilerConfig = as_config(*config, **options)
         self.captures: list[Capture] = []
         self.step_number = 0
+        self.activities: list[str] = []
+        self.output_dir: Path | None = None
         self._model = model
-        self._instrumented: nn.Module | None = None  # by this session
         self._running = False
         self._plan: Iterator[Window] = iter(())
         self._window: Window | None = None  # the one that is open, or else the next
         self._recorder: Recorder | None = None  # of the window that is open
         self._watch = Watch({})
         self._wakes_at = _NEVER  # the next step at whose start something is to be done
+        self._instrumented: nn.Module | None = None  # by this session
+        self._emitting = emit.torch_backend
         self._batch_open = False  # a batch of `steps` is out and its step not yet ended
+        self._loop_left = False  # the loop that it was given to runs no more
+        self._began_at = 0  # the step number at the start
+        self._ended_at: int | None = None  # the one at the last stop; None: never stopped
+        self._process = os.getpid()
+        self._failed_sinks: set[str] = set()
         self._loss: Any = None  # given within that step
         self._said: set[str] = set()
 
@@ -83,19 +109,24 @@ class Session:
         if not self.config.enabled:
             return self
         refuse_company()
+        self.activities = usable_activities(self.config.activities)
+        self.output_dir = export.writable(export.output_dir(self.config))
+        self._emitting = emit.backend_for(self.config.emit)
         self._take_model(model if model is not None else self._model)
-        emit.use(self.config.emit)
-        self.activities = _usable_activities(self.config.activities)
-        self.output_dir = _writable(_output_dir(self.config))
         self._running = True
+        if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
+            self.step_number = 0
+        self._began_at, self._process = self.step_number, os.getpid()
+        atexit.register(self._stop, "the interpreter ended")
         self._watch = Watch(self.config.triggers)
         self._plan = self._scheduled()
-        self._window = next(self._plan, None)
+        self._skip_missed()
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         for note in self.config.notes:
             logger.info(note)
-        what = schedule.in_words(self._scheduled())
+        ahead = dropwhile(lambda window: window.first < self.step_number, self._scheduled())
+        what = schedule.in_words(ahead)
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
         self._safely(self._begin_step)
         return self
@@ -106,6 +137,8 @@ class Session:
         A tensor is looked at one step later, so that training hardly ever waits for the device. Inside a loop over
         `steps`, which ends the steps itself, it only takes the loss.
         """
+        if self._batch_open and self._loop_left:
+            self._close_batch()
         if not self._batch_open:
             self._advance(loss)
         elif loss is None:
@@ -113,13 +146,19 @@ class Session:
         else:
             self._loss = loss
 
-    def steps(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield the loader's batches and end a step after each; waiting for batch k is a range `data` in step k.
+    def steps(self, loader: Iterable[T]) -> Steps[T]:
+        """The loader's batches; a step ends after each, and waiting for batch k is a range `data` in step k.
 
-        `session.step(loss=…)` inside the loop tells triggers the loss.
+        `session.step(loss=…)` inside the loop tells triggers the loss. A loop within the loop, for validation, takes no
+        steps of its own. The length is the loader's.
         """
-        if self._batch_open:  # an earlier loop was left by break
-            self._close_batch()
+        return Steps(self, loader)
+
+    def _batches(self, loader: Iterable[T]) -> Iterator[T]:
+        if self._batch_open and not self._loop_left:  # a loop within a loop
+            yield from loader
+            return
+        self._close_batch()
         batches: Iterator[T] | None = None
         while True:
             with profiled("data"):
@@ -128,8 +167,11 @@ class Session:
                     batch = next(batches)
                 except StopIteration:
                     return
-            self._batch_open = True
-            yield batch
+            self._batch_open, self._loop_left = True, False
+            try:
+                yield batch
+            finally:
+                self._loop_left = True  # by break or an exception, which a generator cannot tell apart
             self._close_batch()
 
     def stop(self) -> None:
@@ -156,32 +198,47 @@ class Session:
 
     def _advance(self, loss: Any) -> None:
         self.step_number += 1
-        if self._running and (self.step_number >= self._wakes_at or self._watch):
+        if not self._running:
+            if self.config.enabled and self._ended_at is None:
+                self._say(
+                    "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
+                )
+        elif self.step_number >= self._wakes_at or self._watch:
             self._safely(self._end_step, loss)
 
     def _end_step(self, loss: Any) -> None:
         """Do what is due between step `step_number - 1` and step `step_number`."""
+        if os.getpid() != self._process:  # in a forked child: the run is its parent's
+            self._running, self._recorder = False, None
+            return
         if self._recorder is not None:
             self._recorder.end_step()
+        idle = self._recorder is None
+        fired = self._watch.after(self.step_number - 1, loss) if self._watch else None
         if self._recording and self._window and self._window.last == self.step_number - 1:
-            self._end_window(cut=None)
-        if self._watch:
-            name = self._watch.after(self.step_number - 1, loss)
-            if name is not None and self._recorder is None:
-                self._request_window(name)
+            self._safely(self._end_window, None)  # what fails in it does not cost the next window
+        if fired is not None and idle:
+            self._request_window(fired)
         self._begin_step()
+        self._watch.resume()
+
+    def _skip_missed(self) -> None:
+        """Turn to the next window that is still ahead; a step number set from a checkpoint jumps over some."""
+        if self._window is None:
+            self._window = next(self._plan, None)
+        while self._window and self._recorder is None and self._window.first < self.step_number:
+            self._window = next(self._plan, None)
 
     def _begin_step(self) -> None:
         """Do what the plan says for the start of step `step_number`."""
-        while self._window and self._recorder is None and self._window.first < self.step_number:
-            self._window = next(self._plan, None)  # a step number set from a checkpoint jumps over windows
+        self._skip_missed()
         window = self._window
         if window is None or self.step_number < window.warmup_from:
             self._wakes_at = window.warmup_from if window else _NEVER
             return
         self._wakes_at = self.step_number + 1
         if self._recorder is None:
-            self._recorder = Recorder(self.config, self.activities)
+            self._recorder = Recorder(self.config, self.activities, self._emitting)
             self._recorder.prepare()
         if self.step_number >= window.first:
             if not self._recording:
@@ -197,42 +254,39 @@ class Session:
         window, recorder = self._window, self._recorder
         if window is None or recorder is None or recorder.started_at is None:
             return
-        self._recorder, self._window = None, next(self._plan, None)
         recorder.stop()
-        facts = _facts(window, self.step_number, cut)
+        self._recorder, self._window = None, next(self._plan, None)
+        facts = metadata.facts(window, self.step_number, cut)
         last = max(window.first, self.step_number - 1)
-        name = f"steps_{window.first:06d}-{last:06d}_rank{metadata.rank()}"
-        about = metadata.describe(name, facts, recorder.started_at, self.activities, self.config.plain())
-        about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
-        if about["graphs_compiled"]:
-            logger.warning(
-                "torch.compile compiled {} graphs inside the window of steps {}, whose times hold that: "
-                "wait longer before the window (profiler.wait).",
-                about["graphs_compiled"],
-                window,
-            )
-        self.captures.append(self._deliver(recorder, about))
-        logger.info("Recorded {} into {}", _recorded_words(facts), self.captures[-1].folder)
+        capture = self._deliver(recorder, f"steps_{window.first:06d}-{last:06d}_rank{metadata.rank()}", facts)
+        self.captures.append(capture)
+        logger.info("Recorded {} into {}", metadata.in_words(facts), capture.folder)
 
-    def _deliver(self, recorder: Recorder, about: dict[str, Any]) -> Capture:
-        staging = export.staging_folder(self.output_dir, about["name"])
+    def _deliver(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> Capture:
+        """Save the raw trace first: whatever fails after that, it is there."""
+        output_dir = self.output_dir or Path()
+        staging = export.staging_folder(output_dir, name)
         try:
             recorder.save(staging / "trace.json")
-            return export.deliver(staging, self.output_dir, about, self.config.sinks)
+            about = metadata.describe(name, facts, recorder.started_at or 0.0, self.activities, self.config.plain())
+            about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
+            _warn_compiled(about["graphs_compiled"], facts)
+            return export.deliver(staging, output_dir, about, self.config.sinks, self._failed_sinks)
         except Exception:
             with suppress(OSError):
                 staging.rmdir()  # where nothing was written
             if staging.exists():
-                logger.warning("What was written of {} is kept in {}", about["name"], staging)
+                logger.warning("What was written of {} is kept in {}", name, staging)
             raise
 
     def _stop(self, cut: str | None) -> None:
         if cut is None:
             self._close_batch()  # the loop was left by break, its last batch done
         self._batch_open = False
-        if self._running:
+        if self._running and os.getpid() == self._process:
             self._safely(self._finish, cut)
-            self._running = False
+            self._running, self._ended_at = False, self.step_number
+            atexit.unregister(self._stop)
             if self._instrumented is not None:
                 forget(self._instrumented)
                 self._instrumented = None
@@ -248,12 +302,19 @@ class Session:
             if not self.captures:
                 self._warn_nothing_recorded(window)
             return
+        stepped, whole = self.step_number > self._began_at, self.step_number > window.first
+        if stepped and not whole and cut is None:  # it has just begun, and holds nothing
+            self._recorder = None
+            recorder.stop()
+            if not self.captures:
+                self._warn_nothing_recorded(window)
+            return
         if window.last is None:
-            if cut is None and self.step_number == window.first:  # nobody stepped: the whole block is the step
+            if cut is None and not stepped:  # the whole block is the one step
                 self.step_number += 1
                 recorder.end_step()
         else:
-            cut = cut or "the run ended"
+            cut = cut or ("the run ended" if stepped else "session.step() was never called")
         if cut:
             self._warn_cut(window, cut)
         self._end_window(cut)
@@ -270,11 +331,14 @@ class Session:
         )
 
     def _warn_nothing_recorded(self, window: Window) -> None:
+        done = self.step_number - self._began_at
         logger.warning(
-            "The run ended after {} steps, before the first window (steps {}) began, and nothing was recorded: "
-            "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer.",
-            self.step_number,
+            "The run ended after {} steps, before the first window (steps {}) had recorded one: {}.",
+            done,
             window,
+            "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer"
+            if done
+            else "call session.step() after each training step, or loop over session.steps(loader)",
         )
 
     def _request_window(self, trigger: str) -> None:
@@ -316,59 +380,11 @@ class Session:
             logger.opt(exception=unexpected).log("ERROR" if error else "WARNING", "{}", sentence)
 
 
-def _facts(window: Window, step_number: int, cut: str | None) -> dict[str, Any]:
-    """What `capture.json` says of a window that ends before step `step_number`; `last_step` is the last whole step."""
-    return {
-        "first_step": window.first,
-        "last_step": step_number - 1 if step_number > window.first else None,
-        "steps": step_number - window.first,
-        "planned_steps": None if window.last is None else window.last - window.first + 1,
-        "truncated": cut is not None,
-        "reason": cut,
-        "trigger": window.trigger,
-    }
-
-
-def _recorded_words(facts: dict[str, Any]) -> str:
-    if facts["last_step"] is None:
-        return f"a part of step {facts['first_step']}"
-    if facts["steps"] == 1:
-        return f"step {facts['first_step']}"
-    return f"steps {facts['first_step']}–{facts['last_step']}"
-
-
-def _usable_activities(wanted: list[str] | None) -> list[str]:
-    there = available_activities()
-    if wanted is None:
-        return there
-    missing = [name for name in wanted if name not in there]
-    usable = [name for name in wanted if name in there] or ["cpu"]
-    if missing:
+def _warn_compiled(graphs: int, facts: dict[str, Any]) -> None:
+    if graphs:
         logger.warning(
-            "profiler.activities names {}, which this machine or this torch does not have: records {} only.",
-            " and ".join(missing),
-            " and ".join(usable),
+            "torch.compile compiled {} graphs inside the window of {}, whose times hold that: "
+            "wait longer before the window (profiler.wait).",
+            graphs,
+            metadata.in_words(facts),
         )
-    return usable
-
-
-def _output_dir(config: ProfilerConfig) -> Path:
-    """The folder for captures: the one given, or `profile/` in Hydra's run folder or the current one."""
-    if config.output_dir is not None:
-        return Path(config.output_dir).expanduser().absolute()
-    hydra = sys.modules.get("hydra.core.hydra_config")  # where Hydra runs, it is loaded
-    if hydra is not None and hydra.HydraConfig.initialized():
-        return Path(hydra.HydraConfig.get().runtime.output_dir) / "profile"
-    return Path("profile").absolute()
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(
-            f"profiler.output_dir is {str(folder)!r}, which cannot be written ({reason}): choose another folder."
-        ) from error

@@ -44,19 +44,24 @@ class Watch:
 
     def __init__(self, triggers: dict[str, Any]) -> None:
         self._triggers = dict(triggers)
-        self._last_ns = time.perf_counter_ns()
         self._last_loss: Any = None
+        self._warned = False
+        self.resume()
 
     def __bool__(self) -> bool:
         return bool(self._triggers)
 
     def after(self, number: int, loss: Any) -> str | None:
-        """The name of the first trigger that fires after step `number`; None where none does."""
-        now = time.perf_counter_ns()
-        step = Step(number, now - self._last_ns, _as_number(self._last_loss), _allocated_bytes())
-        self._last_ns = now
-        self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        return next((name for name in list(self._triggers) if self._fires(name, step)), None)
+        """The name of the first trigger that fires after step `number`; None where none does. All are asked."""
+        duration_ns = time.perf_counter_ns() - self._began_ns
+        seen, self._last_loss = self._last_loss, loss.detach() if isinstance(loss, torch.Tensor) else loss
+        step = Step(number, duration_ns, self._number(seen), _allocated_bytes())
+        fired = [name for name in list(self._triggers) if self._fires(name, step)]
+        return fired[0] if fired else None
+
+    def resume(self) -> None:
+        """Count the next step's duration from now on: what a window's end takes is not the step's."""
+        self._began_ns = time.perf_counter_ns()
 
     def _fires(self, name: str, step: Step) -> bool:
         try:
@@ -66,9 +71,14 @@ class Watch:
             logger.exception("The trigger {} failed and is not asked again.", name)
             return False
 
-
-def _as_number(loss: Any) -> float | None:
-    return None if loss is None else float(loss)
+    def _number(self, loss: Any) -> float | None:
+        try:
+            return None if loss is None else float(loss)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("session.step was given a loss that is no single number ({}): triggers see None.", error)
+            return None
 
 
 def _allocated_bytes() -> int | None:

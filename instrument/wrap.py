@@ -15,16 +15,14 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from instrument import emit
+from instrument.names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 
-#: What a resumed coroutine or generator adds to its range's name; the read half takes both as one range.
-RESUMED = " (resumed)"
-
-_SOURCE = """
-def make(function, name, fallback):
+# is_dynamo_compiling comes first: Dynamo folds it, and never guards on the flag; arming would recompile.
+_PLAIN = """
+def make(function, name, fallback, slices):
     def ranged({parameters}):
-        # is_dynamo_compiling first: Dynamo folds it, and never guards on the flag; arming would recompile
         if is_dynamo_compiling():
             swallow(fallback)
             return function({arguments})
@@ -38,9 +36,73 @@ def make(function, name, fallback):
             closes(handle)
     return ranged
 """
+_GENERATOR = """
+def make(function, name, fallback, slices):
+    def ranged({parameters}):
+        run = slices(lambda: {label})
+        try:
+            return (yield from run.through(function({arguments})))
+        except BaseException as error:
+            raise run.without_ours(error)
+    return ranged
+"""
+_COROUTINE = """
+def make(function, name, fallback, slices):
+    async def ranged({parameters}):
+        run = slices(lambda: {label})
+        try:
+            return await run.awaited(function({arguments}))
+        except BaseException as error:
+            raise run.without_ours(error)
+    return ranged
+"""
+_ASYNC_GENERATOR = """
+def make(function, name, fallback, slices):
+    async def ranged({parameters}):
+        run = slices(lambda: {label})
+        inner = function({arguments})
+        resume, value = inner.asend, None
+        while True:
+            try:
+                item = await run.awaited(resume(value).__await__())
+            except StopAsyncIteration:
+                return
+            except BaseException as error:
+                raise run.without_ours(error)
+            try:
+                value = yield item
+                resume = inner.asend
+            except GeneratorExit:
+                await inner.aclose()
+                raise
+            except BaseException as error:
+                resume, value = inner.athrow, error
+    return ranged
+"""
 _VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
-# Names that the wrapper uses itself; a function with such a parameter gets a variadic wrapper.
-_TAKEN = frozenset({"function", "name", "fallback", "handle", "opens", "closes", "_"} | set(vars(emit)))
+# Names that the wrappers use themselves; a function with such a parameter gets a variadic wrapper.
+_TAKEN = frozenset(
+    [
+        *[
+            "function",
+            "name",
+            "fallback",
+            "slices",
+            "handle",
+            "opens",
+            "closes",
+            "_",
+            "run",
+            "error",
+            "inner",
+            "resume",
+            "value",
+            "item",
+        ],
+        *vars(emit),
+    ]
+)
+_FILE = "<profiled>"
 
 
 def in_range(function: Callable[..., Any], name: Name) -> Any:
@@ -50,18 +112,6 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     evaluated only while a window records. Coroutines and generators get one range for each slice between two
     suspensions.
     """
-    if inspect.iscoroutinefunction(function):
-        wrapper: Any = _coroutine(function, name)
-    elif inspect.isasyncgenfunction(function):
-        wrapper = _async_generator(function, name)
-    elif inspect.isgeneratorfunction(function):
-        wrapper = _generator(function, name)
-    else:
-        wrapper = _plain(function, name)
-    return functools.update_wrapper(wrapper, function)
-
-
-def _plain(function: Callable[..., Any], name: Name) -> Any:
     exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
     if callable(name):
@@ -69,19 +119,30 @@ def _plain(function: Callable[..., Any], name: Name) -> Any:
     elif _is_format(name):
         label = f"labelled(name, {values})" if exact else "labelled_by(function, name, args, kwargs)"
     else:
-        label = "name"
-    wrapper = _factory(parameters, arguments, label)(function, name, _fallback(function, name))
+        label, name = "name", to_trace(name)
+    make = _factory(_source(function), parameters, arguments, label)
+    wrapper = make(function, name, _fallback(function, name), _Slices)
     if exact and isinstance(function, FunctionType):
         wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return wrapper
+    return functools.update_wrapper(wrapper, function)
+
+
+def _source(function: Any) -> str:
+    itself = inspect.isroutine(function) or isinstance(function, functools.partial)
+    called = function if itself else type(function).__call__
+    if inspect.iscoroutinefunction(called):
+        return _COROUTINE
+    if inspect.isasyncgenfunction(called):
+        return _ASYNC_GENERATOR
+    return _GENERATOR if inspect.isgeneratorfunction(called) else _PLAIN
 
 
 @functools.lru_cache(maxsize=512)
-def _factory(parameters: str, arguments: str, label: str) -> Callable[..., Any]:
+def _factory(source: str, parameters: str, arguments: str, label: str) -> Callable[..., Any]:
     """Compiles a wrapper's source, once for each signature."""
     found: dict[str, Any] = {}
-    source = _SOURCE.format(parameters=parameters, arguments=arguments, label=label)
-    exec(compile(source, "<profiled>", "exec"), vars(emit), found)
+    text = source.format(parameters=parameters, arguments=arguments, label=label)
+    exec(compile(text, _FILE, "exec"), vars(emit), found)
     made: Callable[..., Any] = found["make"]
     return made
 
@@ -121,13 +182,6 @@ def _fallback(function: Any, name: Name) -> str:
     return name if isinstance(name, str) else getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _label(function: Any, name: Name, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The name for one call, with its arguments at hand."""
-    if callable(name):
-        return emit.named_by(name, _fallback(function, name), *args, **kwargs)
-    return emit.labelled_by(function, name, args, kwargs) if _is_format(name) else name
-
-
 class _Slices:
     """The ranges of one call's slices: the first bears the name, those after a suspension say so."""
 
@@ -135,18 +189,18 @@ class _Slices:
         self._label = label
         self._suffix = ""
 
-    def open(self) -> tuple[Callable[[Any], None], Any] | None:
+    def _open(self) -> tuple[Callable[[Any], None], Any] | None:
         suffix, self._suffix = self._suffix, RESUMED
         if not emit.armed:
             return None
         opens, closes, _ = emit.backend
         return closes, opens(self._label() + suffix)
 
-    def run(self, inner: Any) -> Generator[Any, Any, Any]:
+    def through(self, inner: Any) -> Generator[Any, Any, Any]:
         """Drive a coroutine, generator or awaitable; what goes in and comes out is passed on as it is."""
         resume, value = inner.send, None
         while True:
-            opened = self.open()
+            opened = self._open()
             try:
                 yielded = resume(value)
             except StopIteration as stop:
@@ -160,67 +214,22 @@ class _Slices:
             except BaseException as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
                 resume, value = inner.throw, error
 
+    def awaited(self, inner: Any) -> _Awaited:
+        """As `through`, for `await`."""
+        return _Awaited(self.through(inner))
+
+    @staticmethod
+    def without_ours(error: BaseException) -> BaseException:
+        """The exception with our frames cut out of its traceback; raising it again adds the one of the wrapper."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
+            trace = trace.tb_next
+        return error.with_traceback(trace)
+
 
 class _Awaited:
-    """Awaits something slice by slice."""
-
-    def __init__(self, slices: _Slices, inner: Any) -> None:
-        self._slices = slices
-        self._inner = inner
+    def __init__(self, driven: Generator[Any, Any, Any]) -> None:
+        self._driven = driven
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._slices.run(self._inner)
-
-
-def _generator(function: Callable[..., Any], name: Name) -> Any:
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        slices = _Slices(lambda: _label(function, name, args, kwargs))
-        try:
-            return (yield from slices.run(function(*args, **kwargs)))
-        except BaseException as error:
-            raise _without_ours(error)  # noqa: B904 - it is the same exception
-
-    return ranged
-
-
-def _coroutine(function: Callable[..., Any], name: Name) -> Any:
-    async def ranged(*args: Any, **kwargs: Any) -> Any:
-        slices = _Slices(lambda: _label(function, name, args, kwargs))
-        try:
-            return await _Awaited(slices, function(*args, **kwargs))
-        except BaseException as error:
-            raise _without_ours(error)  # noqa: B904 - it is the same exception
-
-    return ranged
-
-
-def _async_generator(function: Callable[..., Any], name: Name) -> Any:
-    async def ranged(*args: Any, **kwargs: Any) -> Any:
-        slices = _Slices(lambda: _label(function, name, args, kwargs))
-        inner = function(*args, **kwargs)
-        resume, value = inner.asend, None
-        while True:
-            try:
-                item = await _Awaited(slices, resume(value).__await__())
-            except StopAsyncIteration:
-                return
-            except BaseException as error:
-                raise _without_ours(error)  # noqa: B904 - it is the same exception
-            try:
-                value = yield item
-                resume = inner.asend
-            except GeneratorExit:
-                await inner.aclose()
-                raise
-            except BaseException as error:
-                resume, value = inner.athrow, error
-
-    return ranged
-
-
-def _without_ours(error: BaseException) -> BaseException:
-    """The exception with our frames cut out of its traceback; raising it again adds the one of the wrapper."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return error.with_traceback(trace)
+        return self._driven

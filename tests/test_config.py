@@ -38,7 +38,7 @@ class Never:
         ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
         ({"record_shapes": "maybe"}, "profiler.record_shapes is 'maybe', but it must be true or false."),
         ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
-        ({"sinks": 3}, "profiler.sinks is 3, but it must map names to sinks or triggers."),
+        ({"sinks": 3}, "profiler.sinks is 3, but it must be names with options, as in {table: {}}."),
         ({"activities": "cpu"}, "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda]."),
         (
             {"activities": ["gpu"]},
@@ -54,9 +54,9 @@ class Never:
             "profiler.repeat is 2, but without profiler.active the first window has no end: "
             "set profiler.active to the steps of a window.",
         ),
-        ({"sinks": {"stacks": None}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
+        ({"sinks": {"stacks": {}}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
         (
-            {"sinks": {"tabel": None}},
+            {"sinks": {"tabel": {}}},
             "profiler.sinks.tabel is no sink that ships (those are chrome_trace, stacks, table, tensorboard), and has "
             "no _target_; did you mean table?",
         ),
@@ -94,7 +94,7 @@ def test_a_wrong_option_of_a_sink_reads_as_if_the_sink_were_built_by_hand() -> N
 
 
 def test_a_disabled_config_looks_at_nothing_further() -> None:
-    config = ProfilerConfig(enabled=False, repeat=5, sinks={"stacks": None, "other": {"_target_": "not.there"}})
+    config = ProfilerConfig(enabled=False, repeat=5, sinks={"stacks": {}, "other": {"_target_": "not.there"}})
     assert not config.enabled
 
 
@@ -117,7 +117,7 @@ def test_sinks_and_triggers_come_as_mappings_and_as_instances() -> None:
             "given": loud,
             "built": {"_target_": f"{__name__}.Loud", "volume": 5},
             "table": {"rows": 7},
-            "stacks": None,
+            "stacks": {},
         },
         triggers={"given": never, "built": {"_target_": f"{__name__}.Never"}},
     )
@@ -165,7 +165,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 
 def test_the_base_lists_every_option_with_its_default() -> None:
     model = ProfilerConfig()
-    assert _yaml("base.yaml") == model.plain()
+    assert _yaml("_instrument_base.yaml") == model.plain()
     assert set(model.plain()) == set(ProfilerConfig.model_fields)
 
 

@@ -63,11 +63,10 @@ def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: li
 
 
 def test_a_range_is_closed_by_the_tool_that_opened_it(calls: list[str]) -> None:
-    emit.use(["itt"])
-    emit.arm()
+    emit.arm(emit.backend_for(["itt"]))
     try:
         with profiled("mine"):
-            emit.use(["nvtx"])
+            emit.arm(emit.backend_for(["nvtx"]))
     finally:
         emit.disarm()
     assert [call for call in calls if "range" in call] == ["itt range_push mine", "itt range_pop"]

@@ -17,23 +17,29 @@ ROOT = Path(instrument.__file__).parent
 # Each room may import those on the lines above its own, itself, and the packages named; optional packages are imported
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
-    ({"errors"}, set()),
+    ({"errors", "names"}, set()),
     ({"capture"}, {"numpy", "msgspec"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf", "hydra"}),
     ({"export"}, {"loguru"}),
-    ({"emit", "schedule", "triggers", "metadata"}, {"torch", "loguru"}),
+    ({"emit", "schedule", "triggers"}, {"torch", "loguru"}),
+    ({"metadata"}, {"torch"}),
     ({"wrap"}, set()),
     ({"annotate"}, {"torch"}),
     ({"modules"}, {"torch"}),
-    ({"recorder"}, {"torch"}),
+    ({"recorder"}, {"torch", "loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),
     ({"__main__"}, set()),
 ]
 # Models import `annotate`: it must stay far from the configuration and the sinks.
-LIGHT = {"annotate": {"errors", "emit", "wrap"}, "wrap": {"emit"}, "emit": {"errors"}, "schedule": set()}
+LIGHT = {
+    "annotate": {"errors", "names", "emit", "wrap"},
+    "wrap": {"names", "emit"},
+    "emit": {"errors", "names"},
+    "schedule": set(),
+}
 OPTIONAL = {"tensorboard"}
 
 
@@ -106,7 +112,7 @@ def test_public_names_are_sorted_and_importable() -> None:
         ("import instrument", {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru"}),
         ("import hydra_plugins.instrument", {"torch", "numpy", "pydantic"}),
         ("import instrument.conf", {"torch", "numpy", "pydantic"}),
-        ("from instrument import profiled", {"pydantic", "hydra", "omegaconf", "loguru", "msgspec"}),
+        ("from instrument import profiled", {"pydantic", "hydra", "omegaconf", "loguru", "msgspec", "torch._dynamo"}),
         ("from instrument import Capture", {"torch", "pydantic", "hydra", "omegaconf", "loguru"}),
         ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
         ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument import Session, instrument_model, profiled
 from instrument.errors import ConfigError
-from instrument.modules import forget, is_instrumented, module_ranges
+from instrument.modules import ModuleRanges, forget, is_instrumented
 
 
 class Attention(nn.Module):
@@ -60,7 +60,7 @@ def hooked(model: nn.Module) -> bool:
 def names(folder: Path, model: nn.Module, call: Any = None, **choice: Any) -> list[str]:
     instrument_model(model, **choice)
     try:
-        with recorded(folder) as seen, module_ranges():
+        with recorded(folder) as seen, ModuleRanges():
             (call or model)(X)
     finally:
         forget(model)
@@ -106,7 +106,9 @@ def test_the_choice_of_submodules(tmp_path: Path, choice: dict[str, Any], expect
         ),
         (
             {"types": ["Conv*"]},
-            "instrument_model was given depth=None, types=['Conv*'], which leave no submodule of Model: widen them.",
+            "instrument_model was given a choice that leaves no submodule of Model: depth=None, include=[], "
+            "exclude=[], "
+            "types=['Conv*']; widen it.",
         ),
     ],
 )
@@ -135,7 +137,7 @@ def test_a_module_that_calls_itself(tmp_path: Path) -> None:
 
     model = nn.Sequential(Recursive())
     instrument_model(model)
-    with recorded(tmp_path) as seen, module_ranges():
+    with recorded(tmp_path) as seen, ModuleRanges():
         model(X)
     assert seen.ranges == [("Sequential", None), ("0", "Sequential"), ("0", "0"), ("0", "0")]
 
@@ -169,7 +171,7 @@ def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Pa
 
     model = instrument_model(nn.Sequential(nn.ReLU(), Broken()))
     with recorded(tmp_path) as seen:
-        with pytest.raises(ValueError, match="no"), module_ranges():
+        with pytest.raises(ValueError, match="no"), ModuleRanges():
             model(X)
         assert not hooked(model)
         with profiled("after"):
@@ -180,10 +182,10 @@ def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Pa
 def test_what_was_not_called_is_told(tmp_path: Path) -> None:
     model = Model()
     instrument_model(model, depth=2)
-    with recorded(tmp_path), module_ranges() as unseen:
-        assert unseen == {"Model", "layers.0", "layers.1", "head"}
+    with recorded(tmp_path), ModuleRanges() as ranges:
+        assert ranges.unseen == {"Model", "layers.0", "layers.1", "head"}
         model.encode(X)
-    assert unseen == {"Model", "layers.1", "head"}
+    assert ranges.unseen == {"Model", "layers.1", "head"}
 
 
 def test_a_model_is_neither_kept_alive_nor_changed() -> None:

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
+from threading import Thread
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +16,7 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import Session, profiled, recorder
+from instrument import Session, Sink, profiled, recorder
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 
@@ -152,17 +157,58 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(tmp_path: Path, net:
     ]
 
 
-@pytest.mark.parametrize("steps", [0, 2, 3])
+@pytest.mark.parametrize("steps", [0, 2, 3, 4])
 def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, log: Log) -> None:
     with Session({"wait": 3, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}) as session:
         for _ in range(steps):
             session.step()
     assert session.captures == []
     (warning,) = log.at("WARNING")
-    assert warning == (
-        f"The run ended after {steps} steps, before the first window (steps 4) began, and nothing was recorded: "
+    advice = (
         "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer."
+        if steps
+        else "call session.step() after each training step, or loop over session.steps(loader)."
     )
+    assert warning == (
+        f"The run ended after {steps} steps, before the first window (steps 4) had recorded one: {advice}"
+    )
+
+
+def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"active": 2, "output_dir": str(tmp_path)}) as session:
+        for batch in LOADER:
+            train_step(net, batch)
+    assert session.captures[0].metadata["window"]["reason"] == "session.step() was never called"
+    assert log.at("WARNING") == [
+        "The window of steps 0–1 was cut short after 0 of 2 steps (session.step() was never called); it is kept and "
+        "labelled truncated."
+    ]
+
+
+def test_a_run_that_ends_between_two_windows_leaves_no_empty_one(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"active": 2, "repeat": 0, "output_dir": str(tmp_path)}) as session:
+        for batch in session.steps(LOADER[:4]):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[0, 1], [2, 3]]
+    assert log.at("WARNING") == []
+
+
+def test_a_session_that_was_never_started_says_so_once(log: Log) -> None:
+    session = Session(active=1)
+    for _ in session.steps(range(3)):
+        pass
+    session.step()
+    assert log.at("WARNING") == [
+        "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
+    ]
+
+
+def test_none_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Session({}.get("profiler")) as session:
+        session.step()
+    assert session.captures == []
+    assert log == []
 
 
 def test_an_exception_keeps_the_window_and_goes_on_unchanged(tmp_path: Path, net: nn.Module) -> None:
@@ -238,28 +284,28 @@ def test_what_is_open_when_the_session_stops_is_put_away(tmp_path: Path, net: nn
     session.stop()
     session.stop()
     assert not any(m._forward_hooks for m in net.modules())
-    assert "before the first window (steps 3) began" in log.at("WARNING")[0]
+    assert "before the first window (steps 3) had recorded one" in log.at("WARNING")[0]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_can_be_started_again(tmp_path: Path, net: nn.Module) -> None:
+def test_a_session_can_be_started_again(tmp_path: Path, net: nn.Module, log: Log) -> None:
     session = Session({"active": 1, "output_dir": str(tmp_path)})
     for _ in range(2):
         with session:
             train_step(net, LOADER[0])
             session.step()
-        session.step_number = 0
     assert [c.folder.name for c in session.captures] == ["steps_000000-000000_rank0", "steps_000000-000000_rank0-2"]
     assert session.captures[1].metadata["name"] == "steps_000000-000000_rank0-2"
 
 
-def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.Module) -> None:
+def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.Module, log: Log) -> None:
     session = Session({"wait": 3, "active": 2, "repeat": 3, "output_dir": str(tmp_path)})
     session.step_number = 9
     with session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
     assert [whole_steps(c) for c in session.captures] == [[13, 14]]
+    assert "records steps 13–14 (counted from 0)" in log.at("INFO")[0], "those that are still ahead"
 
 
 def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:
@@ -272,10 +318,33 @@ def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path
     assert session.step_number == len(LOADER)
     assert collects.seen == [c.folder for c in session.captures]
     assert len(session.captures) == 2
-    first, second = log.at("ERROR")
-    assert first.startswith("The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails")
-    assert "Traceback" in first
-    assert second.startswith("The broken sink failed on steps_000001-000001_rank0")
+    (error,) = log.at("ERROR")
+    assert error.startswith(
+        "The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails. The trace"
+    )
+    assert "Traceback" in error
+
+
+def test_a_sink_that_wants_to_exit_does_not_end_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    log.errors_expected = True
+
+    class Exits:
+        def write(self, capture: Any, folder: Path) -> None:
+            raise SystemExit(3)
+
+    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"exits": Exits()}}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert session.step_number == len(LOADER)
+    assert "The exits sink failed" in log.at("ERROR")[0]
+
+
+def test_captures_do_not_keep_what_the_sinks_had_them_read(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"table": {}}}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert not {"events", "operators", "ranges"} & set(vars(session.captures[0]))
+    assert len(session.captures[0].operators) > 5
 
 
 @pytest.mark.parametrize("part", ["prepare", "start", "next_step", "end_step", "stop", "save"])
@@ -473,3 +542,218 @@ def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) ->
     with pytest.raises(OSError, match="the disk of the data is gone"):
         run()
     assert session.captures[0].metadata["window"]["reason"] == "exception OSError"
+
+
+def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path) -> None:
+    with Session({"wait": 20, "active": 1, "output_dir": str(tmp_path)}) as session:
+        for _ in session.steps(range(5)):
+            break
+        for _ in range(10):
+            session.step()
+    assert session.step_number == 11
+
+
+def test_a_loop_within_a_loop_takes_no_steps(tmp_path: Path) -> None:
+    with Session({"wait": 20, "active": 1, "output_dir": str(tmp_path)}) as session:
+        for _ in session.steps(range(3)):
+            assert list(session.steps("ab")) == ["a", "b"]
+    assert session.step_number == 3
+
+
+def test_steps_are_as_long_as_their_loader() -> None:
+    session = Session("disabled")
+    assert len(session.steps([1, 2, 3])) == 3
+    with pytest.raises(TypeError):
+        len(session.steps(iter([1])))
+
+
+def test_other_threads_are_recorded_too(tmp_path: Path) -> None:
+    @profiled("in a thread")
+    def work() -> None:
+        torch.ones(3)
+
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        work()
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        session.step()
+    (row,) = session.captures[0].ranges.where(name="in a thread")
+    assert row.calls == 2
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memory: bool) -> None:
+    """In a process of its own: torch ends it by a segmentation fault where it is asked to stop on the wrong thread."""
+    code = f"""
+        from threading import Thread
+        from instrument import Session
+        session = Session(active=3, profile_memory={memory}, output_dir={str(tmp_path)!r}).start()
+        session.step()
+        thread = Thread(target=session.stop)
+        thread.start()
+        thread.join()
+        print("CAPTURES", len(session.captures))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert f"CAPTURES {0 if memory else 1}" in done.stdout
+    assert ("only there can it be stopped" in done.stderr) == memory
+    assert memory or done.returncode == 0
+
+
+def test_a_session_that_nobody_stops_is_stopped_at_exit(tmp_path: Path) -> None:
+    code = f"""
+        from instrument import Session
+        session = Session(active=5, output_dir={str(tmp_path)!r}).start()
+        session.step()
+        raise KeyError("nobody catches it")
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (found,) = tmp_path.glob("*/capture.json")
+    assert json.loads(found.read_text())["window"]["reason"] == "the interpreter ended"
+
+
+def test_torchs_profiler_inside_a_window_costs_that_window_and_no_process(tmp_path: Path) -> None:
+    code = f"""
+        import torch
+        from instrument import Session
+        with Session(active=1, repeat=2, output_dir={str(tmp_path)!r}) as session:
+            with torch.profiler.profile():
+                torch.ones(1)
+            session.step()
+            torch.ones(1)
+            session.step()
+        print("CAPTURES", *[c.name for c in session.captures])
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CAPTURES steps_000001-000001_rank0" in done.stdout
+    assert "torch.profiler was used inside the window, which takes the recording away" in done.stderr
+
+
+def test_a_forked_child_neither_steps_its_parents_run_nor_is_kept_from_its_own(tmp_path: Path) -> None:
+    code = f"""
+        import os, torch
+        from instrument import Session
+        session = Session(active=2, output_dir={str(tmp_path / "parent")!r}).start()
+        if os.fork() == 0:
+            session.step(); session.step(); session.stop()
+            os._exit(0)
+        os.wait()
+        session.step(); session.step(); session.stop()
+        print("CAPTURES", len(session.captures))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert "CAPTURES 1" in done.stdout, done.stderr
+    assert len(list((tmp_path / "parent").iterdir())) == 1
+
+
+def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(tmp_path: Path, log: Log) -> None:
+    log.errors_expected = True
+    with Session({"active": 6, "output_dir": str(tmp_path / "a")}) as first:
+        pass
+    first = Session({"wait": 1, "active": 5, "output_dir": str(tmp_path / "a")})
+    second = Session({"wait": 3, "active": 1, "output_dir": str(tmp_path / "b")})
+    with first, second:
+        for _ in range(6):
+            with profiled("work"):
+                torch.ones(1)
+            first.step()
+            second.step()
+    (row,) = first.captures[-1].ranges.where(name="work")
+    assert row.calls == 5
+    assert second.captures == []
+    assert "Another session is recording in this process" in log.at("ERROR")[0]
+
+
+def test_an_interrupt_while_torch_stops_leaves_no_profiler_on(
+    tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.errors_expected = True
+    kineto = recorder._KinetoProfile
+    right, calls = kineto.stop_trace, []
+
+    def interrupted(self: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        right(self)
+
+    monkeypatch.setattr(kineto, "stop_trace", interrupted)
+    session = Session({"active": 1, "output_dir": str(tmp_path)})
+
+    def run() -> None:
+        with session:
+            train_step(net, LOADER[0])
+            session.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert len(session.captures) == 1
+    Session({"output_dir": str(tmp_path)}).start().stop()
+
+
+def test_a_forward_that_is_interrupted_leaves_no_range_open(tmp_path: Path) -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(Interrupted())
+    with Session({"active": 2, "output_dir": str(tmp_path)}, model=model) as session:
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(1))
+        session.step()
+        with profiled("later"):
+            pass
+        session.step()
+    assert [row.path for row in session.captures[0].ranges] == ["Sequential", "Sequential/0", "later"]
+
+
+def test_what_cannot_be_described_loses_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Sink):
+        anything: Any = object()
+
+        def write(self, capture: Any, folder: Path) -> None:
+            (folder / "written").touch()
+
+    monkeypatch.setenv("RANK", "")
+    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"odd": Odd()}}) as session:
+        session.step()
+    assert (session.captures[0].folder / "written").exists()
+    assert session.captures[0].metadata["rank"] == 0
+
+
+def test_a_loss_that_is_no_number_costs_the_triggers_a_warning(tmp_path: Path, log: Log) -> None:
+    trigger = FiresAfter(99)
+    with Session({"wait": 3, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": trigger}) as session:
+        for number in range(6):
+            session.step(loss=torch.ones(4) if number == 1 else 1.0)
+    assert [whole_steps(c) for c in session.captures] == [[3]]
+    assert [s.loss for s in trigger.steps] == [None, 1.0, None, 1.0, 1.0, 1.0]
+    assert "session.step was given a loss that is no single number" in log.at("WARNING")[0]
+
+
+def test_the_end_of_a_window_is_no_part_of_a_steps_duration(tmp_path: Path) -> None:
+    class Slow:
+        def write(self, capture: Any, folder: Path) -> None:
+            sleep(0.5)
+
+    trigger = FiresAfter(99)
+    options = {"active": 1, "output_dir": str(tmp_path), "sinks": {"slow": Slow()}}
+    with Session(options, triggers={"mine": trigger}) as session:
+        for _ in range(3):
+            session.step()
+    assert max(s.duration_ns for s in trigger.steps) < 0.5e9
+
+
+def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
+    odd = ['head "a"', "größe θ 中", "tab\there", "a\\b", "line\nbreak", "utf8:plain", "100% of it"]
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        for name in odd:
+            with profiled(name):
+                torch.ones(1)
+            profiled(name)(lambda: None)()
+        profiled("{text}")(lambda text: None)("caf\udce9")
+        session.step()
+    assert [(row.name, row.calls) for row in session.captures[0].ranges] == [*((n, 2) for n in odd), ("caf\udce9", 1)]

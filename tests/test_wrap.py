@@ -658,11 +658,11 @@ def test_a_name_is_made_only_while_recording() -> None:
     ("target", "sentence"),
     [
         (3, "profiled cannot mark 3: it marks callables, classes and methods."),
-        (dict, "profiled cannot mark the class dict: it is no nn.Module, nor has it __call__; mark its methods."),
+        (dict, "profiled cannot mark the class dict: it is no nn.Module and has no __call__; mark its methods."),
         (
             type(len),
-            "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; "
-            "mark its caller.",
+            "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; mark its "
+            "caller.",
         ),
         (max, "profiled cannot mark the builtin max: it tells no signature; mark its caller."),
         ("", "profiled was given an empty name: give the range a name, or none at all."),

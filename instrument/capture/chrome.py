@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from instrument.capture.events import Codes, Events, Ints, Memory, Thread
 from instrument.errors import TraceError
+from instrument.names import from_trace
 
 FLOAT_HOLDS_NS_BELOW = 2**43
 _FIRST = re.compile(rb"\s*\S")
@@ -341,7 +342,7 @@ def _columns(
     )
     return Events(
         categories=category_names,
-        names=distinct_names,
+        names=tuple(map(from_trace, distinct_names)),
         threads=distinct_threads,
         texts=texts,
         category=categories,

@@ -21,12 +21,12 @@ class ProfilerCallback(Callback):
     `self.session.captures`. While no window is open a batch costs one call that compares two numbers.
     """
 
-    def __init__(self, config: Any = None, **options: Any) -> None:
-        self.session = Session(config, **options)
+    def __init__(self, *config: Any, **options: Any) -> None:
+        self.session = Session(*config, **options)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the session."""
-        self.session.start()
+        """Start the session, with a range for each submodule as `profiler.modules` says."""
+        self.session.start(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

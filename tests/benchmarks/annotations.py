@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from instrument import Session, emit, instrument_model, profiled
-from instrument.modules import forget, module_ranges
+from instrument.modules import ModuleRanges, forget
 
 warnings.simplefilter("ignore")
 CALLS = 20_000
@@ -148,7 +148,7 @@ def models() -> list[Row]:
     instrument_model(nets["ours"])
     with profile(activities=[ProfilerActivity.CPU]):
         emit.arm()
-        with module_ranges(), RegisterRecordFunction(nets["lightning"]):
+        with ModuleRanges(), RegisterRecordFunction(nets["lightning"]):
             took = medians({name: step(net) for name, net in nets.items()}, calls=3, rounds=41)
         emit.disarm()
     forget(nets["ours"])
