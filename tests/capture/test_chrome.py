@@ -42,7 +42,7 @@ def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
 
 
 def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
-    others = [{"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1} for phase in "MsftBEbneCNOPDI"]
+    others = [{"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1} for phase in "MsftbneCNOPDI"]
     events = read(tmp_path, [*others, {"ph": "i", "name": "Record Window End", "ts": 3}, *EVENTS])
     assert columns(events) == EXPECTED
     assert events.recorded == len(others) + 4
@@ -176,13 +176,13 @@ BAD = {
     "empty": (b"", "The trace file {path} is empty; copy or record it again."),
     "blank": (b" \n", "The trace file {path} is empty; copy or record it again."),
     "empty gzip": (gzip.compress(b""), "The trace file {path} is empty; copy or record it again."),
-    "cut short": (GOOD[:-40], "The trace file {path} is cut short: its JSON does not end; copy or record it again."),
+    "cut short": (GOOD[:60], "The trace file {path} is cut short: its JSON does not end; copy or record it again."),
     "list cut short": (
         b'[{"ph": "M"}',
         "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
     ),
     "gzip cut short": (
-        gzip.compress(GOOD)[:-30],
+        gzip.compress(GOOD)[:20],
         "The trace file {path} is gzip cut short; copy or record it again.",
     ),
     "not JSON": (
