@@ -40,7 +40,7 @@ class Pieces:
     """Iterates over a trace's events in lists, once; after that `base_ns` and `cut_short` are known.
 
     `decode` makes events of a JSON list's text and raises msgspec's errors; `coerce` makes one of an event that could
-    only be read forgivingly. `cut_short`: the text ends before the document does, within its last event or behind it.
+    only be read forgivingly, of which it gets the repaired text too. `cut_short`: the text ends before the document does, within its last event or behind it.
 
     Raises:
         TraceError: while iterating: the text is empty, not JSON, or JSON but not a trace.
