@@ -101,18 +101,21 @@ _SKIPPED = tuple(
 )
 
 
-def _decoder(kinds: Iterable[type]) -> msgspec.json.Decoder[list[Any]]:
+def _list_of(kinds: Iterable[type]) -> Any:
     union: Any = None
     for kind in (*kinds, *_SKIPPED):
         union = kind if union is None else union | kind
-    return msgspec.json.Decoder(list[union])
+    return list[union]
 
 
-_EVENTS = _decoder(_KEPT.values())
+EVENT_LIST = _list_of(_KEPT.values())
+_EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
 # The times of the same events as they are written.
-_EXACT = _decoder(
-    msgspec.defstruct(f"Exact{kind.__name__}", [("ts", Decimal, Decimal(0))], tag_field="ph", tag=phase, gc=False)
-    for phase, kind in _KEPT.items()
+_EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
+    _list_of(
+        msgspec.defstruct(f"Exact{kind.__name__}", [("ts", Decimal, Decimal(0))], tag_field="ph", tag=phase, gc=False)
+        for phase, kind in _KEPT.items()
+    )
 )
 
 
