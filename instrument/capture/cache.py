@@ -96,7 +96,7 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
     if zlib.crc32(data) != head.checksum:
         return None
     names = [*(("", name) for name in _EVENTS), *(("memory", name) for name in _MEMORY)]
-    found: dict[str, dict[str, NDArray[Any]]] = {"": {}, "memory": {}}
+    found: dict[str, dict[str, Any]] = {"": {}, "memory": {}}
     at = 0
     for (owner, name), (width, count) in zip(names, head.columns):
         column = np.frombuffer(data, np.dtype(_WIDTHS[_WIDTHS.index(width)]), count, at)

@@ -168,7 +168,9 @@ def _floats_hold(events: list[Any]) -> bool:
     """Whether no time is both written with a point and too large."""
     times = [event.ts for event in events if type(event) in _TIMED]
     largest = max(times, default=0)
-    return largest < FLOAT_HOLDS_NS_BELOW or all(type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times)
+    return largest < FLOAT_HOLDS_NS_BELOW or all(
+        type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times
+    )
 
 
 def _coerced(event: dict[str, Any], text: str) -> Any:
@@ -393,5 +395,5 @@ def _paired(halves: list[Begin | End]) -> list[Complete]:
 
 def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
     args = begin.args if finished else msgspec.structs.replace(begin.args, finished=False)
-    lasts = Decimal(str(end)) - Decimal(str(begin.ts))
+    lasts = float(Decimal(str(end)) - Decimal(str(begin.ts)))
     return Complete(name=begin.name, pid=begin.pid, tid=begin.tid, ts=begin.ts, args=args, cat=begin.cat, dur=lasts)

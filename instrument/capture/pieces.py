@@ -40,7 +40,8 @@ class Pieces:
     """Iterates over a trace's events in lists, once; after that `base_ns` and `cut_short` are known.
 
     `decode` makes events of a JSON list's text and raises msgspec's errors; `coerce` makes one of an event that could
-    only be read forgivingly, of which it gets the repaired text too. `cut_short`: the text ends before the document does, within its last event or behind it.
+    only be read forgivingly, of which it gets the repaired text too. `cut_short`: the text ends before the document
+    does, within an event or behind the last.
 
     Raises:
         TraceError: while iterating: the text is empty, not JSON, or JSON but not a trace.
@@ -158,13 +159,14 @@ class Pieces:
         size = SMALLEST
         while True:
             self._fill(size)
-            if self._take(events, self._at + size):
+            stop = self._at + size
+            if self._take(events, stop):
                 return events, False
-            if events and not self._at_end:
-                return events, True
-            if self._at_end and self._at + size >= len(self._text):
+            if self._at_end and stop >= len(self._text):
                 self.cut_short = True
                 return events, False
+            if events:
+                return events, True
             size *= 2
 
     def _take(self, events: list[Any], stop: int) -> bool:
