@@ -1,7 +1,7 @@
 ## make demo    train the example, record three windows, say what they wrote and how to open it
 ## make test    run the whole test suite
 ## make check   ruff, mypy and the test suite
-## make bench   measure against the peers in tests/benchmarks: a quarter of an hour, 12 GB of memory, 4 GB of disk
+## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
 ## Each makes the virtual environment it needs; a second run installs nothing.

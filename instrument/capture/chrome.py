@@ -1,7 +1,7 @@
 """Reading a Chrome/Kineto trace file into columns.
 
 The floor is inflating the file and scanning its JSON once: some 250 bytes an event as torch 2.13 writes them without
-shapes, at 0.33 GB/s with typed structs. Reading takes 1.3 times as long as that bare decoding of the plain text, and
+shapes, at 0.33 GB/s with typed structs. Reading takes 1.3 (warm) to 1.8 times as long as that bare decoding, and
 at its peak 170 bytes an event beside the interpreter, about 90 of which are the columns. Only events with a duration
 and memory instants become columns; flows and metadata are skipped while scanning.
 
