@@ -3,8 +3,9 @@
     pip install 'torch-instrument[lightning]'
     python examples/lightning_fit.py
 
-The callback takes what `Session` takes: here a preset by its name and one option on top. The log shows a table of the
-ranges and operators of batches 5 to 7, and the capture lies in `./profile/`.
+The callback takes what `Session` takes: here a preset by its name and one option on top. Each submodule is a range by
+itself, under its qualified name; only the loss is marked. The log shows a table of the ranges and operators of batches
+5 to 7, and the capture lies in `./profile/`.
 """
 
 import lightning
@@ -17,7 +18,6 @@ from instrument import profiled
 from instrument.integrations.lightning import ProfilerCallback
 
 
-@profiled("encoder")
 class Encoder(nn.Sequential):
     """From a point in the plane to features."""
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from instrument.capture import chrome
+from instrument.capture import cache
 from instrument.capture.events import Events
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
@@ -73,7 +73,7 @@ class Capture:
             raise CaptureError(
                 f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; record it with keep=true."
             )
-        return chrome.read(self.trace_path)
+        return cache.read(self.trace_path)
 
     @cached_property
     def operators(self) -> OperatorTable:

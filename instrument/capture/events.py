@@ -58,6 +58,8 @@ class Events:
     `thread` is a pair of process and thread, on a device of device and stream. Missing numbers: 0 in
     `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id` and `python_parent`.
 
+    `cut_short`: the file ends too early, and these are the events before its end.
+
     Lost: flows, thread labels, and those arguments of an event that have no column here.
     """
 
@@ -83,6 +85,7 @@ class Events:
     memory: Memory
     recorded: int
     base_ns: int
+    cut_short: bool = False
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -14,6 +14,7 @@ from typing import IO, Any, ClassVar, cast
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
+from instrument.capture.cache import path_of
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.sinks import Sink
 
@@ -97,6 +98,7 @@ class ChromeTrace(Sink):
         if trace.parent == folder:
             if trace != wanted or not self.keep:
                 trace.unlink()
+                path_of(trace).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None
 
 

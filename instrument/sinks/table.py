@@ -177,6 +177,8 @@ def _heading(capture: Capture) -> str:
         facts.append(f"rank {about['rank']} of {about['world_size']}")
     planned = f" of {window['planned_steps']}" if window.get("planned_steps") else ""
     cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
+    if capture.events.cut_short:
+        cut += f"\nThe trace file ends too early: only its first {capture.events.recorded} events are here."
     where = capture.folder or trace_of(capture)
     return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute()}"
 

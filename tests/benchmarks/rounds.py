@@ -36,13 +36,17 @@ def _time(act: Callable[[], object], calls: int) -> float:
 
 @dataclass
 class Row:
-    """One claim: what was measured, ours and the peer's nanoseconds, and the ratio that must be reached."""
+    """One claim: what was measured, ours and the peer's nanoseconds, and the ratio that must be reached.
+
+    With a unit of its own the two figures are in that unit instead, and shown with one decimal.
+    """
 
     what: str
     ours_ns: float
     peer: str
     peer_ns: float
     at_most: float
+    unit: str = ""
 
     @property
     def ratio(self) -> float:
@@ -59,10 +63,14 @@ def report(title: str, rows: Sequence[Row]) -> bool:
     print(f"{'what':<58}{'ours':>12}  {'peer':<44}{'theirs':>12}{'ratio':>10}{'at most':>10}")
     for row in rows:
         print(
-            f"{row.what:<58}{_unit(row.ours_ns):>12}  {row.peer:<44}{_unit(row.peer_ns):>12}"
+            f"{row.what:<58}{_figure(row, row.ours_ns):>12}  {row.peer:<44}{_figure(row, row.peer_ns):>12}"
             f"{_ratio(row.ratio):>10}{_ratio(row.at_most):>10}  {'reached' if row.reached else 'MISSED'}"
         )
     return all(row.reached for row in rows)
+
+
+def _figure(row: Row, value: float) -> str:
+    return f"{value:.1f} {row.unit}" if row.unit else _unit(value)
 
 
 def _unit(ns: float) -> str:

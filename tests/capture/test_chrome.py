@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from capture.traces import allocation, read, span, write
-from instrument.capture import chrome
+from instrument.capture import Capture, chrome
 from instrument.errors import TraceError
+from instrument.sinks.table import render
 
 EVENTS = [span("a", 1.5, 2.25, External_id=3), span("b", 2, 1, cat="user_annotation"), allocation(2.5, -64)]
 
@@ -42,7 +45,7 @@ def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
 
 
 def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
-    others = [{"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1} for phase in "MsftBEbneCNOPDI"]
+    others = [{"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1} for phase in "MsftbneCNOPDI"]
     events = read(tmp_path, [*others, {"ph": "i", "name": "Record Window End", "ts": 3}, *EVENTS])
     assert columns(events) == EXPECTED
     assert events.recorded == len(others) + 4
@@ -176,13 +179,13 @@ BAD = {
     "empty": (b"", "The trace file {path} is empty; copy or record it again."),
     "blank": (b" \n", "The trace file {path} is empty; copy or record it again."),
     "empty gzip": (gzip.compress(b""), "The trace file {path} is empty; copy or record it again."),
-    "cut short": (GOOD[:-40], "The trace file {path} is cut short: its JSON does not end; copy or record it again."),
+    "cut short": (GOOD[:60], "The trace file {path} is cut short: its JSON does not end; copy or record it again."),
     "list cut short": (
         b'[{"ph": "M"}',
         "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
     ),
     "gzip cut short": (
-        gzip.compress(GOOD)[:-30],
+        gzip.compress(GOOD)[:20],
         "The trace file {path} is gzip cut short; copy or record it again.",
     ),
     "not JSON": (
@@ -229,3 +232,112 @@ def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(TraceError, match=f"^The trace file {re.escape(str(path))} is damaged gzip .*record it again.$"):
         chrome.read(path)
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "trace.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) -> None:
+    many = [span(f"a{n}", n, 1) for n in range(5000)]
+    text = json.dumps({"traceEvents": many}).encode()
+    path = written(tmp_path, gzip.compress(text)[:-200] if packed else text[:-200])
+    events = chrome.read(path)
+    assert events.cut_short
+    assert 2500 < len(events) == events.recorded < 5000
+    assert events.names == tuple(f"a{n}" for n in range(len(events)))
+    assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
+    text = render(Capture.load(path))
+    assert f"The trace file ends too early: only its first {len(events)} events are here." in text
+    assert not chrome.read(written(tmp_path, json.dumps(many))).cut_short
+
+
+def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
+    shape = '{"ph": "X", "cat": "cpu_op", "name": %s, "pid": 7, "tid": 1, "ts": %s, "dur": 1, "args": {%s}}'
+    odd = [
+        shape % ('"nan"', 1, '"bandwidth": NaN, "External id": 5'),
+        shape % ('"inf"', 2, '"bandwidth": -Infinity'),
+        shape % (r'"C:\x\path \u12"', 3, ""),
+        shape % ('"raw\ttab\x01"', 4, ""),
+        shape % (r'"half \ud83d"', "1712195495997093.201", '"a": NaN'),
+    ]
+    text = ('{"head": NaN, "traceEvents": [' + ", ".join(odd)).encode()
+    text += (", " + shape % ('"bytes ?"', 6, "")).encode().replace(b"?", b"\xff") + b"]}"
+    events = chrome.read(written(tmp_path, text))
+    assert events.names[:4] == ("nan", "inf", r"C:\x\path \u12", "raw\ttab\x01")
+    assert events.names[4:] == ("half ?", "bytes \ufffd")
+    assert events.external_id.tolist()[0] == 5
+    assert events.start_ns.tolist() == [1000, 2000, 3000, 4000, 1712195495997093201, 6000]
+
+
+def half(phase: str, at_us: float, name: str = "", tid: int = 1) -> dict[str, object]:
+    return {"ph": phase, "name": name, "cat": "cpu_op", "pid": 7, "tid": tid, "ts": at_us}
+
+
+def test_begins_and_ends_are_paired_by_thread(tmp_path) -> None:
+    halves = [
+        half("B", 1, "outer"), half("B", 2, "inner"), half("B", 2, "other thread", tid=2), half("E", 3.5),
+        half("E", 9), half("E", 4, tid=2), half("E", 20), half("B", 10, "never ends"), half("B", 11, "within"),
+    ]  # fmt: skip
+    events = read(tmp_path, [*EVENTS, *halves])
+    assert columns(events)[:2] == EXPECTED
+    found = {name: (start, end) for name, _, start, end in columns(events)[2:]}
+    assert found == {
+        "outer": (1000, 9000),
+        "inner": (2000, 3500),
+        "other thread": (2000, 4000),
+        "within": (11000, 20000),
+        "never ends": (10000, 20000),
+    }
+    assert [events.names[n] for n in events.name[~events.finished]] == ["never ends"]
+
+
+@pytest.mark.parametrize("time", ["1e400", "1e19", "-1e19", "9" * 25])
+def test_a_time_beyond_64_bits_gets_one_sentence(tmp_path, time) -> None:
+    path = written(tmp_path, f'[{{"ph": "X", "name": "a", "ts": {time}, "dur": 1}}]')
+    with pytest.raises(TraceError, match=f"^The trace file {re.escape(str(path))} has a time of .* µs, longer than"):
+        chrome.read(path)
+
+
+def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"traceEvents": [')
+        file.write(b'{"ph": "M"},' * (1 << 17))
+    monkeypatch.setattr("instrument.capture.inflate.RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    size = path.stat().st_size
+    with pytest.raises(TraceError, match=f"has {size} bytes and inflates to more than .* over 200 times as much"):
+        chrome.read(path)
+    monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "2000")
+    with pytest.raises(TraceError, match="cut short"):  # allowed, and then without an end or a duration
+        chrome.read(path)
+    monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "much")
+    with pytest.raises(TraceError, match=re.escape("INSTRUMENT_MAX_INFLATION is 'much'; give a number such as 200.")):
+        chrome.read(path)
+
+
+def test_paths_in_a_trace_are_not_opened(tmp_path, monkeypatch) -> None:
+    path = write(tmp_path, [span(str(tmp_path / "secret"), 0, 1, Trace_name=str(tmp_path / "secret"))])
+    opened: list[str] = []
+    keep = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(str(self)) or keep(self, *a, **k))
+    chrome.read(path)
+    assert opened == [str(path)]
+
+
+def test_gzip_in_members_with_padding_is_one_file(tmp_path) -> None:
+    text = json.dumps(EVENTS).encode()
+    path = written(tmp_path, gzip.compress(text[:90]) + gzip.compress(text[90:]) + b"\0" * 512)
+    assert columns(chrome.read(path)) == EXPECTED
+
+
+def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> None:
+    many = [span(f"a{n}", n, 1) for n in range(30_000)]
+    path = written(tmp_path, gzip.compress(json.dumps(many).encode()))
+    fast = chrome.read(path)
+    monkeypatch.setattr("instrument.capture.inflate._fastest", lambda: zlib)
+    assert columns(chrome.read(path)) == columns(fast)
+    assert len(fast) == 30_000

@@ -1,0 +1,140 @@
+"""The columns of a trace kept in a file beside it, so that it is taken apart once.
+
+`trace.json.gz.columns` may be deleted at any time. It is made for traces that take longer to read than a person
+notices, holds for as long as the trace keeps its size and its time of change, and is replaced by another version of
+this package. Numbers are stored in the fewest bytes that hold a whole column.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.capture import chrome
+from instrument.capture.events import Codes, Events, Flags, Ints, Memory
+
+FORMAT = 1
+KEPT_FROM_EVENTS = 100_000
+_DTYPES: list[tuple[Any, type[np.generic]]] = [(Ints, np.int64), (Codes, np.int32), (Flags, np.bool_)]
+_WIDTHS = ("int8", "int16", "int32", "int64")
+
+
+def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
+    """The fields of a dataclass that are columns, and what each consists of."""
+    return {name: dtype for name, hint in get_type_hints(kind).items() for alias, dtype in _DTYPES if hint == alias}
+
+
+_EVENTS, _MEMORY = _columns_of(Events), _columns_of(Memory)
+_OTHERS = [(f.name, get_type_hints(Events)[f.name]) for f in fields(Events) if f.name not in {*_EVENTS, "memory"}]
+_Others = msgspec.defstruct("_Others", _OTHERS)
+# Another layout of the columns makes every file of an older one stale.
+_LAYOUT = [str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
+
+
+class _Head(msgspec.Struct):
+    layout: list[str]
+    trace: tuple[int, int]
+    checksum: int
+    columns: list[tuple[str, int]]
+    others: _Others  # type: ignore[valid-type]
+
+
+def path_of(trace: Path) -> Path:
+    """Where the columns of a trace are kept."""
+    return trace.with_name(f"{trace.name}.columns")
+
+
+def read(trace: Path) -> Events:
+    """The events of a trace file: its kept columns where they are current, else read, and kept from 100,000 on.
+
+    Nothing is written into a folder that is read-only; where keeping fails for another reason it is left undone.
+
+    Raises:
+        TraceError: as `chrome.read`.
+    """
+    try:
+        state = _state(trace)
+        kept = _load(path_of(trace), state)
+    except (OSError, ValueError, msgspec.DecodeError):  # none, another's, or damaged: read the trace
+        kept = None
+    if kept is not None:
+        return kept
+    events = chrome.read(trace)
+    if len(events) >= KEPT_FROM_EVENTS and _writable(trace.parent):
+        with suppress(OSError):
+            _save(path_of(trace), events, state)
+    return events
+
+
+def _state(trace: Path) -> tuple[int, int]:
+    found = trace.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _writable(folder: Path) -> bool:
+    """Whether its mode allows writing; root may always, but a folder marked read-only is meant so."""
+    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
+
+
+def _load(path: Path, state: tuple[int, int]) -> Events | None:
+    with path.open("rb") as file:
+        head_bytes = int.from_bytes(file.read(8), "little")
+        if head_bytes > path.stat().st_size:
+            return None
+        head = msgspec.json.decode(file.read(head_bytes), type=_Head)
+        if head.layout != _LAYOUT or head.trace != state:
+            return None
+        data = file.read()
+    if zlib.crc32(data) != head.checksum:
+        return None
+    names = [*(("", name) for name in _EVENTS), *(("memory", name) for name in _MEMORY)]
+    found: dict[str, dict[str, Any]] = {"": {}, "memory": {}}
+    at = 0
+    for (owner, name), (width, count) in zip(names, head.columns):
+        column = np.frombuffer(data, np.dtype(_WIDTHS[_WIDTHS.index(width)]), count, at)
+        at += column.nbytes
+        found[owner][name] = column.astype((_MEMORY if owner else _EVENTS)[name])
+    return Events(memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others))
+
+
+def _save(path: Path, events: Events, state: tuple[int, int]) -> None:
+    """Write beside the target and put it in its place at the end."""
+    owners = [*((events, name) for name in _EVENTS), *((events.memory, name) for name in _MEMORY)]
+    columns = [_narrow(getattr(owner, name)) for owner, name in owners]
+    checksum = 0
+    for column in columns:
+        checksum = zlib.crc32(column.data, checksum)
+    head = msgspec.json.encode(
+        _Head(
+            _LAYOUT,
+            state,
+            checksum,
+            [(column.dtype.name, len(column)) for column in columns],
+            _Others(**{name: getattr(events, name) for name, _ in _OTHERS}),
+        )
+    )
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for column in columns:
+                file.write(column.data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _narrow(column: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers in the fewest bytes."""
+    if column.dtype == np.bool_:
+        return column.view(np.int8)
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    return column.astype(next(w for w in _WIDTHS if np.iinfo(w).min <= low and high <= np.iinfo(w).max))

@@ -1,0 +1,87 @@
+"""A file's plain bytes in pieces, inflated where it is gzip."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from instrument.errors import TraceError
+
+CHUNK_BYTES = 1 << 20
+# Real traces shrink to between a tenth and a sixtieth, deflate itself ends at 1032: in between lies what is no trace.
+MAX_RATIO = 200
+RATIO_COUNTS_FROM_BYTES = 32 << 20
+RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """The plain bytes of a file in order, at most 1 MiB at a time; gzip is told by its first bytes, not by its name.
+
+    Inflates with isal or zlib-ng where one is installed, else with the standard library. A file that inflates to
+    over 32 MiB and over 200 times its size is refused; INSTRUMENT_MAX_INFLATION sets another ratio.
+
+    Raises:
+        TraceError: the file is missing, cannot be read, is damaged gzip, or inflates too far.
+        EOFError: after the last bytes that there are, where gzip is cut short.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.read(CHUNK_BYTES)
+            if first and b"\x1f\x8b".startswith(first[:2]):
+                yield from _inflated(path, file, first)
+                return
+            while first:
+                yield first
+                first = file.read(CHUNK_BYTES)
+    except FileNotFoundError:
+        raise TraceError(f"The trace file {path} does not exist; check the path.") from None
+    except OSError as error:
+        raise TraceError(f"The trace file {path} cannot be read: {error.strerror or error}.") from None
+
+
+def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
+    zlib = _fastest()
+    packed_size, most = path.stat().st_size, _max_ratio()
+    stream, size = zlib.decompressobj(31), 0
+    while packed:
+        try:
+            plain = stream.decompress(packed, CHUNK_BYTES)
+        except zlib.error as error:
+            raise TraceError(f"The trace file {path} is damaged gzip ({error}); copy or record it again.") from None
+        size += len(plain)
+        if size > max(RATIO_COUNTS_FROM_BYTES, most * packed_size):
+            raise TraceError(
+                f"The trace file {path} has {packed_size} bytes and inflates to more than {size}, over {most:g} times "
+                f"as much, as no trace does; if you trust it, set {RATIO_VARIABLE} higher."
+            )
+        if plain:
+            yield plain
+        if stream.eof:  # another member may follow, or zeros that pad the file
+            packed = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
+            stream = zlib.decompressobj(31) if packed else stream
+        else:
+            packed = stream.unconsumed_tail or (b"" if plain and len(plain) == CHUNK_BYTES else file.read(CHUNK_BYTES))
+            if not packed and len(plain) == CHUNK_BYTES:  # all is taken in, and more may still come out
+                packed = file.read(CHUNK_BYTES)
+    if not stream.eof:
+        raise EOFError
+
+
+def _fastest() -> Any:
+    for name in ("isal.isal_zlib", "zlib_ng.zlib_ng"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return importlib.import_module("zlib")
+
+
+def _max_ratio() -> float:
+    given = os.environ.get(RATIO_VARIABLE, "")
+    try:
+        return float(given) if given else MAX_RATIO
+    except ValueError:
+        raise TraceError(f"{RATIO_VARIABLE} is {given!r}; give a number such as {MAX_RATIO}.") from None

@@ -1,0 +1,236 @@
+"""What it costs to get from a trace file to the operator table, beside its peers; run by `make bench`.
+
+Each measurement is a process of its own, so that its peak is its own; the contestants take turns. torch can only be
+asked about a recording that it has just made, and takes minutes: that, and HTA, is done once.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import itertools
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+from rounds import Row, report
+
+EVENTS = 1_000_000
+SIZES = (50_000, 200_000, 1_000_000, 5_000_000)
+ROUNDS = 3
+VIEWS = ("operators", "ranges", "steps", "kernels", "memory", "breakdown")
+Measured = dict[str, float]
+
+
+def _torch(plain: Path) -> None:
+    """Record a training loop, export it, and only then ask torch for its table."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    warnings.simplefilter("ignore")
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    optimizer, x = torch.optim.Adam(model.parameters(), foreach=False), torch.randn(2, 5, 16)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(EVENTS // 2100):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    profiler.export_chrome_trace(str(plain))
+    _timed(lambda: (profiler.events(), profiler.key_averages()))
+
+
+def _ours(path: Path) -> object:
+    from instrument.capture import chrome
+    from instrument.capture.operators import operators
+
+    return operators(chrome.read(path))
+
+
+def _events(path: Path) -> object:
+    from instrument.capture import chrome
+
+    return chrome.read(path)
+
+
+def _every_table(path: Path) -> object:
+    from instrument import Capture
+    from instrument.capture import chrome
+
+    capture = Capture(path, None, {})
+    capture.__dict__["events"] = chrome.read(path)
+    return [getattr(capture, view) for view in VIEWS if hasattr(Capture, view)]
+
+
+def _opened(path: Path) -> object:
+    from instrument import Capture
+
+    return Capture.load(path).events
+
+
+def _orjson(path: Path) -> object:
+    import orjson
+
+    return orjson.loads(path.read_bytes())
+
+
+def _msgspec(path: Path) -> object:
+    from instrument.capture import chrome
+
+    document = msgspec.defstruct("Document", [("traceEvents", chrome.EVENT_LIST)], gc=False)
+    gc.disable()
+    return msgspec.json.decode(path.read_bytes(), type=document)
+
+
+def _hta(path: Path) -> object:
+    from hta.trace_analysis import TraceAnalysis
+
+    warnings.simplefilter("ignore")
+    return TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
+
+
+CONTESTANTS: dict[str, Callable[[Path], object]] = {
+    f.__name__[1:]: f for f in (_ours, _events, _every_table, _opened, _orjson, _msgspec, _hta)
+}
+IMPORTS = {"hta": "hta.trace_analysis", "orjson": "orjson"}
+
+
+def _timed(act: Callable[[], object]) -> None:
+    start = time.perf_counter_ns()
+    kept = act()
+    took = time.perf_counter_ns() - start
+    status = Path("/proc/self/status").read_text()  # getrusage would give the parent's peak where that is higher
+    peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    print(json.dumps({"ns": took, "peak": peak}), flush=True)
+    del kept
+
+
+def _child(name: str, path: Path) -> Measured:
+    command = [sys.executable, __file__, name, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed: {done.stderr[-2000:]}")
+    found: Measured = json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith('{"ns"')))
+    print(f"  {name:<12}{path.name:<20}{found['ns'] / 1e9:8.2f} s{found['peak'] / 1e6:10.0f} MB", file=sys.stderr)
+    return found
+
+
+def _median(runs: list[Measured]) -> Measured:
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def _take_turns(contestants: dict[str, tuple[str, Path]]) -> dict[str, Measured]:
+    names, runs = list(contestants), {name: list[Measured]() for name in contestants}
+    for turn in range(ROUNDS):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            runs[name].append(_child(*contestants[name]))
+    return {name: _median(found) for name, found in runs.items()}
+
+
+def pack(plain: Path) -> Path:
+    """The same trace compressed as the recorder does."""
+    packed = plain.with_name(f"{plain.name}.gz")
+    with plain.open("rb") as source, gzip.open(packed, "wb", 4) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return packed
+
+
+def repeated(source: Path, target: Path, events: int) -> None:
+    """A longer trace: the first 50,000 events of a recording again and again, each time later."""
+    text = source.read_bytes()
+    begin = text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
+    times = list(itertools.islice(re.finditer(rb'"ts": (\d+)\.(\d+)', text), SIZES[0] + 1))
+    starts = [int(match[1]) * 1000 + int(match[2]) for match in times]
+    ends = [text.rindex(b"{", 0, match.start()) for match in times]
+    bodies = [text[match.end() : end].rstrip() for match, end in zip(times, ends[1:])]
+    heads = [text[end : match.start()] for match, end in zip(times, ends)]
+    length = max(starts) - min(starts)
+    with target.open("wb") as file:
+        file.write(text[:begin])
+        for turn in range(events // SIZES[0]):
+            for head, ns, body in zip(heads, starts[: len(bodies)], bodies):
+                file.write(head + b'"ts": %d.%03d' % divmod(ns + turn * length, 1000) + body)
+        file.seek(-1, 1)  # the comma behind the last
+        file.write(b"]}")
+
+
+def against_torch(folder: Path, plain: Path) -> list[Row]:
+    """Reading the recording that torch has just made, beside torch."""
+    theirs = _child("torch", plain)
+    packed = pack(plain)
+    took = _take_turns(
+        {
+            "gzip": ("ours", packed),
+            "plain": ("ours", plain),
+            "events": ("events", plain),
+            "tables": ("every_table", plain),
+            "orjson": ("orjson", plain),
+            "msgspec": ("msgspec", plain),
+        }
+    )
+    hta = _child("hta", plain)
+    kept = folder / "kept.json.gz"
+    packed.rename(kept)
+    _child("opened", kept)
+    cached = _median([_child("opened", kept) for _ in range(ROUNDS)])
+    name = "from .json.gz to the operator table"
+    mb = 1e6
+    table = took["plain"]["ns"]
+    return [
+        Row(name, took["gzip"]["ns"], "torch events() + key_averages()", theirs["ns"], 1 / 20),
+        Row(f"{name}, peak", took["gzip"]["peak"] / mb, "torch, peak", theirs["peak"] / mb, 1 / 8, "MB"),
+        Row("from .json to the operator table", table, f"HTA {version('HolisticTraceAnalysis')}", hta["ns"], 1 / 12),
+        Row("from .json to the operator table", table, "orjson.loads", took["orjson"]["ns"], 1 / 3),
+        Row("from .json to the operator table", table, "msgspec, typed, bare", took["msgspec"]["ns"], 2.0),
+        Row("from .json to every table", took["tables"]["ns"], "to the operator table", table, 2.0),
+        Row("opening what was read before", cached["ns"], "reading it", took["events"]["ns"], 1 / 10),
+    ]
+
+
+def growth(folder: Path, plain: Path) -> list[Row]:
+    """Time and memory for each event, by the number of events."""
+    files = {size: folder / f"{size}.json" for size in SIZES}
+    for size, path in files.items():
+        repeated(plain, path, size)
+    took = _take_turns({str(size): ("events", path) for size, path in files.items()})
+    idle = _child("imports", plain)["peak"]
+    each = {s: (took[str(s)]["ns"] / s, (took[str(s)]["peak"] - idle) / s) for s in SIZES}
+    rows = []
+    for size in SIZES[1:]:
+        (ns, held), (base_ns, base_held) = each[size], each[SIZES[0]]
+        rows.append(Row(f"{size:,} events, each", ns, f"of {SIZES[0]:,}", base_ns, 1.3))
+        rows.append(Row(f"{size:,} events, memory of each", held, f"of {SIZES[0]:,}", base_held, 1.3, "B"))
+    return rows
+
+
+def main() -> int:
+    if len(sys.argv) == 3:
+        name, path = sys.argv[1], Path(sys.argv[2])
+        if name == "torch":
+            _torch(path)
+            return 0
+        from instrument.capture import chrome, operators  # noqa: F401 - what is imported is not measured
+
+        if name in IMPORTS:
+            __import__(IMPORTS[name])
+        _timed(lambda: None if name == "imports" else CONTESTANTS[name](path))
+        return 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        plain = folder / "trace.json"
+        rows = against_torch(folder, plain) + growth(folder, plain)
+    title = f"Reading {EVENTS:,} events: Python {sys.version.split()[0]}, medians of {ROUNDS} turns, torch and HTA once"
+    return 0 if report(title, rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

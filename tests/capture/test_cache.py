@@ -1,0 +1,111 @@
+"""Columns kept beside a trace: the same, current, never in the way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capture.traces import allocation, annotation, span, write
+from instrument.capture import Capture, cache, chrome
+from instrument.capture.events import Events
+
+NAMES = ("é中", "b")
+TRACE = [span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n) for n in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def keep_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT_FROM_EVENTS", 10)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path, [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)], baseTimeNanoseconds=9)
+
+
+def same(a: Events, b: Events) -> bool:
+    for owner_a, owner_b in ((a, b), (a.memory, b.memory)):
+        for field in fields(owner_a):
+            left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
+            if isinstance(left, np.ndarray):
+                if left.dtype != right.dtype or not np.array_equal(left, right):
+                    return False
+            elif field.name != "memory" and left != right:
+                return False
+    return True
+
+
+def no_reading(path: Path) -> Events:
+    raise AssertionError(f"{path} was read again")
+
+
+def test_the_second_opening_reads_no_trace_and_gives_the_same(trace, monkeypatch) -> None:
+    first = Capture.load(trace).events
+    assert sorted(p.name for p in trace.parent.iterdir()) == ["trace.json", "trace.json.columns"]
+    monkeypatch.setattr(chrome, "read", no_reading)
+    second = Capture.load(trace).events
+    assert same(first, second)
+    assert second.base_ns == 9
+    assert second.start_ns.tolist()[:3] == [0, 1000, 2000]
+
+
+def test_a_changed_trace_is_read_again(trace) -> None:
+    cache.read(trace)
+    before = trace.stat()
+    trace.write_text(trace.read_text().replace('"b"', '"c"'))
+    os.utime(trace, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert cache.read(trace).names[1] == "c"
+    assert cache.read(trace).names[1] == "c"
+
+
+@pytest.mark.parametrize("at", [0, 8, 40, -1])
+def test_a_damaged_file_is_replaced(trace, at) -> None:
+    first = cache.read(trace)
+    kept = cache.path_of(trace)
+    content = bytearray(kept.read_bytes())
+    content[at] ^= 0x55
+    for damaged in (bytes(content), bytes(content[: len(content) // 2]), b"", b"\xff" * 20):
+        kept.write_bytes(damaged)
+        assert same(cache.read(trace), first)
+
+
+def test_another_version_is_not_read(trace, monkeypatch) -> None:
+    cache.read(trace)
+    monkeypatch.setattr(cache, "_LAYOUT", ["0"])
+    monkeypatch.setattr(chrome, "read", no_reading)
+    with pytest.raises(AssertionError, match="was read again"):
+        cache.read(trace)
+
+
+def test_deleting_it_does_no_harm(trace) -> None:
+    first = cache.read(trace)
+    cache.path_of(trace).unlink()
+    assert same(cache.read(trace), first)
+
+
+def test_nothing_is_written_where_the_folder_is_read_only(trace) -> None:
+    trace.parent.chmod(0o555)
+    try:
+        cache.read(trace)
+        assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
+    finally:
+        trace.parent.chmod(0o755)
+
+
+def test_a_full_disk_leaves_nothing_behind(trace, monkeypatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert len(cache.read(trace)) == 21
+    assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
+
+
+def test_a_small_trace_keeps_nothing(trace, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "KEPT_FROM_EVENTS", 22)
+    cache.read(trace)
+    assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
