@@ -14,9 +14,9 @@ from instrument.capture.events import Events
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
 from instrument.capture.ranges import ranges as _ranges
-from instrument.capture.ranges import steps as _steps
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
+from instrument.capture.steps import steps as _steps
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
 
