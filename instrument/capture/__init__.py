@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from instrument.capture import chrome
+from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
@@ -82,6 +83,11 @@ class Capture:
     def ranges(self) -> Table:
         """The range tree of the annotations; see `instrument.capture.ranges`."""
         return _ranges(self.events)
+
+    @cached_property
+    def breakdown(self) -> Table:
+        """One row: the device's time by what it did; see `instrument.capture.breakdown`."""
+        return _breakdown(self.events)
 
     @cached_property
     def steps(self) -> Table:

@@ -38,6 +38,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     "types": "Input type", "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
+    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
 }):  # fmt: skip
     """Those arguments of an event that become columns."""
 
@@ -57,6 +58,11 @@ class Args(Struct, gc=False, frozen=True, rename={
     device_index: int | None = -1
     allocated_bytes: int | None = 0
     reserved_bytes: int | None = 0
+    moved_bytes: int | str | None = None  # text in ROCm's calls
+    grid: Raw = Raw()
+    block: Raw = Raw()
+    blocks_per_sm: float | None = None
+    occupancy: float | None = None
 
 
 _NO_ARGS = Args()
@@ -316,6 +322,11 @@ def _number(value: int | str) -> int | str:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _size(value: int | str | None) -> int:
+    number = _number(-1 if value is None else value)
+    return number if isinstance(number, int) else -1
+
+
 def _text_codes(raws: list[list[Raw]]) -> tuple[list[Codes], tuple[bytes, ...]]:
     """Several columns of JSON text interned together; -1 where there is none."""
     codes, texts = _codes([b"", *map(bytes, chain.from_iterable(raws))])
@@ -339,11 +350,13 @@ def _columns(
     (shapes, concrete, types), texts = _text_codes(
         [[a.shapes for a in args], [a.concrete for a in args], [a.types for a in args]]
     )
+    (grid, block), grids = _text_codes([[a.grid for a in args], [a.block for a in args]])
     return Events(
         categories=category_names,
         names=distinct_names,
         threads=distinct_threads,
         texts=texts,
+        grids=grids,
         category=categories,
         name=names,
         thread=threads[: len(spans)],
@@ -359,6 +372,11 @@ def _columns(
         types=types,
         python_id=_int64([-1 if a.python_id is None else a.python_id for a in args]),
         python_parent=_int64([-1 if a.python_parent is None else a.python_parent for a in args]),
+        moved_bytes=_int64([_size(a.moved_bytes) for a in args]),
+        grid=grid,
+        block=block,
+        blocks_per_sm=np.array([a.blocks_per_sm for a in args], np.float32),
+        occupancy=np.array([a.occupancy for a in args], np.float32),
         memory=_memory(memory, threads[len(spans) :], exact[1] if exact else None),
         recorded=recorded,
         base_ns=base_ns,
