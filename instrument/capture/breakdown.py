@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from instrument.capture.events import DEVICE, Events, Flags, Ints
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, sweep
+from instrument.errors import ConfigError
 
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
@@ -45,6 +46,21 @@ class Work:
         """The intervals of some kinds."""
         chosen = np.isin(self.kind, kinds)
         return self.start_ns[chosen], self.end_ns[chosen]
+
+
+def check_names(communication: str) -> None:
+    """Refuse a rule for communication that is no regular expression.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        re.compile(communication)
+    except re.error as error:
+        raise ConfigError(
+            f"communication is {communication!r}, which is no regular expression ({error}); "
+            "give one for kernel names, such as 'nccl|my_all_reduce'."
+        ) from None
 
 
 def device_work(events: Events, communication: str = COMMUNICATION_NAMES) -> Work:
