@@ -123,11 +123,9 @@ def _steps(events: Events, work: Work) -> Steps:
     end = events.end_ns[index].copy()
     np.maximum.at(end, step, work.end_ns[launched])
     first = events.start_ns[index[0]]
-    if len(launched):
-        before = np.setdiff1d(np.arange(len(work.event)), launched)
-        begun = work.start_ns[launched[step == 0]].min(initial=first)
-        earlier = work.end_ns[before]
-        first = earlier[earlier < begun].max(initial=first)
+    if (own := launched[step == 0]).size:
+        earlier = np.delete(work.end_ns, launched)
+        first = earlier[earlier < work.start_ns[own].min()].max(initial=first)
     end = np.maximum.accumulate(np.maximum(end, first))
     start = np.maximum(events.start_ns[index], np.concatenate([[first], end[:-1]]))
     kept = _uncut(np.bincount(step, minlength=len(index)))

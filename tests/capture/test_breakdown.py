@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.traces import capture, kernel, read, span
+from capture.traces import annotation, capture, kernel, read, span, write
+from instrument.capture import Capture
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, breakdown, by_group, device_work
 from instrument.capture.timeline import sweep
+from instrument.errors import ConfigError
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {
@@ -91,6 +93,16 @@ def test_overlaps_by_hand(tmp_path) -> None:
 
 def test_a_trace_without_device_events_knows_nothing(tmp_path) -> None:
     assert set(capture(tmp_path, [span("aten::mm", 0, 5)]).breakdown[0]) == {None}
+
+
+def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
+    path = write(tmp_path, [annotation("ProfilerStep#0", 0, 20), kernel("my_exchange", 0, 7, correlation=1)])
+    found = Capture.load(path, communication="my_exchange")
+    assert found.breakdown[0].communication_ns == found.steps[0].clipped_communication_ns == 7000
+    assert found.kernels[0].kind == "communication"
+    assert found.streams[0].communication_ns == found.overview[0].communication_ns == 7000
+    with pytest.raises(ConfigError, match=r"communication is '\(', which is no regular expression"):
+        Capture.load(path, communication="(")
 
 
 @pytest.mark.parametrize(
