@@ -30,7 +30,7 @@ def waits(events: Events, work: Work, found: Launches, start_ns: Ints, end_ns: I
     host: `loader_wait_ns` while the host was in its data loader; the rest of it is `sync_wait_ns` where the host was
     waiting for the device as the gap began, so that it could launch only afterwards, and `launch_wait_ns` where it was
     not and was simply slower. Where the launch is not in the trace, that rest is `unknown_wait_ns`. A copy's own call
-    that returns no earlier than the copy ends counts as waiting for it.
+    that returns only after the copy has ended counts as waiting for it.
 
     Lost: which of several streams waited; host and device clocks are compared as they stand in the file, where they
     may differ by microseconds.
@@ -50,7 +50,8 @@ def waits(events: Events, work: Work, found: Launches, start_ns: Ints, end_ns: I
 
 def _timeline(events: Events, work: Work, found: Launches, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
     """Device work, then the causes of its gaps: queued, loading, synchronising, unknown."""
-    begin, end = _gaps(work, start_ns, end_ns)
+    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
+    begin, end = whole.pieces(~whole.active[0])
     launched, known = _launched_ns(events, work, found, end)
     turn = np.clip(launched, begin, end)
     syncing = known & _active_at(_synchronising(events, work, found), begin)
@@ -66,13 +67,6 @@ def _timeline(events: Events, work: Work, found: Launches, start_ns: Ints, end_n
     return timeline, busy
 
 
-def _gaps(work: Work, start_ns: Ints, end_ns: Ints) -> Intervals:
-    """The times without device work, from the first window's start to the last one's end."""
-    whole = (np.array([min(start_ns.min(), work.start_ns.min())]), np.array([max(end_ns.max(), work.end_ns.max())]))
-    timeline = sweep([(work.start_ns, work.end_ns), whole])
-    return timeline.pieces(~timeline.active[0])
-
-
 def _launched_ns(events: Events, work: Work, found: Launches, gap_end: Ints) -> tuple[Ints, Flags]:
     """When the call returned that launched what ends each gap, and whether it is known; never, after the last work."""
     order = np.argsort(work.start_ns, kind="stable")
@@ -85,7 +79,7 @@ def _launched_ns(events: Events, work: Work, found: Launches, gap_end: Ints) -> 
 def _synchronising(events: Events, work: Work, found: Launches) -> Intervals:
     named = events.among(is_runtime) & events.named(lambda name: _SYNCHRONISING.search(name) is not None)
     copies = (work.kind == COPY) & (found.call >= 0)
-    outlasting = found.call[copies][events.end_ns[found.call[copies]] >= work.end_ns[copies]]
+    outlasting = found.call[copies][events.end_ns[found.call[copies]] > work.end_ns[copies]]
     calls = np.union1d(np.flatnonzero(named), outlasting)
     return events.start_ns[calls], events.end_ns[calls]
 

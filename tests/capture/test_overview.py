@@ -71,6 +71,11 @@ def test_a_last_step_that_was_cut_off_is_left_out(tmp_path) -> None:
     assert len(capture(tmp_path, [*STEPS[:2], *launches]).overview) == 1
 
 
+def test_a_call_that_outlasts_its_step_does_not_prolong_it(tmp_path) -> None:
+    events = [STEPS[0], *STEPS[4:6], call("cudaLaunchKernel", 95, 6, 9), kernel("b", 130, 5, correlation=9)]
+    assert capture(tmp_path, events).overview[0].duration_ns == 120_000
+
+
 def test_device_work_of_before_the_first_step_delays_it(tmp_path) -> None:
     events = [STEPS[0], kernel("earlier", -20, 30), *STEPS[4:6]]
     (row,) = capture(tmp_path, events).overview

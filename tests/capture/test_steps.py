@@ -94,6 +94,7 @@ def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_u
 
 def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None:
     events = [annotation("ProfilerStep#1", 0, 10), annotation("ProfilerStep#2", 10, 10), *TWO_STEPS[2:4]]
+    events += [call("cudaLaunchKernel", 20, 2, 9), kernel("after the step", 50, 5, correlation=9)]
     first, second = capture(tmp_path, events).steps
     assert in_us(first, LAUNCHED) == [0] * 8
     assert in_us(second, ("compute_ns", "clipped_compute_ns", "clipped_idle_ns")) == [30, 5, 5]
