@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from instrument.capture import chrome
-from instrument.capture.breakdown import COMMUNICATION_NAMES, check_names
+from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
 from instrument.capture.kernels import copies as _copies
@@ -104,44 +104,49 @@ class Capture:
         return _ranges(self.events)
 
     @cached_property
+    def work(self) -> Work:
+        """What ran on the devices, with its kind and launch; see `instrument.capture.breakdown`."""
+        return device_work(self.events, self.communication)
+
+    @cached_property
     def breakdown(self) -> Table:
         """One row: the device's time by what it did; see `instrument.capture.breakdown`."""
-        return _breakdown(self.events, self.communication)
+        return _breakdown(self.work)
 
     @cached_property
     def steps(self) -> Table:
         """The finished steps and what the device did for each; see `instrument.capture.steps`."""
-        return _steps(self.events, self.communication)
+        return _steps(self.events, self.work)
 
     @cached_property
     def kernels(self) -> Table:
         """The kernels by name, with what launching them cost; see `instrument.capture.kernels`."""
-        return _kernels(self.events, self.communication)
+        return _kernels(self.events, self.work)
 
     @cached_property
     def copies(self) -> Table:
         """The copies and memsets by kind, with their bandwidth; see `instrument.capture.kernels`."""
-        return _copies(self.events)
+        return _copies(self.events, self.work)
 
     @cached_property
     def launches(self) -> Table:
         """The host calls that launched device work, and how long it took to start; see `instrument.capture.kernels`."""
-        return _launches(self.events)
+        return _launches(self.events, self.work)
 
     @cached_property
     def streams(self) -> Table:
         """What ran on each stream of each device; see `instrument.capture.kernels`."""
-        return _streams(self.events, self.communication)
+        return _streams(self.events, self.work)
 
     @cached_property
     def overview(self) -> Table:
         """The steps as TensorBoard's plugin breaks them down; see `instrument.capture.overview`."""
-        return _overview(self.events, self.communication)
+        return _overview(self.events, self.work)
 
     @cached_property
     def devices(self) -> Table:
         """How well each device was used, by utilization and occupancy; see `instrument.capture.overview`."""
-        return _devices(self.events)
+        return _devices(self.events, self.work)
 
     def stacks(self, metric: Literal["host", "device"] = "host") -> list[Stack]:
         """Call paths with the time that belongs to the last frame of each; see `instrument.capture.stacks`.

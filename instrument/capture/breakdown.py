@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.capture.events import DEVICE, Events, Flags, Ints
+from instrument.capture.events import Events, Flags, Ints
+from instrument.capture.launches import launches
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, sweep
 from instrument.errors import ConfigError
@@ -32,15 +33,18 @@ _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What ran on the devices: positions among the events, and the kind of each, an index into `KINDS`.
+    """What ran on the devices: positions among the events, the kind of each, an index into `KINDS`, and its launch.
 
-    A device's copies of annotations, its counters and its synchronisations are no work.
+    `call` is the host call that launched it and `operator` the operator it names, as in `Launches`. A device's copies
+    of annotations, its counters and its synchronisations are no work.
     """
 
     event: Ints
     kind: Ints
     start_ns: Ints
     end_ns: Ints
+    call: Ints
+    operator: Ints
 
     def of(self, *kinds: int) -> Intervals:
         """The intervals of some kinds."""
@@ -69,16 +73,20 @@ def device_work(events: Events, communication: str = COMMUNICATION_NAMES) -> Wor
     `communication` is a regular expression for the names of communication kernels: `"nccl|rccl"` counts those
     alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more.
     """
-    event = np.flatnonzero(events.among(DEVICE))
+    found = launches(events)
+    event = found.device
     is_communication = re.compile(communication, re.IGNORECASE).search
-    kind = np.full(len(events), KERNEL)
-    kind[events.named(lambda name: is_communication(name) is not None)] = COMMUNICATION
-    kind[events.among(_COPIES) | events.named(lambda name: _COPY_NAME.match(name) is not None)] = COPY
-    kind[events.among(_MEMSETS)] = MEMSET
-    return Work(event, kind[event], events.start_ns[event], events.end_ns[event])
+    present, name = np.unique(events.name[event], return_inverse=True)
+    names = [events.names[k] for k in present.tolist()]
+    kind = np.full(len(event), KERNEL)
+    kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = COMMUNICATION
+    kind[np.array([_COPY_NAME.match(text) is not None for text in names], np.bool_)[name]] = COPY
+    kind[events.among(_COPIES)[event]] = COPY
+    kind[events.among(_MEMSETS)[event]] = MEMSET
+    return Work(event, kind, events.start_ns[event], events.end_ns[event], found.call, found.operator)
 
 
-def breakdown(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
+def breakdown(work: Work) -> Table:
     """One row for the whole trace, all devices and streams together.
 
     Columns: `compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns
@@ -87,10 +95,8 @@ def breakdown(events: Events, communication: str = COMMUNICATION_NAMES) -> Table
     `total_ns` is from the first device event's start to the last one's end, and the sum of the first four: compute is
     the time in which a kernel that is no communication, or a memset, ran; exposed communication that in which
     communication ran without compute; exposed copies that in which copies ran without either. `communication_ns` and
-    `copy_ns` are all of their time, `overlap_ns` is that of communication under compute. For `communication` see
-    `device_work`.
+    `copy_ns` are all of their time, `overlap_ns` is that of communication under compute.
     """
-    work = device_work(events, communication)
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table({name: values.tolist() if len(work.event) else [None] for name, values in found.items()})
 

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.capture.breakdown import COMMUNICATION, COMMUNICATION_NAMES, KERNEL, KINDS, by_group, device_work
+from instrument.capture.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
 from instrument.capture.events import Codes, Events, Flags, Ints
-from instrument.capture.launches import launches as _launches
 from instrument.capture.table import Table
 
 
-def kernels(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
+def kernels(events: Events, work: Work) -> Table:
     """One row for each kernel by name, the costliest first.
 
     Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy`.
@@ -26,12 +25,11 @@ def kernels(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
 
     Cost: a sort of the device events.
     """
-    work = device_work(events, communication)
     chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     groups = _group(events.name[event], duration)
     longest = event[groups.last]
-    launch, short = (values[chosen] for values in _launch_costs(events))
+    launch, short = (values[chosen] for values in _launch_costs(events, work))
     launched = groups.sum(launch >= 0) > 0
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[longest].tolist()],
@@ -47,16 +45,15 @@ def kernels(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
     return Table(columns).sort("device_ns")
 
 
-def copies(events: Events) -> Table:
+def copies(events: Events, work: Work) -> Table:
     """One row for each kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)", the costliest first.
 
     Columns: `name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second`. The last two are over the calls whose
     size is in the trace, on the device event or on the call that launched it, and None where there is none.
     """
-    work = device_work(events)
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
-    call = _launches(events).call[chosen]
+    call = work.call[chosen]
     size = np.where(call >= 0, events.moved_bytes[call], -1)
     size = np.where(events.moved_bytes[event] >= 0, events.moved_bytes[event], size)
     groups = _group(events.name[event], duration)
@@ -72,7 +69,7 @@ def copies(events: Events) -> Table:
     return Table(columns).sort("device_ns")
 
 
-def launches(events: Events) -> Table:
+def launches(events: Events, work: Work) -> Table:
     """One row for each kind of host call that launched device work, such as cudaLaunchKernel, the costliest first.
 
     Columns: `name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls`.
@@ -84,11 +81,10 @@ def launches(events: Events) -> Table:
 
     Lost: device work whose launch is not in the trace.
     """
-    found = _launches(events)
-    known = np.flatnonzero(found.call >= 0)
-    device = found.device[known]
-    by_call = _group(found.call[known], events.start_ns[device])
-    call = found.call[known][by_call.first]
+    known = np.flatnonzero(work.call >= 0)
+    device = work.event[known]
+    by_call = _group(work.call[known], events.start_ns[device])
+    call = work.call[known][by_call.first]
     host, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
     delay = np.maximum(events.start_ns[device[by_call.first]] - events.end_ns[call], 0)
     groups = _group(events.name[call], delay)
@@ -105,13 +101,12 @@ def launches(events: Events) -> Table:
     return Table(columns).sort("launch_ns")
 
 
-def streams(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
+def streams(events: Events, work: Work) -> Table:
     """One row for each stream that device work ran on, the busiest first.
 
     Columns: `device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns`; `idle_ns` is between the first
     and the last work of that stream. `device` and `stream` are the trace's own process and thread of it.
     """
-    work = device_work(events, communication)
     present, stream = np.unique(events.thread[work.event], return_inverse=True)
     found = by_group(work, stream, len(present))
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
@@ -165,15 +160,14 @@ def _group(key: Ints | Codes, value: Ints) -> _Groups:
     return _Groups(order, start, size)
 
 
-def _launch_costs(events: Events) -> tuple[Ints, Flags]:
+def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     """For each device event the host time of its launch, -1 where unknown, and whether the launch took longer."""
-    found = _launches(events)
-    host = np.where(found.call >= 0, events.duration_ns[found.call], -1)
+    host = np.where(work.call >= 0, events.duration_ns[work.call], -1)
     ran = np.zeros(len(events), np.int64)
-    np.add.at(ran, found.call, events.duration_ns[found.device])
-    _, first = np.unique(found.call, return_index=True)
+    np.add.at(ran, work.call, events.duration_ns[work.event])
+    _, first = np.unique(work.call, return_index=True)
     counts = np.isin(np.arange(len(host)), first) | (host < 0)
-    return np.where(counts, host, 0), (host >= 0) & (ran[found.call] < host)
+    return np.where(counts, host, 0), (host >= 0) & (ran[work.call] < host)
 
 
 def _spread(groups: _Groups, duration: Ints) -> dict[str, list[int]]:

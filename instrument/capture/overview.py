@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from instrument.capture.breakdown import COMMUNICATION, COMMUNICATION_NAMES, COPY, KERNEL, MEMSET, Work, device_work
+from instrument.capture.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
 from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Floats, Ints, is_runtime
 from instrument.capture.idle import loading
 from instrument.capture.kernels import weighted_mean
-from instrument.capture.launches import launches
 from instrument.capture.steps import finished_steps, is_step, launching_step, step_number
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, sweep
@@ -35,7 +34,7 @@ class Steps(NamedTuple):
     end_ns: Ints
 
 
-def overview(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
+def overview(events: Events, work: Work) -> Table:
     """One row for each step as the plugin counts them.
 
     Columns: `number start_ns duration_ns kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns
@@ -48,7 +47,6 @@ def overview(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
     Other than in the plugin, communication is told by the rule of `breakdown`, an annotation of the data loader counts
     like an operator of that name, and where there are no steps the one lasts until the device has ended too.
     """
-    work = device_work(events, communication)
     steps = _steps(events, work)
     timeline = sweep(_layers(events, work))
     left = np.ones(len(timeline.group), np.bool_)
@@ -68,7 +66,7 @@ def overview(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
     )
 
 
-def devices(events: Events) -> Table:
+def devices(events: Events, work: Work) -> Table:
     """How well each device was used between the start of the first step of `overview` and the end of the last.
 
     Columns: `device kernels busy_ns total_ns utilization sm_efficiency occupancy`. The last three are fractions:
@@ -78,7 +76,6 @@ def devices(events: Events) -> Table:
     the kernels running, at most 1. `occupancy` averages Kineto's estimated achieved occupancy over the kernels,
     weighted by their time. The last two are None where the trace does not hold what they need, as on ROCm.
     """
-    work = device_work(events)
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     process = [process for process, _ in events.threads]
@@ -119,7 +116,7 @@ def _steps(events: Events, work: Work) -> Steps:
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
-    launched, step = _launched(events, index)
+    launched, step = _launched(events, work, index)
     end = events.end_ns[index].copy()
     np.maximum.at(end, step, work.end_ns[launched])
     first = events.start_ns[index[0]]
@@ -138,11 +135,10 @@ def _whole_recording(events: Events) -> Steps:
     return Steps(*np.array(whole, np.int64).reshape(-1, 3).T)
 
 
-def _launched(events: Events, index: Ints) -> tuple[Ints, Ints]:
+def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
     """The device events whose launching calls lie wholly in a step, and which step that is."""
-    found = launches(events)
-    step = np.where(found.call >= 0, launching_step(events, found, index), -1)
-    inside = (step >= 0) & (events.end_ns[found.call] <= events.end_ns[index][step])
+    step = np.where(work.call >= 0, launching_step(events, work, index), -1)
+    inside = (step >= 0) & (events.end_ns[work.call] <= events.end_ns[index][step])
     return np.flatnonzero(inside), step[inside]
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, by_group, device_work, layers_of, masks, with_idle
+from instrument.capture.breakdown import Work, by_group, layers_of, masks, with_idle
 from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Ints
 from instrument.capture.idle import waits
-from instrument.capture.launches import Launches, launches
 from instrument.capture.table import Table
 from instrument.capture.timeline import sweep
 
@@ -30,7 +29,7 @@ def finished_steps(events: Events) -> Ints:
     return index[np.argsort(events.start_ns[index], kind="stable")]
 
 
-def steps(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
+def steps(events: Events, work: Work) -> Table:
     """The steps that ended inside the window, by start.
 
     Columns: `number start_ns duration_ns`; then, from `compute_ns` to `overlap_ns`, the columns of `breakdown` for the
@@ -45,10 +44,9 @@ def steps(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
-    work, found = device_work(events, communication), launches(events)
-    launched = by_group(work, launching_step(events, found, index), len(index))
+    launched = by_group(work, launching_step(events, work, index), len(index))
     clipped = _clipped(work, start, end)
-    waited = waits(events, work, found, start, end) if len(index) and len(work.event) else {}
+    waited = waits(events, work, start, end) if len(index) and len(work.event) else {}
     device: dict[str, Any] = {**launched, **clipped, **{name: waited.get(name, start) for name in _WAITS}}
     return Table(
         {
@@ -63,9 +61,9 @@ def steps(events: Events, communication: str = COMMUNICATION_NAMES) -> Table:
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
 
-def launching_step(events: Events, found: Launches, index: Ints) -> Ints:
+def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     """For each device event the step, counted from 0, in which the host launched it, or -1."""
-    host = np.where(found.call >= 0, found.call, found.operator)
+    host = np.where(work.call >= 0, work.call, work.operator)
     if not len(index):
         return np.full(len(host), -1)
     time = events.start_ns[host]

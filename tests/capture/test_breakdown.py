@@ -36,7 +36,7 @@ def copy(start_us, duration_us, **more):
 @pytest.mark.parametrize("name", sorted(set(KNOWN) - {"mtia_rank0"}))
 def test_every_column_of_every_real_trace_to_the_nanosecond(name) -> None:
     events, known = load(name).events, KNOWN[name]["exact"]
-    row = breakdown(events, communication="nccl|rccl")[0]._asdict()
+    row = breakdown(device_work(events, "nccl|rccl"))[0]._asdict()
     if KNOWN[name]["device_events"]:
         assert row == {ours: round(known[theirs] * 1e6) for ours, theirs in KNOWN_AS.items()}
     else:
@@ -61,7 +61,8 @@ def test_mtia_is_what_hta_finds_once_rounded_as_it_rounds() -> None:
     work = device_work(events)
     streamed = np.array([thread != (9, 801) for thread in events.threads])[events.thread[work.event]]
     start, end = -(-work.start_ns // 1000) * 1000, work.end_ns // 1000 * 1000
-    rounded = Work(work.event[streamed], work.kind[streamed], start[streamed], np.maximum(end, start)[streamed])
+    columns = (work.event, work.kind, start, np.maximum(end, start), work.call, work.operator)
+    rounded = Work(*(column[streamed] for column in columns))
     found = {name: int(v[0]) // 1000 for name, v in by_group(rounded, np.zeros(streamed.sum(), np.int64), 1).items()}
     known = KNOWN["mtia_rank0"]["hta_temporal_us"]
     assert found["idle_ns"] == known["idle_time(us)"]
@@ -131,9 +132,9 @@ def test_which_kernels_are_communication(tmp_path, name, expected) -> None:
 
 def test_a_caller_may_add_to_the_rule_or_replace_it(tmp_path) -> None:
     events = read(tmp_path, [kernel("my_exchange", 0, 7), kernel("multimem_x", 10, 5), kernel("nccl", 20, 3)])
-    assert breakdown(events)[0].communication_ns == 8000
-    assert breakdown(events, COMMUNICATION_NAMES + "|my_exchange")[0].communication_ns == 15000
-    assert breakdown(events, "nccl|rccl")[0].communication_ns == 3000
+    assert breakdown(device_work(events))[0].communication_ns == 8000
+    assert breakdown(device_work(events, COMMUNICATION_NAMES + "|my_exchange"))[0].communication_ns == 15000
+    assert breakdown(device_work(events, "nccl|rccl"))[0].communication_ns == 3000
 
 
 def test_devices_that_write_one_category_tell_copies_by_name(tmp_path) -> None:
