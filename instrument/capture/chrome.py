@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
-from instrument.capture.events import Codes, Events, Ints, Memory, Thread
+from instrument.capture.events import DEVICE, Codes, Events, Ints, Memory, Thread, flags, is_runtime
 from instrument.errors import TraceError
 
 FLOAT_HOLDS_NS_BELOW = 2**43
@@ -322,9 +322,10 @@ def _number(value: int | str) -> int | str:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def _size(value: int | str | None) -> int:
-    number = _number(-1 if value is None else value)
-    return number if isinstance(number, int) else -1
+def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:
+    column = np.full(count, elsewhere, values.dtype)  # few events have these: a pass over all would be felt
+    column[where] = values
+    return column
 
 
 def _text_codes(raws: list[list[Raw]]) -> tuple[list[Codes], tuple[bytes, ...]]:
@@ -350,7 +351,10 @@ def _columns(
     (shapes, concrete, types), texts = _text_codes(
         [[a.shapes for a in args], [a.concrete for a in args], [a.types for a in args]]
     )
-    (grid, block), grids = _text_codes([[a.grid for a in args], [a.block for a in args]])
+    where = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), category_names)[categories])
+    work = [args[k] for k in where.tolist()]
+    sizes = _int64([int(n) if (n := str(a.moved_bytes)).isdecimal() else -1 for a in work])
+    (grid, block), grids = _text_codes([[a.grid for a in work], [a.block for a in work]])
     return Events(
         categories=category_names,
         names=distinct_names,
@@ -372,11 +376,11 @@ def _columns(
         types=types,
         python_id=_int64([-1 if a.python_id is None else a.python_id for a in args]),
         python_parent=_int64([-1 if a.python_parent is None else a.python_parent for a in args]),
-        moved_bytes=_int64([_size(a.moved_bytes) for a in args]),
-        grid=grid,
-        block=block,
-        blocks_per_sm=np.array([a.blocks_per_sm for a in args], np.float32),
-        occupancy=np.array([a.occupancy for a in args], np.float32),
+        moved_bytes=_placed(where, sizes, -1, len(args)),
+        grid=_placed(where, grid, -1, len(args)),
+        block=_placed(where, block, -1, len(args)),
+        blocks_per_sm=_placed(where, np.array([a.blocks_per_sm for a in work], np.float32), np.nan, len(args)),
+        occupancy=_placed(where, np.array([a.occupancy for a in work], np.float32), np.nan, len(args)),
         memory=_memory(memory, threads[len(spans) :], exact[1] if exact else None),
         recorded=recorded,
         base_ns=base_ns,
