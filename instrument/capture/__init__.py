@@ -10,13 +10,21 @@ from typing import Any, Literal
 import msgspec
 
 from instrument.capture import cache
+from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
+from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
+from instrument.capture.kernels import copies as _copies
+from instrument.capture.kernels import kernels as _kernels
+from instrument.capture.kernels import launches as _launches
+from instrument.capture.kernels import streams as _streams
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
+from instrument.capture.overview import devices as _devices
+from instrument.capture.overview import overview as _overview
 from instrument.capture.ranges import ranges as _ranges
-from instrument.capture.ranges import steps as _steps
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
+from instrument.capture.steps import steps as _steps
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
 
@@ -34,25 +42,37 @@ class Capture:
     The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace.
     """
 
-    def __init__(self, trace_path: Path | None, folder: Path | None, metadata: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        trace_path: Path | None,
+        folder: Path | None,
+        metadata: dict[str, Any],
+        communication: str = COMMUNICATION_NAMES,
+    ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
+        self.communication = communication
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Capture:
+    def load(cls, path: str | PathLike[str], *, communication: str = COMMUNICATION_NAMES) -> Capture:
         """Open a capture folder, or any Chrome/Kineto trace file; the events are read when a view asks for them.
+
+        `communication` is a regular expression for the names of the kernels that count as communication: add to the
+        default, `instrument.capture.breakdown.COMMUNICATION_NAMES`, what it does not know.
 
         Raises:
             CaptureError: the path does not exist, or it is a folder without a readable capture.json.
+            ConfigError: `communication` is no regular expression.
         """
         path = Path(path)
+        check_names(communication)
         if path.is_dir():
             traces = (path / name for name in TRACE_FILES)
-            return cls(next((t for t in traces if t.is_file()), None), path, _metadata(path))
+            return cls(next((t for t in traces if t.is_file()), None), path, _metadata(path), communication)
         if not path.exists():
             raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
-        return cls(path, None, {})
+        return cls(path, None, {}, communication)
 
     @property
     def name(self) -> str:
@@ -86,9 +106,49 @@ class Capture:
         return _ranges(self.events)
 
     @cached_property
+    def work(self) -> Work:
+        """What ran on the devices, with its kind and launch; see `instrument.capture.breakdown`."""
+        return device_work(self.events, self.communication)
+
+    @cached_property
+    def breakdown(self) -> Table:
+        """One row: the device's time by what it did; see `instrument.capture.breakdown`."""
+        return _breakdown(self.work)
+
+    @cached_property
     def steps(self) -> Table:
-        """The finished steps: `number start_ns duration_ns`."""
-        return _steps(self.events)
+        """The finished steps and what the device did for each; see `instrument.capture.steps`."""
+        return _steps(self.events, self.work)
+
+    @cached_property
+    def kernels(self) -> Table:
+        """The kernels by name, with what launching them cost; see `instrument.capture.kernels`."""
+        return _kernels(self.events, self.work)
+
+    @cached_property
+    def copies(self) -> Table:
+        """The copies and memsets by kind, with their bandwidth; see `instrument.capture.kernels`."""
+        return _copies(self.events, self.work)
+
+    @cached_property
+    def launches(self) -> Table:
+        """The host calls that launched device work, and how long it took to start; see `instrument.capture.kernels`."""
+        return _launches(self.events, self.work)
+
+    @cached_property
+    def streams(self) -> Table:
+        """What ran on each stream of each device; see `instrument.capture.kernels`."""
+        return _streams(self.events, self.work)
+
+    @cached_property
+    def overview(self) -> Table:
+        """The steps as TensorBoard's plugin breaks them down; see `instrument.capture.overview`."""
+        return _overview(self.events, self.work)
+
+    @cached_property
+    def devices(self) -> Table:
+        """How well each device was used, by utilization and occupancy; see `instrument.capture.overview`."""
+        return _devices(self.events, self.work)
 
     @cached_property
     def swallowed(self) -> Table:

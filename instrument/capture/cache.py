@@ -19,12 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.capture import chrome
-from instrument.capture.events import Codes, Events, Flags, Ints, Memory
+from instrument.capture.events import Codes, Events, Flags, Floats, Ints, Memory
 
 FORMAT = 1
 KEPT_FROM_EVENTS = 100_000
-_DTYPES: list[tuple[Any, type[np.generic]]] = [(Ints, np.int64), (Codes, np.int32), (Flags, np.bool_)]
+_DTYPES: list[tuple[Any, type[np.generic]]] = [
+    (Ints, np.int64),
+    (Codes, np.int32),
+    (Flags, np.bool_),
+    (Floats, np.float32),
+]
 _WIDTHS = ("int8", "int16", "int32", "int64")
+_SAVED = (*_WIDTHS, "float32")
 
 
 def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
@@ -99,7 +105,7 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
     found: dict[str, dict[str, Any]] = {"": {}, "memory": {}}
     at = 0
     for (owner, name), (width, count) in zip(names, head.columns):
-        column = np.frombuffer(data, np.dtype(_WIDTHS[_WIDTHS.index(width)]), count, at)
+        column = np.frombuffer(data, np.dtype(_SAVED[_SAVED.index(width)]), count, at)
         at += column.nbytes
         found[owner][name] = column.astype((_MEMORY if owner else _EVENTS)[name])
     return Events(memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others))
@@ -136,5 +142,7 @@ def _narrow(column: NDArray[Any]) -> NDArray[Any]:
     """The same numbers in the fewest bytes."""
     if column.dtype == np.bool_:
         return column.view(np.int8)
+    if column.dtype == np.float32:
+        return column
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return column.astype(next(w for w in _WIDTHS if np.iinfo(w).min <= low and high <= np.iinfo(w).max))

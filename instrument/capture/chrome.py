@@ -26,7 +26,7 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from instrument.capture.columns import Interned, append, as_ns, fields_of, ints, joined
-from instrument.capture.events import Codes, Events, Memory, Thread
+from instrument.capture.events import DEVICE, Codes, Events, Ints, Memory, Thread, flags, is_runtime
 from instrument.capture.inflate import chunks
 from instrument.capture.pieces import Pieces, cut_short
 from instrument.errors import TraceError
@@ -41,6 +41,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     "types": "Input type", "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
+    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
 }):  # fmt: skip
     """Those arguments of an event that become columns."""
 
@@ -60,6 +61,11 @@ class Args(Struct, gc=False, frozen=True, rename={
     device_index: int | None = -1
     allocated_bytes: int | None = 0
     reserved_bytes: int | None = 0
+    moved_bytes: int | str | None = None  # text in ROCm's calls
+    grid: Raw = Raw()
+    block: Raw = Raw()
+    blocks_per_sm: float | None = None
+    occupancy: float | None = None
 
 
 _NO_ARGS = Args()
@@ -217,6 +223,9 @@ def _fit(value: Any, kind: Any) -> Any:
         return None
 
 
+_DEVICE_ARGS = ("moved_bytes", "grid", "block", "blocks_per_sm", "occupancy")
+
+
 class _Columns:
     """Columns that grow by a piece of events at a time."""
 
@@ -224,7 +233,7 @@ class _Columns:
         self.spans = 0
         self.recorded = 0
         self._categories, self._names, self._threads = Interned(), Interned(), Interned()
-        self._texts = Interned({b"": 0})
+        self._texts, self._grids = Interned({b"": 0}), Interned({b"": 0})
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
         self._halves: list[Begin | End] = []
@@ -249,8 +258,9 @@ class _Columns:
         arg = fields_of(Args, event["args"])
         start = as_ns(event["ts"])
         external = ints(arg["external_id"], 0)
+        category = self._categories.codes(event["cat"], count)
         return {
-            "category": self._categories.codes(event["cat"], count),
+            "category": category,
             "name": self._names.codes(event["name"], count),
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
@@ -265,7 +275,22 @@ class _Columns:
             "types": self._codes_of_texts(arg["types"]),
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
+            **self._device_columns(category, arg),
         }
+
+    def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
+        there = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category])
+        few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
+        sizes = [int(n) if (n := str(size)).isdecimal() else -1 for size in few["moved_bytes"]]
+        values: dict[str, tuple[NDArray[Any], float]] = {
+            "moved_bytes": (np.array(sizes, np.int64), -1),
+            "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
+            "block": (self._codes_of_texts(few["block"], self._grids), -1),
+            "blocks_per_sm": (np.array(few["blocks_per_sm"], np.float32), np.nan),
+            "occupancy": (np.array(few["occupancy"], np.float32), np.nan),
+        }
+        return {name: _placed(there, found, other, len(category)) for name, (found, other) in values.items()}
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
         event = fields_of(Instant, instants)
@@ -280,11 +305,11 @@ class _Columns:
             "reserved_bytes": ints(arg["reserved_bytes"], 0),
         }
 
-    def _codes_of_texts(self, raws: Sequence[Raw]) -> Codes:
+    def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
         """JSON texts interned; -1 where there is none."""
         if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
             return np.full(len(raws), -1, np.int32)
-        return self._texts.codes(map(bytes, raws), len(raws)) - np.int32(1)
+        return (self._texts if texts is None else texts).codes(map(bytes, raws), len(raws)) - np.int32(1)
 
     def finish(self, *, base_ns: int, cut_short: bool) -> Events:
         """All of it; the builder is empty afterwards, so that no column is in memory twice."""
@@ -298,12 +323,19 @@ class _Columns:
             names=tuple(map(from_trace, self._names)),
             threads=tuple(plain),
             texts=tuple(self._texts)[1:],
+            grids=tuple(self._grids)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
             base_ns=base_ns,
             cut_short=cut_short,
             **columns | {"thread": threads[columns["thread"]]},
         )
+
+
+def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:
+    column = np.full(count, elsewhere, values.dtype)
+    column[where] = values
+    return column
 
 
 def _number(value: int | str) -> int | str:

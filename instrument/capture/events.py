@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 Thread = tuple[int | str, int | str]
 
 # The names before and after torch 1.12, when Kineto's categories became lower case.
@@ -53,10 +54,12 @@ class Events:
     """Every event of a trace that has a duration, as parallel columns in the order of the file.
 
     `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete` and
-    `types` are indices into `texts`, which holds JSON text as it stood in the file, and -1 where nothing was
-    recorded. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A
-    `thread` is a pair of process and thread, on a device of device and stream. Missing numbers: 0 in
-    `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id` and `python_parent`.
+    `types` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it stood in the file, and
+    -1 where nothing was recorded. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is
+    not 0. A `thread` is a pair of process and thread, on a device of device and stream. `moved_bytes` is what a copy or
+    memset moves, `blocks_per_sm` a kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in
+    percent. Missing numbers: 0 in `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id`,
+    `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and `occupancy`.
 
     `cut_short`: the file ends too early, and these are the events before its end.
 
@@ -67,6 +70,7 @@ class Events:
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
     texts: tuple[bytes, ...]
+    grids: tuple[bytes, ...]
     category: Codes
     name: Codes
     thread: Codes
@@ -82,6 +86,11 @@ class Events:
     types: Codes
     python_id: Ints
     python_parent: Ints
+    moved_bytes: Ints
+    grid: Codes
+    block: Codes
+    blocks_per_sm: Floats
+    occupancy: Floats
     memory: Memory
     recorded: int
     base_ns: int

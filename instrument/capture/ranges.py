@@ -1,12 +1,13 @@
-"""The range tree: annotations nested by time on each thread, put together by path; and the profiler's steps."""
+"""The range tree: annotations nested by time on each thread, put together by path."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Ints, is_runtime
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Ints, is_runtime
 from instrument.capture.launches import launches
 from instrument.capture.nesting import Forest, nest, number_paths
+from instrument.capture.steps import finished_steps, is_step
 from instrument.capture.table import Table
 
 
@@ -24,11 +25,11 @@ def ranges(events: Events) -> Table:
     A range that the end of the window cut off counts with its time until then. Work that a thread of its own does
     on a range's behalf, such as backward, is in that range only where it is annotated there.
     """
-    chosen = events.among(ANNOTATION) & ~events.named(_is_step)
+    chosen = events.among(ANNOTATION) & ~events.named(is_step)
     forest = nest(events, chosen)
     path, above, name = number_paths(forest, events.name[forest.index].astype(np.int64))
     total = _by_path(forest.total_ns, path, len(above))
-    count = len(steps(events))
+    count = len(finished_steps(events))
     whole = _whole_ns(events)
     device = _device_ns(events, forest)
     order, depth = _tree_order(above, forest, path)
@@ -51,29 +52,9 @@ def ranges(events: Events) -> Table:
     )
 
 
-def steps(events: Events) -> Table:
-    """The steps that ended inside the window, by start: `number start_ns duration_ns`.
-
-    `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time.
-    """
-    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(_is_step) & events.finished)
-    index = index[np.argsort(events.start_ns[index], kind="stable")]
-    return Table(
-        {
-            "number": [int(events.names[k].removeprefix(STEP_PREFIX)) for k in events.name[index].tolist()],
-            "start_ns": events.start_ns[index].tolist(),
-            "duration_ns": events.duration_ns[index].tolist(),
-        }
-    )
-
-
-def _is_step(name: str) -> bool:
-    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
-
-
 def _whole_ns(events: Events) -> int:
     """The time that shares are of."""
-    stepped = sum(steps(events).column("duration_ns"))
+    stepped = events.duration_ns[finished_steps(events)].sum()
     host = events.among(OPERATOR | ANNOTATION) | events.among(is_runtime)
     if stepped or not host.any():
         return int(stepped)

@@ -141,13 +141,13 @@ def _cell(column: str, value: Any, width: int) -> str:
         return "-"
     if column.endswith("_ns") or "_ns_" in column:
         return duration(value)
-    if column.endswith("bytes"):
+    if column.endswith(("bytes", "bytes_per_second")):
         return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     if column.endswith("flops"):
         return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
     if column == "share":
         return f"{value:.1%}"
-    text = str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
 
 

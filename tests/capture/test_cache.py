@@ -32,7 +32,7 @@ def same(a: Events, b: Events) -> bool:
         for field in fields(owner_a):
             left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
             if isinstance(left, np.ndarray):
-                if left.dtype != right.dtype or not np.array_equal(left, right):
+                if left.dtype != right.dtype or not np.array_equal(left, right, equal_nan=left.dtype.kind == "f"):
                     return False
             elif field.name != "memory" and left != right:
                 return False

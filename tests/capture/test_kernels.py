@@ -1,0 +1,139 @@
+"""Kernels, launches, copies and streams."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from decimal import Decimal
+
+import pytest
+
+from capture.test_breakdown import copy
+from capture.test_real_traces import FOLDER, KNOWN, load
+from capture.test_real_traces import pytestmark as needs_traces
+from capture.test_steps import call
+from capture.traces import capture, kernel, span
+
+
+def launch_shape(grid, blocks, occupancy):
+    return {"grid": [grid, 1, 1], "block": [128, 1, 1], "blocks_per_SM": blocks, "est._achieved_occupancy_%": occupancy}
+
+
+KERNELS = [
+    call("cudaLaunchKernel", 0, 5, 1),
+    kernel("gemm", 10, 20, correlation=1, **launch_shape(8, 0.5, 10)),
+    call("cudaLaunchKernel", 20, 30, 2),
+    kernel("gemm", 40, 10, correlation=2, **launch_shape(4, 2, 40)),
+    call("cudaGraphLaunch", 60, 6, 3),
+    kernel("relu", 90, 4, correlation=3),
+    kernel("ncclDevKernel", 95, 3, correlation=3),
+    kernel("relu", 100, 2),
+]
+
+
+def test_kernels_by_name_with_their_launches(tmp_path) -> None:
+    """The second gemm took 10 on the device and 30 to launch; the graph took 6 to launch 7, and counts for relu."""
+    table = capture(tmp_path, KERNELS).kernels
+    columns = "name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy"
+    assert table.columns == tuple(columns.split())
+    gemm, relu, nccl = table
+    assert tuple(gemm)[:9] == ("gemm", "kernel", 2, 30000, 10000, 15000, 20000, 35000, 1)
+    assert tuple(gemm)[9:11] == ("[8, 1, 1]", "[128, 1, 1]")
+    assert gemm[11:] == pytest.approx(((20 * 0.5 + 10 * 2) / 30, (20 * 0.1 + 10 * 0.4) / 30))
+    assert tuple(relu) == ("relu", "kernel", 2, 6000, 2000, 3000, 4000, 6000, 0, None, None, None, None)
+    assert tuple(nccl)[:9] == ("ncclDevKernel", "communication", 1, 3000, 3000, 3000, 3000, 0, 0)
+
+
+def test_launch_calls_by_name(tmp_path) -> None:
+    """Delays: 10 − 5, and 0 as the second gemm began while its call still ran; the graph's first kernel 90 − 66."""
+    table = capture(tmp_path, KERNELS).launches
+    columns = "name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls"
+    assert table.columns == tuple(columns.split())
+    assert [tuple(row) for row in table] == [
+        ("cudaLaunchKernel", 2, 2, 35000, 30000, 0, 5000, 1),
+        ("cudaGraphLaunch", 1, 2, 6000, 7000, 24000, 24000, 0),
+    ]
+
+
+def test_kernels_whose_launch_was_not_recorded(tmp_path) -> None:
+    found = capture(tmp_path, [kernel("gemm", 0, 5, correlation=9)])
+    assert (found.kernels[0].launch_ns, found.kernels[0].short_calls) == (None, None)
+    assert len(found.launches) == 0
+
+
+def test_copies_by_kind_with_bandwidth(tmp_path) -> None:
+    """3000 bytes in 6 µs are 500 MB/s; ROCm writes a size on the call, as text; that of a memset may be missing."""
+    events = [
+        copy(0, 4, bytes=1000),
+        copy(10, 2, bytes=2000),
+        call("hipMemcpyAsync", 0, 1, 5, bytes="4096"),
+        span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", tid=100, correlation=5),
+        span("Memset (Device)", 30, 1, cat="gpu_memset", tid=100),
+        kernel("gemm", 40, 9),
+    ]
+    found = capture(tmp_path, events)
+    columns = "name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second"
+    assert found.copies.columns == tuple(columns.split())
+    assert [tuple(row) for row in found.copies] == [
+        ("Memcpy HtoD (Pinned -> Device)", 2, 6000, 2000, 3000, 4000, 3000, 500_000_000),
+        ("Memcpy DtoD (Device -> Device)", 1, 2000, 2000, 2000, 2000, 4096, 2_048_000_000),
+        ("Memset (Device)", 1, 1000, 1000, 1000, 1000, None, None),
+    ]
+    assert [row.name for row in found.kernels] == ["gemm"]
+
+
+def test_streams(tmp_path) -> None:
+    events = [kernel("gemm", 0, 10), kernel("nccl", 5, 10), kernel("gemm", 30, 10), copy(0, 12)]
+    table = capture(tmp_path, events).streams
+    columns = "device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns"
+    assert table.columns == tuple(columns.split())
+    assert [tuple(row) for row in table] == [
+        (7, 100, 3, 25000, 20000, 10000, 0, 15000),
+        (7, 101, 1, 12000, 0, 0, 12000, 0),
+    ]
+
+
+def test_a_trace_without_device_events_has_no_rows(tmp_path) -> None:
+    found = capture(tmp_path, [span("aten::mm", 0, 5)])
+    assert [len(table) for table in (found.kernels, found.copies, found.launches, found.streams)] == [0] * 4
+
+
+def _told_by_the_file(name):
+    """Sums straight from the JSON, with decimals: by kernel name, by copy name, and the trace's own bandwidths."""
+    with gzip.open(FOLDER / f"{name}.json.gz") as file:
+        events = json.load(file, parse_float=Decimal)["traceEvents"]
+    times = {"kernel": defaultdict(list), "copy": defaultdict(list)}
+    for event in events:
+        kind = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}.get(event.get("cat", "").lower())
+        kind = kind or {"memcpy": "copy", "memset": "copy"}.get(event.get("cat", "").lower())
+        if event["ph"] == "X" and kind:
+            times[kind][event["name"]].append((int(event["dur"] * 1000), event["args"]))
+    return times
+
+
+@needs_traces
+@pytest.mark.parametrize("name", [n for n in KNOWN if n != "mtia_rank0" and "tp8" not in n])
+def test_sums_of_every_real_trace_are_those_of_its_file(name) -> None:
+    found, told = load(name), _told_by_the_file(name)
+    for table, kind in ((found.kernels, "kernel"), (found.copies, "copy")):
+        sums = {key: (len(v), sum(ns for ns, _ in v), max(ns for ns, _ in v)) for key, v in told[kind].items()}
+        assert {row.name: (row.calls, row.device_ns, row.max_ns) for row in table} == sums
+    for row in found.copies:
+        told_of = [args for _, args in told["copy"][row.name] if "bytes" in args]
+        assert row.bytes == (sum(args["bytes"] for args in told_of) if told_of else None)
+        if len(told_of) == 1 and row.device_ns % 1000:  # the trace's own bandwidth is of unrounded times
+            bandwidth = float(told_of[0]["memory bandwidth (GB/s)"])
+            assert row.bytes_per_second == pytest.approx(bandwidth * 1e9, rel=0.01)
+    assert sum(row.calls for row in found.streams) == KNOWN[name]["device_events"]
+
+
+@needs_traces
+@pytest.mark.parametrize(("name", "kernels"), [("v100_resnet50_workers0", 67), ("v100_resnet50_workers4", 62)])
+def test_tensorboard_counts_as_many_kernels(name, kernels) -> None:
+    found = load(name)
+    assert len(found.kernels) == kernels
+    launched = [row for row in found.kernels if row.launch_ns is not None]
+    costs = sum(row.launch_ns for row in launched)
+    assert costs == sum(row.launch_ns for row in found.launches.where(name="cudaLaunchKernel"))
+    assert sum(row.short_calls for row in launched) == found.launches.where(name="cudaLaunchKernel")[0].short_calls

@@ -1,0 +1,192 @@
+"""The steps, what the device did for each, and what it waited for."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.test_breakdown import COLUMNS, copy
+from capture.test_real_traces import KNOWN, load
+from capture.test_real_traces import pytestmark as needs_traces
+from capture.traces import annotation, capture, kernel, span
+
+LAUNCHED = tuple(COLUMNS.split())
+CLIPPED = tuple(f"clipped_{name}" for name in LAUNCHED if name != "total_ns")
+WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
+
+
+def call(name, start_us, duration_us, correlation=0, **more):
+    return span(name, start_us, duration_us, cat="cuda_runtime", correlation=correlation, **more)
+
+
+def in_us(row, names):
+    return [getattr(row, name) / 1000 for name in names]
+
+
+def test_steps_are_in_order_with_their_numbers(tmp_path) -> None:
+    events = [
+        annotation("ProfilerStep#12", 50, 8.5),
+        annotation("ProfilerStep#11", 10, 20),
+        annotation("ProfilerStep#x", 70, 1),
+        span("ProfilerStep#13", 60, 1, cat="Operator"),  # torch before 1.12
+        span("ProfilerStep#11", 12, 30, cat="gpu_user_annotation", tid=100),
+    ]
+    steps = capture(tmp_path, events).steps
+    assert steps.columns == ("number", "start_ns", "duration_ns", *LAUNCHED, *CLIPPED, *WAITS)
+    assert [tuple(row)[:3] for row in steps] == [(11, 10000, 20000), (12, 50000, 8500), (13, 60000, 1000)]
+    assert {value for row in steps for value in tuple(row)[3:]} == {None}
+
+
+TWO_STEPS = [
+    annotation("ProfilerStep#1", 0, 100),
+    annotation("ProfilerStep#2", 100, 100),
+    call("cudaLaunchKernel", 10, 2, 1),
+    kernel("gemm", 15, 30, correlation=1),
+    call("cudaLaunchKernel", 50, 5, 2, tid=2),  # the thread of backward
+    kernel("ncclDevKernel_AllReduce", 90, 40, correlation=2),
+    call("cudaMemcpyAsync", 140, 10, 3),  # pageable: returns after the copy
+    copy(142, 7, correlation=3),
+    span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 152, 6),
+    call("cudaLaunchKernel", 160, 5, 4),
+    kernel("gemm", 170, 10, correlation=4),
+]
+
+
+def test_device_work_belongs_to_the_step_that_launched_it(tmp_path) -> None:
+    """Step 1 launched compute 15–45 and communication 90–130; step 2 a copy 142–149 and compute 170–180."""
+    first, second = capture(tmp_path, TWO_STEPS).steps
+    assert in_us(first, LAUNCHED) == [30, 40, 0, 45, 115, 40, 0, 0]
+    assert in_us(second, LAUNCHED) == [10, 0, 7, 21, 38, 0, 7, 0]
+
+
+def test_the_clipped_columns_are_of_what_ran_in_the_steps_own_time(tmp_path) -> None:
+    """Of the communication 90–130 the first step has 10 and the second 30."""
+    first, second = capture(tmp_path, TWO_STEPS).steps
+    assert in_us(first, CLIPPED) == [30, 10, 0, 60, 10, 0, 0]
+    assert in_us(second, CLIPPED) == [10, 30, 7, 53, 30, 7, 0]
+
+
+def test_what_the_device_waited_for(tmp_path) -> None:
+    """Step 1: until the launches return at 12 and 55, then for the device itself. Step 2: 130–142 for the copy's call;
+    149–165 after it, of which 152–158 in the loader, then until 170 for the device; nothing was launched after 180."""
+    first, second = capture(tmp_path, TWO_STEPS).steps
+    assert in_us(first, WAITS) == [12 + 10, 3 + 35, 0, 0, 0]
+    assert in_us(second, WAITS) == [12 + 20, 5, 6, 10, 0]
+
+
+def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_unknown(tmp_path) -> None:
+    events = [
+        annotation("ProfilerStep#1", 0, 100),
+        kernel("before the recording", 5, 5),
+        call("cudaDeviceSynchronize", 6, 6),
+        call("cudaLaunchKernel", 30, 4, 1),
+        kernel("gemm", 36, 14, correlation=1),
+        kernel("stray", 60, 40),
+    ]
+    (row,) = capture(tmp_path, events).steps
+    assert in_us(row, WAITS) == [0, 2, 0, 24, 5 + 10]
+    assert in_us(row, LAUNCHED) == [14, 0, 0, 0, 14, 0, 0, 0]
+
+
+def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None:
+    events = [annotation("ProfilerStep#1", 0, 10), annotation("ProfilerStep#2", 10, 10), *TWO_STEPS[2:4]]
+    events += [call("cudaLaunchKernel", 20, 2, 9), kernel("after the step", 50, 5, correlation=9)]
+    first, second = capture(tmp_path, events).steps
+    assert in_us(first, LAUNCHED) == [0] * 8
+    assert in_us(second, ("compute_ns", "clipped_compute_ns", "clipped_idle_ns")) == [30, 5, 5]
+
+
+def _oracle(work, loaders, syncs, begin, end):
+    """What each microsecond between two times waited for, counted one by one."""
+    counts = dict.fromkeys(WAITS, 0)
+    syncs = [*syncs, *((a, returned) for a, _, kind, (_, returned) in work if kind == "copy" and returned is not None)]
+    first = min(0, min(a for a, *_ in work))
+
+    def busy(t):
+        return any(a <= t < b for a, b, *_ in work)
+
+    for t in range(begin, end):
+        if busy(t):
+            continue
+        since = t
+        while since > first and not busy(since - 1):
+            since -= 1
+        later = [w for w in work if w[0] > t]
+        following = min(later, key=lambda w: w[0]) if later else None
+        returned = None if following is None else following[3][1]
+        known = following is None or returned is not None
+        if known and following is not None and t >= returned:
+            counts["gap_wait_ns"] += 1
+        elif any(a <= t < b for a, b in loaders):
+            counts["loader_wait_ns"] += 1
+        elif known and any(a <= since < b for a, b in syncs):
+            counts["sync_wait_ns"] += 1
+        else:
+            counts["launch_wait_ns" if known else "unknown_wait_ns"] += 1
+    return counts
+
+
+SPANS = st.tuples(st.integers(0, 55), st.integers(1, 9))
+LAUNCHES = st.one_of(st.none(), SPANS)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from(["gemm", "nccl", "copy"]), SPANS, LAUNCHES), min_size=1, max_size=7),
+    st.lists(SPANS, max_size=3),
+    st.lists(SPANS, max_size=3),
+)
+def test_waits_are_what_counting_each_microsecond_gives(work, loaders, syncs) -> None:
+    events = [annotation("ProfilerStep#0", 0, 30), annotation("ProfilerStep#1", 30, 25)]
+    events += [span("enumerate(DataLoader)#x.__next__", a, n) for a, n in loaders]
+    events += [call("cudaStreamSynchronize", a, n) for a, n in syncs]
+    known = []
+    for number, (name, (a, n), launch) in enumerate(work, 1):
+        make = copy if name == "copy" else kernel
+        events.append(make(*([] if name == "copy" else [name]), a, n, correlation=number))
+        if launch:
+            events.append(call("cudaMemcpyAsync" if name == "copy" else "cudaLaunchKernel", *launch, number))
+        known.append((a, a + n, name, (launch[0], sum(launch)) if launch else (None, None)))
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = capture(Path(folder), events).steps
+    ends = [[(a, a + n) for a, n in spans] for spans in (loaders, syncs)]
+    for row, begin, end in ((first, 0, 30), (second, 30, 55)):
+        assert dict(zip(WAITS, in_us(row, WAITS))) == _oracle(known, *ends, begin, end)
+        assert sum(in_us(row, CLIPPED[:4])) == end - begin
+
+
+@needs_traces
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_parts_of_every_real_step_sum_to_the_whole(name) -> None:
+    found = load(name)
+    for row in found.steps:
+        if not KNOWN[name]["device_events"] and name != "mtia_rank0":
+            assert row.compute_ns is None
+            continue
+        assert sum(getattr(row, c) for c in LAUNCHED[:4]) == row.total_ns
+        assert sum(getattr(row, c) for c in CLIPPED[:4]) == row.duration_ns
+        assert sum(getattr(row, c) for c in WAITS) == row.clipped_idle_ns
+        assert min(getattr(row, c) for c in (*LAUNCHED, *CLIPPED, *WAITS)) >= 0
+
+
+@needs_traces
+def test_a_step_that_launched_everything_has_the_whole_traces_figures() -> None:
+    """Of two files all is one step; TraceLens leaves out what was launched before the recording, as a step does."""
+    for name in ("a100_megatron_tp8_rank0", "h800_deepseek_train"):
+        found = load(name)
+        assert tuple(found.steps[0])[3:11] == tuple(found.breakdown[0])
+    launched = load("h100_qwen_0.5b_inference").steps[0].compute_ns
+    assert launched == pytest.approx(
+        KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"]["computation_time"] * 1e6, abs=500
+    )
+
+
+@needs_traces
+def test_the_first_workers_waited_for_the_loader_and_the_second_did_not() -> None:
+    waiting, fed = (load(f"v100_resnet50_workers{n}").steps for n in (0, 4))
+    assert sum(waiting.column("loader_wait_ns")) > 0.7 * sum(waiting.column("clipped_idle_ns"))
+    assert sum(fed.column("loader_wait_ns")) < 0.05 * sum(fed.column("clipped_idle_ns"))
