@@ -13,6 +13,7 @@ from instrument.capture import chrome
 from instrument.capture.events import Events
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
+from instrument.capture.ranges import RangeTable
 from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.ranges import steps as _steps
 from instrument.capture.stacks import Stack
@@ -79,8 +80,8 @@ class Capture:
         return _operators(self.events)
 
     @cached_property
-    def ranges(self) -> Table:
-        """The range tree of the annotations; see `instrument.capture.ranges`."""
+    def ranges(self) -> RangeTable:
+        """The range tree of the annotations, and the whole in parts; see `instrument.capture.ranges.RangeTable`."""
         return _ranges(self.events)
 
     @cached_property

@@ -68,20 +68,29 @@ def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
 
 
-def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
-    """For each node the time of the device events that it launched itself; None where the trace has none.
+def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
+    """The device events, as positions among the events, and the node that launched each, -1 where none is known.
 
-    A launch that names no operator goes to the operator or annotation around its runtime call; a device event
-    whose launch was not recorded counts nowhere.
+    A launch that names no operator goes to the operator or annotation around its runtime call.
     """
     found = launches(events, annotations=annotations)
     if not len(found.device):
-        return None
+        return found.device, found.device
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
     around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
     node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
-    known = node >= 0
+    return found.device, node
+
+
+def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
+    """For each node the time of the device events that it launched itself; None where the trace has none.
+
+    A device event whose launch was not recorded counts nowhere.
+    """
+    device, node = launching_nodes(events, forest, annotations=annotations)
+    if not len(device):
+        return None
     own = np.zeros(len(forest), np.int64)
-    np.add.at(own, node[known], events.duration_ns[found.device[known]])
+    np.add.at(own, node[node >= 0], events.duration_ns[device[node >= 0]])
     return own
