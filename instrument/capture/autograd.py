@@ -18,7 +18,7 @@ import re
 
 import numpy as np
 
-from instrument.capture.events import OPERATOR, Events, Flags, Ints
+from instrument.capture.events import OPERATOR, Events, Flags, Ints, flags
 from instrument.capture.nesting import Forest
 
 _ENGINE = "autograd::engine::evaluate_function: "
@@ -33,9 +33,9 @@ def is_backward(events: Events) -> Flags:
     return found
 
 
-def is_accumulation(events: Events) -> Flags:
-    """The nodes that add to a leaf's gradient."""
-    return events.named(lambda name: name.endswith(_ACCUMULATION))
+def is_accumulation(events: Events, nodes: Ints) -> Flags:
+    """Which of some nodes, as positions among the events, add to a leaf's gradient."""
+    return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
 
 
 def homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
@@ -50,7 +50,7 @@ def homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: 
     nowhere, unknown = count, count + 1
     to = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
-    operator = _forward_operators(events, marks.index[nodes])
+    operator = _forward_operators(events, forest.index, marks.index[nodes])
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
     node = position[operator]
@@ -69,7 +69,7 @@ def homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: 
 
 def _place_accumulations(events: Events, marks: Forest, backward: Flags, to: Ints, unknown: int) -> None:
     """Point each accumulation at the node just before it on its thread."""
-    is_sum = is_accumulation(events)[marks.index]
+    is_sum = is_accumulation(events, marks.index)
     nodes = np.arange(len(marks))
     before = np.maximum.accumulate(np.where(backward & ~is_sum, nodes, -1))
     sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))
@@ -77,22 +77,22 @@ def _place_accumulations(events: Events, marks: Forest, backward: Flags, to: Int
     to[sums] = np.where((last >= 0) & (marks.thread[last] == marks.thread[sums]), last, unknown)
 
 
-def _forward_operators(events: Events, nodes: Ints) -> Ints:
-    """The operator that made each backward node, as a position among the events, or -1."""
+def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
+    """The operator that made each backward node, as a position among the events, or -1.
+
+    `order` holds the host's events by thread and start, those around others first.
+    """
     found = np.full(len(nodes), -1)
-    numbered = np.flatnonzero(events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0))
+    numbered = order[(events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0))[order]]
     asking = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
-    if not (numbered.size and asking.any()):
-        return found
-    order = np.lexsort((-events.end_ns[numbered], events.start_ns[numbered], events.sequence[numbered]))
-    numbered = numbered[order]
-    threads = np.unique(events.thread[numbered])
-    threads = threads[np.argsort([events.start_ns[numbered[events.thread[numbered] == t]].min() for t in threads])]
+    threads, first = np.unique(events.thread[numbered], return_index=True)
+    threads = threads[np.argsort(events.start_ns[numbered[first]])]
     candidates = {}
     for number in np.unique(events.forward_thread[nodes[asking]]):
         here = np.flatnonzero(asking & (events.forward_thread[nodes] == number))
         for thread in threads:
             made = numbered[events.thread[numbered] == thread]
+            made = made[np.argsort(events.sequence[made], kind="stable")]
             candidates[number, thread] = here, _last_with(events, made, nodes[here])
     for here, made in _agreeing(events, nodes, candidates):
         found[here] = made

@@ -102,7 +102,7 @@ def _kinds(events: Events, marks: Marks, paths: Paths, lost: Flags) -> Ints:
     under_step = np.zeros(len(stepping) + 1, np.bool_)
     under_step[path[steps == 1]] = True
     of_range = np.where(under_step[marks.path], OPTIMIZER, FORWARD)
-    of_node = np.where(is_accumulation(events)[marks.nodes.index], ACCUMULATE, BACKWARD)
+    of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
     return np.where(marks.backward, np.where(lost, UNPLACED, of_node), of_range)
 
 

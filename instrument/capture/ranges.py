@@ -12,7 +12,7 @@ import numpy as np
 from instrument.capture import memory
 from instrument.capture.autograd import is_backward
 from instrument.capture.busy import covered_ns, idle_ns
-from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, STEP_PREFIX, Events, Flags, Ints, is_runtime
+from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, STEP_PREFIX, Events, Flags, Ints, flags, is_runtime
 from instrument.capture.host import host_forest
 from instrument.capture.nesting import Forest
 from instrument.capture.paths import Paths, paths_of
@@ -205,9 +205,10 @@ def ranges(events: Events) -> RangeTable:
     codes, names = _plain_names(events)
     paths, path = paths_of(opened, codes[events.name[opened.index]], names)
     marks = Marks(forest, nodes, inner, ~is_range[nodes.index], np.append(path, -1)[range_of])
-    resumed = events.named(lambda name: name.endswith(RESUMED))[opened.index]
+    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[opened.index]]
     slices = Slices(opened, path, resumed, _spans(events, opened))
-    return RangeTable(paths, slices, places(events, marks, paths), _whole_ns(events), len(steps(events)))
+    durations = steps(events).column("duration_ns")
+    return RangeTable(paths, slices, places(events, marks, paths), sum(durations) or _extent_ns(events), len(durations))
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
@@ -253,13 +254,10 @@ def _is_step(name: str) -> bool:
     return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
 
 
-def _whole_ns(events: Events) -> int:
-    """The time that shares are of."""
-    stepped = sum(steps(events).column("duration_ns"))
+def _extent_ns(events: Events) -> int:
+    """The time from the first host event to the last."""
     host = events.among(OPERATOR | ANNOTATION) | events.among(is_runtime)
-    if stepped or not host.any():
-        return int(stepped)
-    return int(events.end_ns[host].max() - events.start_ns[host].min())
+    return int(events.end_ns[host].max() - events.start_ns[host].min()) if host.any() else 0
 
 
 def _over(values: Ints | None, pairs: tuple[Ints, Ints], count: int) -> Ints | None:
