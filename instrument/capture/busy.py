@@ -18,7 +18,7 @@ def covered_ns(group: Ints, interval: Ints, start_ns: Ints, end_ns: Ints, count:
     first, last = first[order], np.maximum.accumulate(last[order])
     fresh = np.maximum(first, np.concatenate([first[:1], last[:-1]]))
     total = np.zeros(count, np.int64)
-    np.add.at(total, group[order], times[last % len(times)] - times[fresh % len(times)] if len(times) else first)
+    np.add.at(total, group[order], times[last % len(times)] - times[fresh % len(times)])
     return total
 
 
