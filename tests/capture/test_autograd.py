@@ -184,6 +184,30 @@ def test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names(tmp_p
     assert backward(capture(tmp_path, events)) == {"a": (9000, 0), "b": (6000, 0)}
 
 
+def test_a_range_between_a_node_and_the_accumulation_after_it_changes_nothing(tmp_path) -> None:
+    events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
+    found = capture(tmp_path, [*events, annotation("hook", 27, 2, tid=2), *accumulation(30, 5)])
+    assert backward(found) == {"a": (6000, 5000), "hook": (0, 0)}
+
+
+def test_names_that_agree_weigh_more_than_numbers_found(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::mul", 1, 3, 5), made("aten::mul", 5, 3, 6)),
+        *(annotation("b", 0, 10, tid=4), made("aten::relu", 2, 3, 5, tid=4)),
+        *(node("ReluBackward0", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (6000, 0)}
+
+
+def test_where_no_name_agrees_the_thread_with_more_of_the_numbers_is_taken(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
+        *(annotation("b", 0, 10, tid=4), made("aten::y", 2, 3, 5, tid=4), made("aten::y", 6, 3, 6, tid=4)),
+        *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (15000, 0)}
+
+
 def test_two_forward_threads_that_did_the_same_are_taken_in_the_order_in_which_they_began(tmp_path) -> None:
     events = [
         *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
