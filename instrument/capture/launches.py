@@ -42,17 +42,13 @@ def launches(events: Events, *, annotations: bool = False) -> Launches:
     """
     device = np.flatnonzero(events.among(DEVICE | DEVICE_ANNOTATION if annotations else DEVICE))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
-    operator = _operators(events, device)
-    through_call = np.where(call >= 0, _operators(events, call), -1)
+    operator = launching_operator(events, device)
+    through_call = np.where(call >= 0, launching_operator(events, call), -1)
     return Launches(device, np.where(operator >= 0, operator, through_call), call)
 
 
-def launching_operator(events: Events) -> Ints:
-    """For every event the operator that its external id names, or -1."""
-    return _operators(events, np.arange(len(events)))
-
-
-def _operators(events: Events, chosen: Ints) -> Ints:
+def launching_operator(events: Events, chosen: Ints) -> Ints:
+    """For some events, by position, the operator that the external id of each names, or -1."""
     wanted = np.where(events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen])
     return _find(events.external_id, events.among(_LINKED), wanted)
 

@@ -36,7 +36,8 @@ class Paths:
                 groups.append(group[at])
                 item, at = item[self.above[at] >= 0], self.above[at][self.above[at] >= 0]
         width = int(group.max(initial=0)) + 1
-        distinct = np.unique(np.concatenate(items) * width + np.concatenate(groups))
+        pairs = np.sort(np.concatenate(items) * width + np.concatenate(groups))
+        distinct = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes 50 times as long on these
         return distinct // width, distinct % width
 
     def outermost(self, group: Ints) -> Flags:

@@ -196,7 +196,8 @@ class RangeTable(Table):
 def ranges(events: Events) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
 
-    Cost: the host's nesting, about 0.2 µs an event, and as much again where there are shapes to count FLOPs from.
+    Cost: about 0.4 µs an event, half of it the host's nesting; unions of device events take a sort of them for each
+    level of ranges.
     """
     forest = host_forest(events)
     is_range = events.among(ANNOTATION) & ~events.named(_is_step)

@@ -174,7 +174,7 @@ def render(
     ranges: bool = True,
     operators: bool = True,
 ) -> str:
-    """The capture as text: what it is of, the range tree, the costliest operators, what was not recorded.
+    """The capture as text: what it is of, the range tree and what is in none, the costliest operators, what is missing.
 
     The arguments are the options of `TableSink`. Of the ranges those with the most host time are kept, in the
     order of the tree. Longer names keep their head and tail; a line has about 140 characters at most.
