@@ -86,16 +86,17 @@ def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
     numbered = order[(events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0))[order]]
     asking = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
-    threads = threads[np.argsort(events.start_ns[numbered[first]])]
+    made = {}
+    for thread in threads[np.argsort(events.start_ns[numbered[first]])]:
+        own = numbered[events.thread[numbered] == thread]
+        made[thread] = own[np.argsort(events.sequence[own], kind="stable")]
     candidates = {}
     for number in np.unique(events.forward_thread[nodes[asking]]):
         here = np.flatnonzero(asking & (events.forward_thread[nodes] == number))
-        for thread in threads:
-            made = numbered[events.thread[numbered] == thread]
-            made = made[np.argsort(events.sequence[made], kind="stable")]
-            candidates[number, thread] = here, _last_with(events, made, nodes[here])
-    for here, made in _agreeing(events, nodes, candidates):
-        found[here] = made
+        for thread, own in made.items():
+            candidates[number, thread] = here, _last_with(events, own, nodes[here])
+    for here, operators in _agreeing(events, nodes, candidates):
+        found[here] = operators
     return found
 
 

@@ -196,8 +196,8 @@ class RangeTable(Table):
 def ranges(events: Events) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
 
-    Cost: about 0.4 µs an event, half of it the host's nesting; unions of device events take a sort of them for each
-    level of ranges.
+    Cost: about 0.4 µs an event, half of it the host's nesting; for `device_busy_ns` each device event is sorted once
+    for every range that it counts in.
     """
     forest = host_forest(events)
     is_range = events.among(ANNOTATION) & ~events.named(_is_step)

@@ -389,15 +389,3 @@ def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_
         body()
     assert rows["0"].flops + rows["3"].flops == counter.get_total_flops()
     assert 0 < rows["backward"].flops < counter.get_total_flops()
-
-
-def test_flops_per_second_are_over_the_time_that_the_device_worked(tmp_path) -> None:
-    events = [
-        annotation("a", 0, 100),
-        span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
-        kernel("first", 20, 4, External_id=1),
-        kernel("second", 22, 6, External_id=1),
-    ]
-    (row,) = capture(tmp_path, events).ranges
-    assert (row.flops, row.device_busy_ns) == (48000, 8000)
-    assert row.flops_per_second == 6 * 10**9

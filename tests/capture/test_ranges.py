@@ -113,6 +113,18 @@ def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any
     ]
 
 
+def test_flops_per_second_are_over_the_time_that_the_device_worked(tmp_path) -> None:
+    events = [
+        annotation("a", 0, 100),
+        span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
+        kernel("first", 20, 4, External_id=1),
+        kernel("second", 22, 6, External_id=1),
+    ]
+    (row,) = capture(tmp_path, events).ranges
+    assert (row.flops, row.device_busy_ns) == (48000, 8000)
+    assert row.flops_per_second == 6 * 10**9
+
+
 def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
     rows = capture(
         tmp_path,
