@@ -21,6 +21,7 @@ from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
 from instrument.capture.overview import devices as _devices
 from instrument.capture.overview import overview as _overview
+from instrument.capture.ranges import RangeTable
 from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
@@ -101,8 +102,8 @@ class Capture:
         return _operators(self.events)
 
     @cached_property
-    def ranges(self) -> Table:
-        """The range tree of the annotations; see `instrument.capture.ranges`."""
+    def ranges(self) -> RangeTable:
+        """The range tree of the annotations, and the whole in parts; see `instrument.capture.ranges.RangeTable`."""
         return _ranges(self.events)
 
     @cached_property

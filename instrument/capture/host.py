@@ -29,8 +29,8 @@ def host_forest(events: Events, *, python: bool = False) -> Forest:
     kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
     runtime = events.among(is_runtime)
     chosen = (events.among(kinds) | runtime) & ~events.named(_HIDDEN.__contains__)
-    thread = events.thread
-    if runtime.any():
-        operator = np.where(runtime, launching_operator(events), -1)
-        thread = np.where(operator >= 0, thread[operator], thread)
+    calls = np.flatnonzero(runtime)
+    operator = launching_operator(events, calls)
+    thread = events.thread.copy()
+    thread[calls[operator >= 0]] = events.thread[operator[operator >= 0]]
     return nest(events, chosen, thread)

@@ -42,17 +42,13 @@ def launches(events: Events, *, annotations: bool = False) -> Launches:
     """
     device = np.flatnonzero(events.among(DEVICE | DEVICE_ANNOTATION if annotations else DEVICE))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
-    operator = _operators(events, device)
-    through_call = np.where(call >= 0, _operators(events, call), -1)
+    operator = launching_operator(events, device)
+    through_call = np.where(call >= 0, launching_operator(events, call), -1)
     return Launches(device, np.where(operator >= 0, operator, through_call), call)
 
 
-def launching_operator(events: Events) -> Ints:
-    """For every event the operator that its external id names, or -1."""
-    return _operators(events, np.arange(len(events)))
-
-
-def _operators(events: Events, chosen: Ints) -> Ints:
+def launching_operator(events: Events, chosen: Ints) -> Ints:
+    """For some events, by position, the operator that the external id of each names, or -1."""
     wanted = np.where(events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen])
     return _find(events.external_id, events.among(_LINKED), wanted)
 
@@ -68,20 +64,29 @@ def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
 
 
-def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
-    """For each node the time of the device events that it launched itself; None where the trace has none.
+def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
+    """The device events, as positions among the events, and the node that launched each, -1 where none is known.
 
-    A launch that names no operator goes to the operator or annotation around its runtime call; a device event
-    whose launch was not recorded counts nowhere.
+    A launch that names no operator goes to the operator or annotation around its runtime call.
     """
     found = launches(events, annotations=annotations)
     if not len(found.device):
-        return None
+        return found.device, found.device
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
     around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
     node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
-    known = node >= 0
+    return found.device, node
+
+
+def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
+    """For each node the time of the device events that it launched itself; None where the trace has none.
+
+    A device event whose launch was not recorded counts nowhere.
+    """
+    device, node = launching_nodes(events, forest, annotations=annotations)
+    if not len(device):
+        return None
     own = np.zeros(len(forest), np.int64)
-    np.add.at(own, node[known], events.duration_ns[found.device[known]])
+    np.add.at(own, node[node >= 0], events.duration_ns[device[node >= 0]])
     return own

@@ -67,6 +67,20 @@ class Forest:
             hop = further
         return np.where(marked[hop], hop, -1) if len(self) else hop
 
+    def only(self, marked: Flags) -> tuple[Forest, Ints]:
+        """The marked nodes alone, each below the nearest marked one above it.
+
+        Returns them, and for each node of this forest the nearest marked one at or above it as a node of theirs, or -1.
+        """
+        chosen = np.flatnonzero(marked)
+        number = np.full(len(self) + 1, -1)
+        number[chosen] = np.arange(len(chosen))
+        inner = number[self.nearest(marked)]
+        above = self.parent[chosen]
+        parent = np.where(above >= 0, inner[above], -1)
+        start, end = self.start_ns[chosen], self.end_ns[chosen]
+        return Forest(self.index[chosen], self.thread[chosen], start, end, parent, _depths(parent)), inner
+
     def around(self, thread: Codes, time_ns: Ints) -> Ints:
         """The innermost node of a thread that holds each point in time, or -1."""
         if not len(self):

@@ -2,109 +2,275 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, Events, Ints, is_runtime
-from instrument.capture.launches import launches
-from instrument.capture.nesting import Forest, nest, number_paths
+from instrument.capture import memory
+from instrument.capture.autograd import is_backward
+from instrument.capture.busy import covered_ns, idle_ns
+from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Flags, Ints, flags, is_runtime
+from instrument.capture.host import host_forest
+from instrument.capture.nesting import Forest
+from instrument.capture.paths import Paths, paths_of
+from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Marks, Places, places
+from instrument.capture.places import summed as _summed
+from instrument.capture.rules import HONEST
 from instrument.capture.steps import finished_steps, is_step
 from instrument.capture.table import Table
+from instrument.errors import ConfigError
+from instrument.names import RESUMED
+
+NO_RANGE = "(no range)"
+_ORDER = (
+    "calls", "slices", "host_ns", "self_host_ns", "forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns",
+    "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
+    "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
+    "share", "host_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
+)  # fmt: skip
 
 
-def ranges(events: Events) -> Table:
-    """One row for each path of annotations, in tree order: a parent before its children, siblings by first start.
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Every range that was opened: its times, its path, whether it goes on with an earlier one, and what it spans."""
 
-    Columns: `path name depth calls host_ns self_host_ns share host_ns_per_step device_ns`.
+    nodes: Forest
+    path: Ints
+    resumed: Flags
+    spans: dict[str, Ints | None]
 
-    `path` is the names of the ranges around it on the same thread, joined by "/"; `depth` is 0 for the outermost.
-    `self_host_ns` is `host_ns` without the ranges directly inside. `share` is a fraction of the recorded whole: the
-    finished steps where there are any, otherwise the time from the first host event to the last.
-    `host_ns_per_step` is a whole number, None without finished steps. `device_ns` sums the device events launched
-    within, None where the trace has none.
 
-    A range that the end of the window cut off counts with its time until then. Work that a thread of its own does
-    on a range's behalf, such as backward, is in that range only where it is annotated there.
+class RangeTable(Table):
+    """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
+
+    `path` is the names of the ranges around it on the same thread, joined by "/"; `depth` is 0 for the outermost. Times
+    are whole nanoseconds. What the trace cannot tell is None.
+
+    - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
+      that began before the window only slices are seen, so calls may be 0.
+    - `host_ns`, `self_host_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
+    - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges; `forward_ns`: the rest of it, without the
+      backward nodes that ran inside.
+    - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
+      `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
+      went: a guess. Both None where the trace shows no engine.
+    - `device_ns` sums the device events launched inside or by its backward (accumulation too), each once;
+      `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
+      `device_idle_ns` is how much of `host_ns` passed while no device event ran, whoever launched it.
+    - `allocated_bytes`, `bytes`: allocated, and allocated less freed, by the range's own thread while it ran, on the
+      host and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone.
+    - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the host
+      time of both where no device was recorded.
+    - `share`: `host_ns` as a fraction of the recorded whole: the finished steps where there are any, or the time from
+      the first host event to the last where there are none or one was cut short. `host_ns_per_step` is of what lies in
+      finished steps, None without them.
+    - `min_ns median_ns p95_ns max_ns`: a call's `host_ns`, by nearest rank. None where calls were suspended: the trace
+      does not tell which slice belongs to which call.
+
+    A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
+    ranges.
     """
-    chosen = events.among(ANNOTATION) & ~events.named(is_step)
-    forest = nest(events, chosen)
-    path, above, name = number_paths(forest, events.name[forest.index].astype(np.int64))
-    total = _by_path(forest.total_ns, path, len(above))
-    count = len(finished_steps(events))
-    whole = _whole_ns(events)
-    device = _device_ns(events, forest)
-    order, depth = _tree_order(above, forest, path)
-    columns = {
-        "calls": np.bincount(path, minlength=len(above)),
-        "host_ns": total,
-        "self_host_ns": _by_path(forest.own(forest.total_ns), path, len(above)),
-    }
-    texts = _path_texts(above, [events.names[k] for k in name.tolist()])
-    return Table(
-        {
-            "path": [texts[k] for k in order],
-            "name": [events.names[name[k]] for k in order],
-            "depth": [depth[k] for k in order],
-            **{title: [int(values[k]) for k in order] for title, values in columns.items()},
-            "share": [int(total[k]) / whole if whole else None for k in order],
-            "host_ns_per_step": [int(total[k]) // count if count else None for k in order],
-            "device_ns": _device_column(device, path, order),
+
+    def __init__(self, paths: Paths, slices: Slices, places: Places, whole_ns: int, steps: int) -> None:
+        self._paths, self._slices, self._places = paths, slices, places
+        self._whole_ns, self._steps = whole_ns, steps
+        labels: dict[str, Sequence[Any]] = {"path": paths.texts, "name": paths.names, "depth": paths.depths}
+        super().__init__({**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))})
+
+    def by(self, what: Literal["name"]) -> Table:
+        """One row for each name, in the order of the tree; the columns are those of the tree but `path` and `depth`.
+
+        A range inside another of its name is a call of its own, and counts once in times, bytes and FLOPs.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        if what != "name":
+            raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
+        index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
+        group = np.array([index[name] for name in self._paths.names], np.int64)
+        return Table({"name": list(index), **self._quantities(group, len(index))})
+
+    @cached_property
+    def parts(self) -> Table:
+        """The whole in parts: `path kind host_ns device_ns`, each nanosecond of the host in exactly one row.
+
+        The sum of `host_ns` is that of the top-level host events (operators, ranges, steps, runtime calls) over all
+        threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess), optimizer, unplaced
+        (backward nodes whose forward operator is not in the trace), or forward: all else. `device_ns` sums what each
+        part launched.
+        """
+        places, device = self._places, self._places.device_ns
+        key, row = np.unique((places.placed + 1) * len(KINDS) + places.kind, return_inverse=True)
+        texts = [NO_RANGE, *self._paths.texts]
+        return Table(
+            {
+                "path": [texts[k] for k in (key // len(KINDS)).tolist()],
+                "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
+                "host_ns": _summed(places.host_ns, row, len(key)).tolist(),
+                "device_ns": _cells(None if device is None else _summed(device, row, len(key)), len(key)),
+            }
+        )
+
+    def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
+        """Every quantity of each group of paths."""
+        host, spans = self._host(group, count), self._spans(group, count)
+        stepped = spans.pop("stepped_ns")
+        columns: dict[str, Sequence[Any]] = {
+            **self._calls(group, count),
+            **host,
+            **self._work(group, count),
+            **spans,
+            "share": [ns / self._whole_ns if self._whole_ns else None for ns in host["host_ns"]],
+            "host_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
-    )
+        return {name: columns[name] for name in _ORDER}
+
+    def _calls(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """How often each was called, and the spread of a call's time."""
+        slices, opened = self._slices, group[self._slices.path]
+        number = np.bincount(opened, minlength=count)
+        resumed = np.bincount(opened[slices.resumed], minlength=count)
+        ranked = slices.nodes.total_ns[np.lexsort((slices.nodes.total_ns, opened))]
+        columns: dict[str, list[Any]] = {"calls": (number - resumed).tolist(), "slices": number.tolist()}
+        first = np.cumsum(number) - number
+        for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
+            at = first + np.maximum(-(-percent * number // 100), 1) - 1
+            columns[name] = _cells(ranked[at], count, resumed == 0)
+        return columns
+
+    def _host(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """Host time by the range around it, and by kind at the range where it is placed."""
+        places = self._places
+        around, placed = (self._paths.upwards(group, at) for at in (places.around, places.placed))
+        columns = {"host_ns": _cells(_over(places.host_ns, around, count), count)}
+        columns["self_host_ns"] = _cells(self._own(places.host_ns, group, count), count)
+        for kind in (FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER):
+            values = _over(np.where(places.kind == kind, places.host_ns, 0), placed, count)
+            columns[f"{KINDS[kind]}_ns"] = _cells(values, count)
+        if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
+            columns["backward_ns"] = columns["accumulate_ns"] = [None] * count
+        return columns
+
+    def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
+        places, either = self._places, self._paths.upwards(group, self._places.around, self._places.placed)
+        device = _over(places.device_ns, either, count)
+        busy = None if device is None else self._busy(either, count)
+        direct = np.isin(places.kind, (FORWARD, OPTIMIZER))
+        own = None if places.device_ns is None else self._own(np.where(direct, places.device_ns, 0), group, count)
+        flops, known = _over(places.flops, either, count), _over(places.operations, either, count)
+        columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}
+        columns["device_busy_ns"] = _cells(busy, count)
+        columns["flops"] = _cells(flops, count, known)
+        time = _cells(_over(places.host_ns, either, count) if busy is None else busy, count)
+        pairs = zip(columns["flops"], time)
+        columns["flops_per_second"] = [n * 10**9 // ns if n is not None and ns else None for n, ns in pairs]
+        return columns
+
+    def _spans(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """What lies in time within each range, those inside their like left out."""
+        slices = self._slices
+        chosen = self._paths.outermost(group)[slices.path]
+        opened = group[slices.path[chosen]]
+        return {
+            name: _cells(None if values is None else _summed(values[chosen], opened, count), count)
+            for name, values in slices.spans.items()
+        }
+
+    def _own(self, values: Ints, group: Ints, count: int) -> Ints:
+        inside = self._places.around >= 0
+        return _summed(values[inside], group[self._places.around[inside]], count)
+
+    def _busy(self, either: tuple[Ints, Ints], count: int) -> Ints:
+        """The union of the device events at the places of each group."""
+        place, start, end = self._places.device
+        order = np.argsort(place, kind="stable")
+        items, groups = either
+        first, last = (np.searchsorted(place[order], items, side) for side in ("left", "right"))
+        many = last - first
+        offset = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        return covered_ns(np.repeat(groups, many), order[np.repeat(first, many) + offset], start, end, count)
+
+
+def ranges(events: Events) -> RangeTable:
+    """The range tree of a trace; its columns and their units are those of `RangeTable`.
+
+    Cost: about 0.4 µs an event, half of it the host's nesting; for `device_busy_ns` each device event is sorted once
+    for every range that it counts in.
+    """
+    forest = host_forest(events)
+    is_range = events.among(ANNOTATION) & ~events.named(is_step)
+    nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
+    opened, range_of = nodes.only(is_range[nodes.index])
+    codes, names = _plain_names(events)
+    paths, path = paths_of(opened, codes[events.name[opened.index]], names)
+    marks = Marks(forest, nodes, inner, ~is_range[nodes.index], np.append(path, -1)[range_of])
+    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[opened.index]]
+    slices = Slices(opened, path, resumed, _spans(events, opened))
+    return RangeTable(paths, slices, places(events, marks, paths), _whole_ns(events), len(finished_steps(events)))
+
+
+def _plain_names(events: Events) -> tuple[Ints, list[str]]:
+    """For each name of an event the number of its range's name, and those names."""
+    plain = [name.removesuffix(RESUMED) for name in events.names]
+    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
+    return np.array([index[name] for name in plain], np.int64), list(index)
+
+
+def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
+    """What lies in time within each range: idle time of the devices, memory of its own thread."""
+    device = np.flatnonzero(events.among(DEVICE))
+    busy = events.start_ns[device], events.end_ns[device]
+    found: dict[str, Ints | None] = {
+        "device_idle_ns": idle_ns(opened.start_ns, opened.end_ns, *busy) if len(device) else None
+    }
+    sizes = memory.sizes(events.memory, HONEST)
+    everywhere = events.memory.size_bytes if len(events.memory) else None
+    for prefix, size in (("", everywhere), ("device_", sizes["device"])):
+        for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
+            total = None if part is None else memory.within(opened, events.memory, part, HONEST)
+            found[f"{prefix}{name}"] = total
+    found["stepped_ns"] = _stepped_ns(events, opened)
+    return found
+
+
+def _stepped_ns(events: Events, opened: Forest) -> Ints:
+    """How much of each range lies in finished steps."""
+    steps = finished_steps(events)
+    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def stepped_until(time_ns: Ints) -> Ints:
+        at = np.searchsorted(starts, time_ns, side="right")
+        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
+        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
+
+    return stepped_until(opened.end_ns) - stepped_until(opened.start_ns)
 
 
 def _whole_ns(events: Events) -> int:
-    """The time that shares are of."""
-    stepped = events.duration_ns[finished_steps(events)].sum()
+    """The time that shares are of: the steps', or all there is where none is whole or one was cut short."""
+    steps = finished_steps(events)
+    is_cut = events.named(is_step) & ~events.finished
+    if len(steps) and not is_cut.any():
+        return int(events.duration_ns[steps].sum())
     host = events.among(OPERATOR | ANNOTATION) | events.among(is_runtime)
-    if stepped or not host.any():
-        return int(stepped)
-    return int(events.end_ns[host].max() - events.start_ns[host].min())
+    return int(events.end_ns[host].max() - events.start_ns[host].min()) if host.any() else 0
 
 
-def _by_path(values: Ints, path: Ints, count: int) -> Ints:
-    totals = np.zeros(count, np.int64)
-    np.add.at(totals, path, values)
-    return totals
+def _over(values: Ints | None, pairs: tuple[Ints, Ints], count: int) -> Ints | None:
+    """What each group has of a quantity, from pairs of an item and a group."""
+    items, groups = pairs
+    return None if values is None else _summed(values[items], groups, count)
 
 
-def _device_ns(events: Events, forest: Forest) -> Ints | None:
-    """For each range the time of the device events launched inside it, at whatever depth."""
-    found = launches(events)
-    if not len(found.device):
-        return None
-    launch = np.where(found.call >= 0, found.call, found.operator)
-    node = np.where(launch >= 0, forest.around(events.thread[launch], events.start_ns[launch]), -1)
-    own = np.zeros(len(forest), np.int64)
-    np.add.at(own, node[node >= 0], events.duration_ns[found.device[node >= 0]])
-    return forest.with_descendants(own)
-
-
-def _device_column(device: Ints | None, path: Ints, order: list[int]) -> list[int | None]:
-    if device is None:
-        return [None] * len(order)
-    totals = _by_path(device, path, len(order))
-    return [int(totals[k]) for k in order]
-
-
-def _tree_order(above: Ints, forest: Forest, path: Ints) -> tuple[list[int], list[int]]:
-    """The paths with parents before children and siblings by first start, and the depth of each path."""
-    first = np.full(len(above), np.iinfo(np.int64).max)
-    np.minimum.at(first, path, forest.start_ns)
-    children: dict[int, list[int]] = {}
-    for k in np.argsort(-first, kind="stable").tolist():
-        children.setdefault(int(above[k]), []).append(k)
-    depth, order, waiting = [0] * len(above), [], list(children.get(-1, []))
-    while waiting:
-        k = waiting.pop()
-        order.append(k)
-        for child in children.get(k, []):
-            depth[child] = depth[k] + 1
-            waiting.append(child)
-    return order, depth
-
-
-def _path_texts(above: Ints, names: list[str]) -> list[str]:
-    texts: list[str] = []
-    for parent, name in zip(above.tolist(), names):
-        texts.append(f"{texts[parent]}/{name}" if parent >= 0 else name)
-    return texts
+def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -> list[int | None]:
+    """A column; None where nothing is known."""
+    if values is None:
+        return [None] * count
+    cells: list[int | None] = values.tolist()
+    return cells if known is None else [cell if is_known else None for cell, is_known in zip(cells, known)]

@@ -143,7 +143,7 @@ def _cell(column: str, value: Any, width: int) -> str:
         return duration(value)
     if column.endswith(("bytes", "bytes_per_second")):
         return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    if column.endswith("flops"):
+    if column.endswith(("flops", "flops_per_second")):
         return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
     if column == "share":
         return f"{value:.1%}"

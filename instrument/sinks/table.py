@@ -11,7 +11,8 @@ from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
-from instrument.capture.table import TORCH_NAMES, Table, to_text
+from instrument.capture.ranges import NO_RANGE
+from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks import Sink, did_you_mean
 from instrument.sinks.chrome_trace import trace_of
@@ -34,7 +35,33 @@ OPERATOR_COLUMNS = (
     "device_bytes",
     "flops",
 )
-RANGE_COLUMNS = ("name", "calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "device_ns")
+RANGE_COLUMNS = (
+    "name",
+    "calls",
+    "slices",
+    "host_ns",
+    "host_ns_per_step",
+    "share",
+    "self_host_ns",
+    "forward_ns",
+    "backward_ns",
+    "accumulate_ns",
+    "optimizer_ns",
+    "device_ns",
+    "self_device_ns",
+    "device_busy_ns",
+    "device_idle_ns",
+    "allocated_bytes",
+    "bytes",
+    "device_allocated_bytes",
+    "device_bytes",
+    "flops",
+    "flops_per_second",
+    "min_ns",
+    "median_ns",
+    "p95_ns",
+    "max_ns",
+)
 # The averages that torch sorts by; the other names of torch's are the capture's own.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "host_ns_per_call",
@@ -44,6 +71,9 @@ SORT_NAMES = TORCH_NAMES | {
 
 # Shown only when asked for: derived from two columns that are shown already.
 _ON_REQUEST = frozenset({"device_ns_per_call"})
+# Of the ranges these are shown unasked; those of the second line where there was any backward.
+_USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "device_ns")
+_WHERE_BACKWARD = ("forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
 _LEAST_MISSED = ("host_bytes", "device_bytes", "host_ns_per_call")
 _WIDTH, _NARROWEST_NAME = 140, 28
@@ -144,7 +174,7 @@ def render(
     ranges: bool = True,
     operators: bool = True,
 ) -> str:
-    """The capture as text: what it is of, the range tree, the costliest operators, what was not recorded.
+    """The capture as text: what it is of, the range tree and what is in none, the costliest operators, what is missing.
 
     The arguments are the options of `TableSink`. Of the ranges those with the most host time are kept, in the
     order of the tree. Longer names keep their head and tail; a line has about 140 characters at most.
@@ -158,6 +188,7 @@ def render(
     parts = [_heading(capture)]
     if ranges:
         parts += [_range_part(capture, rows, chosen), _inside_compiled(capture)]
+        parts.append(_outside_part(capture.ranges.parts) if len(capture.ranges) else "")
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(table, rows, sort, chosen, by))
@@ -208,8 +239,19 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
         }
     )
     few = "" if len(kept) == len(table) else f", the {len(kept)} of {len(table)} with the most host time"
-    text, _ = _text(shown, columns or _known_columns(table, RANGE_COLUMNS))
+    has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
+    usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
+    text, _ = _text(shown, columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual)))
     return f"Ranges{few}\n{text}"
+
+
+def _outside_part(parts: Table) -> str:
+    """What the range tree does not show of the host's time."""
+    whole = sum(parts.column("host_ns"))
+    outside = sum(row.host_ns for row in parts if row.path == NO_RANGE and row.kind != "unplaced")
+    unplaced = sum(row.host_ns for row in parts if row.kind == "unplaced")
+    lost = f", {duration(unplaced)} backward of calls that were not recorded" if unplaced else ""
+    return f"Of {duration(whole)} on the host, {duration(outside)} in no range{lost}."
 
 
 def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None, by: By) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 from torch.profiler import record_function
 
 from capture.conftest import record
-from capture.traces import annotation, capture, kernel, span
+from capture.traces import allocation, annotation, capture, kernel, span
+from instrument import emit, profiled
+from instrument.errors import ConfigError
 
 STEPPED = [
     annotation("ProfilerStep#7", 0, 100),
@@ -34,9 +38,17 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
-    expected = "path name depth calls host_ns self_host_ns share host_ns_per_step device_ns"
+    expected = (
+        "path name depth calls slices host_ns self_host_ns forward_ns backward_ns accumulate_ns optimizer_ns "
+        "device_ns self_device_ns device_busy_ns device_idle_ns "
+        "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
+        "share host_ns_per_step min_ns median_ns p95_ns max_ns"
+    )
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
+    flat = tuple(name for name in expected.split() if name not in ("path", "depth"))
+    assert capture(tmp_path, STEPPED).ranges.by("name").columns == flat
+    assert len(capture(tmp_path, []).ranges.by("name")) == len(capture(tmp_path, []).ranges.parts.where(path="a")) == 0
 
 
 def test_without_steps_shares_are_of_the_time_between_the_first_and_last_host_event(tmp_path) -> None:
@@ -77,6 +89,164 @@ def test_device_time_is_of_what_was_launched_inside(tmp_path) -> None:
     assert [(r.path, r.device_ns) for r in rows] == [("outer", 34000), ("outer/inner", 30000), ("idle", 0)]
 
 
+def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any_as_idle(tmp_path) -> None:
+    launches = [
+        span("cudaLaunchKernel", at, 1, cat="cuda_runtime", correlation=number)
+        for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))
+    ]
+    rows = capture(
+        tmp_path,
+        [
+            annotation("outer", 0, 50),
+            annotation("inner", 10, 20),
+            *launches,
+            kernel("a", 5, 6, correlation=1),  # busy: 5-11, 16-30 twice over for a while, 48-60
+            kernel("b", 16, 10, correlation=2),
+            span("c", 20, 10, cat="kernel", tid=101, correlation=3),
+            kernel("d", 48, 12, correlation=4),
+            kernel("stray", 35, 2, correlation=77),
+        ],
+    ).ranges
+    assert [(r.device_ns, r.self_device_ns, r.device_busy_ns, r.device_idle_ns) for r in rows] == [
+        (38000, 18000, 32000, 50000 - 6000 - 14000 - 2000 - 2000),
+        (20000, 20000, 14000, 20000 - 1000 - 14000),
+    ]
+
+
+def test_flops_per_second_are_over_the_time_that_the_device_worked(tmp_path) -> None:
+    events = [
+        annotation("a", 0, 100),
+        span("aten::mm", 10, 50, External_id=1, Input_Dims=[[20, 30], [30, 40]]),
+        kernel("first", 20, 4, External_id=1),
+        kernel("second", 22, 6, External_id=1),
+    ]
+    (row,) = capture(tmp_path, events).ranges
+    assert (row.flops, row.device_busy_ns) == (48000, 8000)
+    assert row.flops_per_second == 6 * 10**9
+
+
+def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
+    rows = capture(
+        tmp_path,
+        [
+            annotation("outer", 0, 50),
+            annotation("inner", 10, 20),
+            annotation("inner", 40, 5),
+            allocation(5, 100),
+            allocation(15, 30),
+            allocation(20, -100),
+            allocation(42, 7),
+            allocation(43, 4000, device_type=1),
+            allocation(44, -1000, device_type=1),
+            allocation(16, 999, tid=2),
+        ],
+    ).ranges
+    assert [(r.path, r.allocated_bytes, r.bytes, r.device_allocated_bytes, r.device_bytes) for r in rows] == [
+        ("outer", 4137, 3037, 4000, 3000),
+        ("outer/inner", 4037, 2937, 4000, 3000),
+    ]
+
+
+def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
+    (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
+    unknown = (
+        "backward_ns accumulate_ns device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
+        "device_allocated_bytes device_bytes flops flops_per_second host_ns_per_step"
+    )
+    assert " ".join(name for name, cell in row._asdict().items() if cell is None) == unknown
+    (row,) = capture(tmp_path, [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)]).ranges
+    assert (row.allocated_bytes, row.bytes, row.device_bytes) == (8, 0, None)
+
+
+def test_the_spread_is_over_calls_by_nearest_rank(tmp_path) -> None:
+    calls = [annotation("a", 1000 * at, length) for at, length in enumerate([*range(21, 0, -1), 500])]
+    odd = [annotation("b", 100000 + 1000 * at, length) for at, length in enumerate([9, 1, 5])]
+    rows = capture(tmp_path, [*calls, *odd, annotation("c", 200000, 4)]).ranges
+    assert [(r.min_ns, r.median_ns, r.p95_ns, r.max_ns) for r in rows] == [
+        (1000, 11000, 21000, 500000),
+        (1000, 5000, 9000, 9000),
+        (4000, 4000, 4000, 4000),
+    ]
+
+
+def test_slices_of_a_suspended_call_are_one_row(tmp_path) -> None:
+    rows = capture(
+        tmp_path,
+        [
+            annotation("load (resumed)", 0, 3),  # of a call that began before the window
+            annotation("load", 10, 5),
+            annotation("load (resumed)", 20, 8),
+            annotation("inner", 22, 2),
+            annotation("late (resumed)", 40, 1),
+        ],
+    ).ranges
+    assert [(r.path, r.name, r.calls, r.slices, r.host_ns, r.self_host_ns, r.max_ns) for r in rows] == [
+        ("load", "load", 1, 3, 16000, 14000, None),
+        ("load/inner", "inner", 1, 1, 2000, 2000, 2000),
+        ("late", "late", 0, 1, 1000, 1000, None),
+    ]
+
+
+def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
+    @profiled("work")
+    async def work() -> None:
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(work(), work())
+
+    def body() -> None:
+        emit.arm()
+        try:
+            asyncio.run(both())
+        finally:
+            emit.disarm()
+
+    row = record(tmp_path / "trace.json", body).capture.ranges.where(path="work")[0]
+    assert (row.calls, row.slices, row.min_ns) == (2, 6, None)
+
+
+def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
+    launch = span("cudaLaunchKernel", 22, 1, cat="cuda_runtime", correlation=1)
+    found = capture(
+        tmp_path,
+        [
+            annotation("a", 0, 50),
+            annotation("b", 10, 30),
+            annotation("a", 20, 10),
+            span("aten::mm", 21, 5, Input_Dims=[[2, 3], [3, 4]]),
+            launch,
+            kernel("k", 24, 2, correlation=1),
+            allocation(23, 16),
+            annotation("a", 60, 8),
+        ],
+    ).ranges
+    columns = (
+        "name",
+        "calls",
+        "host_ns",
+        "self_host_ns",
+        "forward_ns",
+        "device_ns",
+        "device_busy_ns",
+        "flops",
+        "bytes",
+    )
+    assert [tuple(getattr(r, c) for c in columns) for r in found.by("name")] == [
+        ("a", 3, 58000, 38000, 58000, 2000, 2000, 48, 16),
+        ("b", 1, 30000, 20000, 30000, 2000, 2000, 48, 16),
+    ]
+    assert [r.device_idle_ns for r in found.by("name")] == [56000, 28000]
+    assert [(r.min_ns, r.max_ns) for r in found.by("name")] == [(8000, 50000), (30000, 30000)]
+    assert [(r.path, r.bytes) for r in found] == [("a", 16), ("a/b", 16), ("a/b/a", 16)]
+
+
+def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"^Ranges cannot be grouped by 'path'; choose name\.$"):
+        capture(tmp_path, []).ranges.by("path")
+
+
 def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
     rows = capture(
         tmp_path,
@@ -88,9 +258,10 @@ def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
         ],
     )
     assert [(r.path, r.calls, r.host_ns, r.host_ns_per_step) for r in rows.ranges] == [
-        ("epoch", 1, 90000, 90000),
+        ("epoch", 1, 90000, 30000),  # 30 of its 90 µs lie in the one step that ended
         ("epoch/forward", 1, 10000, 10000),
     ]
+    assert [row.share for row in rows.ranges] == [0.9, 0.1], "of all there is, since a step was cut short"
     assert [(r.number, r.duration_ns) for r in rows.steps] == [(0, 40000)]
 
 

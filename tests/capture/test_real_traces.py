@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from capture.by_hand import backward_by_flows, top_level_ns
 from instrument.capture import Capture
 from instrument.capture.events import ANNOTATION
 from instrument.capture.launches import launches
@@ -55,6 +56,23 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
         assert 0 <= row.self_host_ns <= row.host_ns
     assert len(capture.operators.by("input_shapes")) >= len(rows)
     assert len(capture.operators.by("stack")) >= len(rows)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
+    capture = load(name)
+    parts = capture.ranges.parts
+    assert sum(parts.column("host_ns")) == top_level_ns(capture.events) > 0
+    if None not in parts.column("device_ns"):
+        assert sum(parts.column("device_ns")) == sum(capture.operators.column("self_device_ns"))
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
+    expected = backward_by_flows(FOLDER / f"{name}.json.gz")
+    found = {row.name: row.backward_ns for row in load(name).ranges.by("name") if row.backward_ns}
+    assert found == {name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")}
+    assert found
 
 
 @pytest.mark.parametrize("name", ONE_AT_A_TIME)

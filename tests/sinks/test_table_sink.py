@@ -28,6 +28,8 @@ name         calls        host  host per step  share   self host
 forward          2    1.200 ms     600.000 µs  60.0%  400.000 µs
   attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs
 
+Of 2.000 ms on the host, 800.000 µs in no range.
+
 Operators, 5 of 5, by self_host_ns
 name           calls   self host  share        host  host per call  flops
 -------------  -----  ----------  -----  ----------  -------------  -----
@@ -83,6 +85,21 @@ def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
     assert "Operators, 1 of 6, by self_device_ns" in by_device
 
 
+def test_backward_is_shown_where_there_was_any(write: Write) -> None:
+    node = {"Sequence number": 5, "Fwd thread id": 1}
+    events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
+    unknown = span("AddBackward0", 1770, 7, **{"Sequence number": 99, "Fwd thread id": 1})
+    text = render(write([*events, unknown]))
+    assert headings(text, "Ranges")[-2:] == ["forward", "backward"]
+    assert [re.split(r"  +", line)[-2:] for line in block(text, "Ranges")] == [
+        ["1.200 ms", "60.000 µs"],
+        ["800.000 µs", "60.000 µs"],
+    ]
+    outside = "\n\nOf 2.000 ms on the host, 733.000 µs in no range, 7.000 µs backward of calls that were not recorded."
+    assert outside in text
+    assert "backward" not in headings(render(write(steps(), "without")), "Ranges")
+
+
 def test_a_window_cut_short_says_so(write: Write) -> None:
     window = {"first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": "exception ValueError"}
     assert render(write(steps(), window={**window, "planned_steps": 5})).splitlines()[1] == (
@@ -100,7 +117,7 @@ def test_options_that_leave_out(capture: Capture) -> None:
     alone = render(capture, operators=False)
     assert "Operators" not in alone
     assert "Not recorded" not in alone
-    assert alone.endswith("attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs")
+    assert alone.endswith("400.000 µs  40.0%  800.000 µs\n\nOf 2.000 ms on the host, 800.000 µs in no range.")
 
 
 def test_rows_and_sort(capture: Capture) -> None:
@@ -122,7 +139,7 @@ def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write)
 def test_columns_asked_for(capture: Capture) -> None:
     text = render(capture, columns=["calls", "cpu_time", "self_cuda_time_total", "host_ns_per_step"])
     assert headings(text) == ["name", "calls", "host per call", "self device"]
-    assert headings(text, "Ranges") == ["name", "calls", "host per step"]
+    assert headings(text, "Ranges") == ["name", "calls", "self device", "host per step"]
     assert all(line.endswith("  -") for line in block(text, "Operators")), "unknown is never 0"
     assert "Not recorded" not in text
 

@@ -1,0 +1,116 @@
+"""Where everything that happened belongs: which range, and which kind of work for it.
+
+Every nanosecond of every top-level host event of every thread has one place: the innermost range or backward node that
+holds it. A range's own time is placed at the range itself; a backward node's at the range of its forward operator,
+wherever the engine ran it (see `instrument.capture.autograd`). A range opened inside a backward node, as recomputation
+opens them, is placed at itself again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from instrument.capture.autograd import homes, is_accumulation
+from instrument.capture.events import Events, Flags, Ints
+from instrument.capture.flops import UNKNOWN, node_flops
+from instrument.capture.launches import launching_nodes
+from instrument.capture.nesting import Forest
+from instrument.capture.paths import Paths
+
+OPTIMIZER_STEP = "Optimizer.step#"
+KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
+FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
+
+    `device` holds the place, start and end of each device event whose launch is known; `operations` counts the
+    operators whose FLOPs are.
+    """
+
+    around: Ints
+    placed: Ints
+    kind: Ints
+    host_ns: Ints
+    device_ns: Ints | None
+    flops: Ints | None
+    operations: Ints | None
+    device: tuple[Ints, Ints, Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The ranges and the backward nodes of the host's nesting `forest`, nested in each other.
+
+    `inner` is the innermost mark at or above each node of the forest, `backward` tells the nodes from the ranges, and
+    `path` is that of the innermost range at or above each mark: -1 where there is none.
+    """
+
+    forest: Forest
+    nodes: Forest
+    inner: Ints
+    backward: Flags
+    path: Ints
+
+
+def places(events: Events, marks: Marks, paths: Paths) -> Places:
+    """Put the host's time, what it launched and what it computed where it belongs."""
+    home, lost = homes(events, marks.forest, marks.nodes, marks.inner, marks.backward)
+    placed = np.where(home >= 0, marks.path[home], -1)
+    kind = _kinds(events, marks, paths, lost)
+    key = ((marks.path + 1) * (len(paths.names) + 1) + placed + 1) * len(KINDS) + kind
+    distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
+    place = place.reshape(-1)
+    count = len(distinct)
+    own = marks.nodes.own(marks.nodes.total_ns)
+    outside = _roots_ns(marks.forest) - _roots_ns(marks.nodes)
+    recorded, launcher = launching_nodes(events, marks.forest)
+    device, launched = recorded[launcher >= 0], place[marks.inner[launcher[launcher >= 0]]]
+    device_ns = summed(events.duration_ns[device], launched, count) if len(recorded) else None
+    flops, operations = _operations(events, marks, place, count)
+    return Places(
+        around=distinct // len(KINDS) // (len(paths.names) + 1) - 1,
+        placed=distinct // len(KINDS) % (len(paths.names) + 1) - 1,
+        kind=distinct % len(KINDS),
+        host_ns=summed(np.append(own, outside), place, count),
+        device_ns=device_ns,
+        flops=flops,
+        operations=operations,
+        device=(launched, events.start_ns[device], events.end_ns[device]),
+    )
+
+
+def summed(values: Ints, group: Ints, count: int) -> Ints:
+    """The sum of each of `count` groups, in integers."""
+    totals = np.zeros(count, np.int64)
+    np.add.at(totals, group, values)
+    return totals
+
+
+def _roots_ns(forest: Forest) -> int:
+    return int(forest.total_ns[forest.parent < 0].sum())
+
+
+def _kinds(events: Events, marks: Marks, paths: Paths, lost: Flags) -> Ints:
+    """What each mark's own time is."""
+    stepping = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.int64)
+    path, steps = paths.upwards(stepping, np.arange(len(stepping)))
+    under_step = np.zeros(len(stepping) + 1, np.bool_)
+    under_step[path[steps == 1]] = True
+    of_range = np.where(under_step[marks.path], OPTIMIZER, FORWARD)
+    of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
+    return np.where(marks.backward, np.where(lost, UNPLACED, of_node), of_range)
+
+
+def _operations(events: Events, marks: Marks, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
+    """The FLOPs of each place, and how many operators they are of."""
+    flops = node_flops(events, marks.forest)
+    if flops is None:
+        return None, None
+    known = np.flatnonzero(flops != UNKNOWN)
+    of = place[marks.inner[known]]
+    return summed(flops[known], of, count), np.bincount(of, minlength=count)

@@ -1,0 +1,76 @@
+"""The same answers found in plain loops, from the file or from the events, to compare with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from instrument.capture.events import Events
+from instrument.capture.host import _HIDDEN
+
+HOST = {"cpu_op", "Operator", "user_annotation"}
+
+
+def top_level_ns(events: Events) -> int:
+    """The time of the host events that lie in no other of their thread."""
+    category = [events.categories[k] for k in events.category.tolist()]
+    thread, external = events.thread.tolist(), events.external_id.tolist()
+    correlation = events.correlation.tolist()
+    owner: dict[int, int] = {}
+    for k, kind in enumerate(category):
+        if kind in HOST:
+            owner.setdefault(external[k], thread[k])
+    lanes = defaultdict(list)
+    for k, (kind, start, end) in enumerate(zip(category, events.start_ns.tolist(), events.end_ns.tolist())):
+        if events.names[events.name[k]] in _HIDDEN:
+            continue
+        if kind in HOST:
+            lanes[thread[k]].append((start, -end))
+        elif kind == "Runtime" or kind.endswith(("_runtime", "_driver")):
+            named = external[k] if external[k] and external[k] != correlation[k] else None
+            lanes[owner.get(named, thread[k])].append((start, -end))
+    return sum(map(_top_of_one_thread, lanes.values()))
+
+
+def _top_of_one_thread(intervals: list[tuple[int, int]]) -> int:
+    total, open_until = 0, []
+    for start, minus_end in sorted(intervals):
+        end = -minus_end
+        needed = end + (start == end)
+        while open_until and open_until[-1] < needed:
+            open_until.pop()
+        total += 0 if open_until else end - start
+        open_until.append(end)
+    return total
+
+
+def raw(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    return json.loads(data.decode(errors="replace"), strict=False)["traceEvents"]
+
+
+def ns(event: dict[str, Any]) -> tuple[int, int]:
+    start = round(event["ts"] * 1000)
+    return start, start + round(event["dur"] * 1000)
+
+
+def backward_by_flows(path: Path) -> dict[str, int]:
+    """Backward time of each name of a range, by the arrows that torch itself draws from an operator to its backward."""
+    events = raw(path)
+    ranges = [(ns(e), e["tid"], e["name"]) for e in events if e.get("cat") == "user_annotation"]
+    nodes = [(e["tid"], *ns(e)) for e in events if e["name"].startswith("autograd::engine")]
+    from_: dict[int, Any] = {e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"}
+    total: dict[str, int] = defaultdict(int)
+    for arrow in (e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "f"):
+        tail = from_[arrow["id"]]
+        at = round(tail["ts"] * 1000)
+        head = round(arrow["ts"] * 1000)
+        ((start, end),) = [(a, b) for tid, a, b in nodes if tid == arrow["tid"] and a <= head < b]
+        around = {name for (first, last), tid, name in ranges if tid == tail["tid"] and first <= at <= last}
+        for name in around:
+            total[name] += end - start
+    return dict(total)

@@ -1,0 +1,391 @@
+"""Backward time finds its range: by hand, as torch's own arrows say, and as separate backward passes show."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from capture.by_hand import backward_by_flows, ns, raw, top_level_ns
+from capture.conftest import BODIES, record
+from capture.traces import annotation, capture, kernel, span
+from instrument.capture import Capture
+
+ENGINE = "autograd::engine::evaluate_function: "
+SUM = "torch::autograd::AccumulateGrad"
+
+
+def made(name: str, start_us: float, duration_us: float, number: int, tid: int = 1) -> dict[str, Any]:
+    """A forward operator that notes the next node's number."""
+    return span(name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=0)
+
+
+def node(name: str, start_us: float, duration_us: float, number: int, thread: int = 1, tid: int = 2) -> dict[str, Any]:
+    """A backward node of the operator with that number on the thread that torch calls `thread`."""
+    return span(ENGINE + name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=thread)
+
+
+def accumulation(start_us: float, duration_us: float, tid: int = 2) -> list[dict[str, Any]]:
+    return [
+        span(ENGINE + SUM, start_us, duration_us, tid=tid),
+        span(SUM, start_us + 1, duration_us - 2, tid=tid),
+    ]
+
+
+def parts(found: Capture) -> dict[tuple[str, str], int]:
+    return {(row.path, row.kind): row.host_ns for row in found.ranges.parts if row.host_ns}
+
+
+def backward(found: Capture) -> dict[str, tuple[int, int]]:
+    return {row.path: (row.backward_ns, row.accumulate_ns) for row in found.ranges}
+
+
+TRAINING = [
+    annotation("ProfilerStep#1", 0, 200),
+    annotation("forward", 10, 40),
+    annotation("block", 15, 20),
+    made("aten::addmm", 20, 10, 7),
+    made("aten::sum", 40, 5, 8),
+    made("aten::neg", 55, 3, 9),
+    annotation("backward", 60, 75),
+    node("NegBackward0", 70, 6, 9),
+    node("SumBackward0", 77, 5, 8),
+    node("AddmmBackward0", 90, 20, 7),
+    span("AddmmBackward0", 91, 18, tid=2, Sequence_number=7, Fwd_thread_id=1),
+    span("aten::mm", 92, 10, tid=2, External_id=4),
+    *accumulation(111, 4),
+    annotation("hook", 112, 1, tid=2),
+    node("UnknownBackward0", 120, 8, 3),
+    *accumulation(129, 3),
+    annotation("optimizer", 140, 30),
+    annotation("Optimizer.step#SGD.step", 145, 20),
+    span("aten::add_", 150, 5),
+]
+
+
+def test_every_nanosecond_has_one_place(tmp_path) -> None:
+    found = capture(tmp_path, TRAINING)
+    assert parts(found) == {
+        ("(no range)", "forward"): (200 - 40 - 75 - 30) * 1000,
+        ("(no range)", "backward"): 6000,
+        ("(no range)", "unplaced"): 11000,
+        ("forward", "forward"): 20000,
+        ("forward", "backward"): 5000,
+        ("forward/block", "forward"): 20000,
+        ("forward/block", "backward"): 20000,
+        ("forward/block", "accumulate"): 3000,
+        ("hook", "forward"): 1000,
+        ("backward", "forward"): 75000,
+        ("optimizer", "forward"): 10000,
+        ("optimizer/Optimizer.step#SGD.step", "optimizer"): 20000,
+    }
+    assert sum(parts(found).values()) == top_level_ns(found.events) == 200000 + (6 + 5 + 20 + 4 + 8 + 3) * 1000
+
+
+def test_times_of_a_range_include_those_of_the_ranges_inside(tmp_path) -> None:
+    columns = ("forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns", "host_ns", "self_host_ns")
+    rows = {r.path: tuple(getattr(r, c) // 1000 for c in columns) for r in capture(tmp_path, TRAINING).ranges}
+    assert rows == {
+        "forward": (40, 25, 3, 0, 40, 20),
+        "forward/block": (20, 20, 3, 0, 20, 20),
+        "backward": (75, 0, 0, 0, 75, 75),
+        "hook": (1, 0, 0, 0, 1, 1),
+        "optimizer": (10, 0, 0, 20, 30, 10),
+        "optimizer/Optimizer.step#SGD.step": (0, 0, 0, 20, 20, 20),
+    }
+
+
+def test_nodes_that_run_inside_a_range_are_in_its_host_time_but_not_of_it(tmp_path) -> None:
+    on_one_thread = [{**event, "tid": 1} for event in TRAINING if event["name"] != "hook"]
+    rows = {r.path: r for r in capture(tmp_path, on_one_thread).ranges}
+    assert (rows["backward"].host_ns, rows["backward"].self_host_ns) == (75000, 75000)
+    assert (rows["backward"].forward_ns, rows["backward"].backward_ns) == ((75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000, 0)
+    assert (rows["forward"].forward_ns, rows["forward"].backward_ns) == (40000, 25000)
+
+
+def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path) -> None:
+    launched = [
+        span("aten::launch", at, 2, tid=tid, External_id=number)
+        for number, at, tid in ((1, 22, 1), (2, 95, 2), (3, 42, 1), (5, 112, 2))
+    ]
+    kernels = [
+        kernel("forward", 23, 5, External_id=1),
+        kernel("backward", 100, 50, External_id=2),
+        kernel("sum", 48, 7, External_id=3),
+        kernel("accumulate", 160, 11, External_id=5),
+    ]
+    outer = annotation("outer", 5, 190, tid=2)
+    found = capture(tmp_path, [outer, *(e for e in TRAINING if e["name"] != "hook"), *launched, *kernels])
+    rows = {r.path: (r.device_ns // 1000, r.self_device_ns // 1000, r.device_busy_ns // 1000) for r in found.ranges}
+    assert rows["forward"] == (73, 7, 73)
+    assert rows["forward/block"] == (66, 5, 66)
+    assert rows["outer"] == (61, 0, 61), "what ran in it, whatever it was the backward of"
+    assert {(r.path, r.kind): r.device_ns for r in found.ranges.parts if r.device_ns} == {
+        ("forward", "forward"): 7000,
+        ("forward/block", "forward"): 5000,
+        ("forward/block", "backward"): 50000,
+        ("forward/block", "accumulate"): 11000,
+    }
+    assert sum(found.ranges.parts.column("device_ns")) == 73000
+
+
+def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> None:
+    events = [
+        annotation("step", 0, 100),
+        annotation("forward", 5, 20),
+        made("aten::mm", 10, 5, 1),
+        node("MmBackward0", 50, 10, 1, tid=1),
+        span("cudaLaunchKernel", 52, 1, cat="cuda_runtime", correlation=9),
+        kernel("mm", 60, 10, correlation=9),
+    ]
+    rows = {r.path: (r.backward_ns, r.device_ns) for r in capture(tmp_path, events).ranges}
+    assert rows == {"step": (10000, 10000), "step/forward": (10000, 10000)}
+
+
+def test_the_last_operator_with_a_number_made_the_node(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::detach", 2, 3, 5)),  # needed no gradient: the number is still free
+        *(annotation("b", 20, 10), made("aten::linear", 21, 8, 5), made("aten::t", 22, 3, 5)),
+        *(annotation("c", 40, 10), made("aten::relu", 41, 3, 6)),
+        node("TBackward0", 60, 7, 5),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (7000, 0), "c": (0, 0)}
+
+
+def test_old_traces_tell_nodes_by_their_forward_thread_alone(tmp_path) -> None:
+    events = [
+        annotation("a", 0, 10),
+        span("aten::relu", 1, 3, cat="Operator", Sequence_number=5),
+        span("ReluBackward1", 20, 6, cat="Operator", tid=2, Sequence_number=5, Fwd_thread_id=1),
+        span(SUM, 27, 2, cat="Operator", tid=2),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (6000, 2000)}
+
+
+def test_gradients_accumulated_before_any_node_or_on_another_thread_have_no_place(tmp_path) -> None:
+    events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
+    found = capture(tmp_path, [*accumulation(15, 3), *events, *accumulation(27, 4, tid=3), *accumulation(30, 5)])
+    assert backward(found) == {"a": (6000, 5000)}
+    assert parts(found)["(no range)", "unplaced"] == 7000
+
+
+def test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::relu", 1, 3, 5), made("aten::mul", 5, 3, 6)),
+        *(annotation("b", 0, 10, tid=4), made("aten::cudnn_convolution", 2, 3, 5, tid=4)),
+        *(node("CudnnConvolutionBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (9000, 0), "b": (6000, 0)}
+
+
+def test_a_range_between_a_node_and_the_accumulation_after_it_changes_nothing(tmp_path) -> None:
+    events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
+    found = capture(tmp_path, [*events, annotation("hook", 27, 2, tid=2), *accumulation(30, 5)])
+    assert backward(found) == {"a": (6000, 5000), "hook": (0, 0)}
+
+
+def test_names_that_agree_weigh_more_than_numbers_found(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::mul", 1, 3, 5), made("aten::mul", 5, 3, 6)),
+        *(annotation("b", 0, 10, tid=4), made("aten::relu", 2, 3, 5, tid=4)),
+        *(node("ReluBackward0", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (6000, 0)}
+
+
+def test_where_no_name_agrees_the_thread_with_more_of_the_numbers_is_taken(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
+        *(annotation("b", 0, 10, tid=4), made("aten::y", 2, 3, 5, tid=4), made("aten::y", 6, 3, 6, tid=4)),
+        *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (15000, 0)}
+
+
+def test_two_forward_threads_that_did_the_same_are_taken_in_the_order_in_which_they_began(tmp_path) -> None:
+    events = [
+        *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
+        *(annotation("early", 0, 10, tid=4), made("aten::relu", 1, 3, 5, tid=4)),
+        *(node("ReluBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
+    ]
+    assert backward(capture(tmp_path, events)) == {"early": (6000, 0), "late": (9000, 0)}
+
+
+def test_a_node_of_a_node_is_backward_of_the_first_ones_range(tmp_path) -> None:
+    events = [
+        *(annotation("a", 0, 10), made("aten::pow", 1, 3, 5)),
+        *(node("PowBackward0", 20, 6, 5, tid=1), made("aten::mul", 22, 2, 6)),
+        node("MulBackward0", 40, 9, 6, tid=1),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (15000, 0)}
+
+
+def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
+    events = [
+        *(node("XBackward0", 0, 10, 5, tid=1), made("aten::y", 2, 2, 6)),
+        *(node("YBackward0", 20, 10, 6, tid=1), made("aten::x", 22, 2, 5)),
+    ]
+    assert parts(capture(tmp_path, events)) == {("(no range)", "unplaced"): 20000}
+
+
+def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_backward(tmp_path) -> None:
+    events = [
+        annotation("Optimizer.step#LBFGS.step", 0, 100),
+        *(annotation("forward", 10, 20), made("aten::mm", 12, 5, 1)),
+        node("MmBackward0", 40, 15, 1, tid=1),
+    ]
+    assert parts(capture(tmp_path, events)) == {
+        ("Optimizer.step#LBFGS.step", "optimizer"): 65000,
+        ("Optimizer.step#LBFGS.step/forward", "optimizer"): 20000,
+        ("Optimizer.step#LBFGS.step/forward", "backward"): 15000,
+    }
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
+    found = recordings(name).capture
+    assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events) > 0
+    rows = list(found.ranges)
+    for kind in ("forward", "backward", "accumulate", "optimizer"):
+        placed = sum(ns for (path, of), ns in parts(found).items() if of == kind and path != "(no range)")
+        assert sum(getattr(row, f"{kind}_ns") for row in rows if row.depth == 0) == placed > 0
+    assert not [row for row in found.ranges.parts if row.kind == "unplaced" and row.host_ns > 0.01 * rows[0].host_ns]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_backward_is_what_torchs_own_arrows_give(recordings, name) -> None:
+    expected = backward_by_flows(recordings(name).path)
+    found = {row.name: row.backward_ns for row in recordings(name).capture.ranges.by("name")}
+    assert expected["forward"] > 0
+    assert {name: ns for name, ns in found.items() if ns} == {n: v for n, v in expected.items() if n in found}
+
+
+class Chain(nn.Module):
+    """Modules in a row, each marked; apart, each gets a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            [
+                nn.Sequential(nn.Linear(16, 32), nn.GELU()),
+                nn.LayerNorm(32),
+                nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True),
+                nn.Linear(32, 4),
+            ]
+        )
+
+    def backward_apart(self, x: torch.Tensor) -> None:
+        inputs, outputs = [], []
+        for number, part in enumerate(self.parts):
+            inputs.append(x.detach().requires_grad_())
+            with record_function(f"part {number}"):
+                x = part(inputs[-1])
+            outputs.append(x)
+        gradient = torch.ones_like(x)
+        for number in reversed(range(len(self.parts))):
+            with record_function(f"backward {number}"):
+                outputs[number].backward(gradient)
+            gradient = inputs[number].grad
+
+
+def test_backward_of_each_module_is_that_of_its_own_pass(tmp_path) -> None:
+    model, x = Chain(), torch.randn(8, 5, 16)
+    model.backward_apart(x)
+
+    def body() -> None:
+        for _ in range(3):
+            model.backward_apart(x)
+
+    path = tmp_path / "trace.json"
+    rows = {row.name: row for row in record(path, body).capture.ranges}
+    events = raw(path)
+    passes = [(ns(e), e["name"]) for e in events if e["name"].startswith("backward ")]
+    expected: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for event in events:
+        if event["name"].startswith(ENGINE):
+            start, end = ns(event)
+            (name,) = [name for (first, last), name in passes if first <= start and end <= last]
+            expected[name.replace("backward", "part")][event["name"].endswith(SUM)] += end - start
+    assert {name: [row.backward_ns, row.accumulate_ns] for name, row in rows.items() if "part" in name} == expected
+    assert len(expected) == 4
+    assert min(ns for pair in expected.values() for ns in pair) > 0
+
+
+def test_all_of_a_backward_pass_finds_the_ranges_of_its_forward_pass(tmp_path) -> None:
+    model, x = Chain(), torch.randn(8, 5, 16)
+
+    def body() -> None:
+        y = x
+        for number, part in enumerate(model.parts):
+            with record_function(f"part {number}"):
+                y = part(y)
+        with record_function("loss"):
+            loss = y.sum()
+        loss.backward()
+
+    body()
+    path = tmp_path / "trace.json"
+    found = record(path, body).capture
+    engine = sum(end - start for start, end in (ns(e) for e in raw(path) if e["name"].startswith(ENGINE)))
+    placed = sum(row.backward_ns + row.accumulate_ns for row in found.ranges)
+    assert placed == engine > 0
+    assert all(row.backward_ns > 0 for row in found.ranges)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, reentrant) -> None:
+    layer = nn.Linear(8, 8)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        with record_function("block"):
+            return layer(x).relu()
+
+    def body() -> None:
+        with record_function("forward"):
+            y = checkpoint(block, torch.ones(4, 8, requires_grad=True), use_reentrant=reentrant)
+        with record_function("backward"):
+            y.sum().backward()
+
+    body()
+    found = record(tmp_path / "trace.json", body).capture
+    rows = {row.path: row for row in found.ranges}
+    assert set(rows) == {"forward", "forward/block", "backward", "backward/block"}
+    where = "backward/block" if reentrant else "forward/block"
+    assert rows[where].backward_ns > 0
+    assert rows["backward/block"].forward_ns == rows["backward/block"].host_ns > 0
+    assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events)
+
+
+def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+
+    def body() -> None:
+        y = x
+        for number, part in enumerate(model):
+            with record_function(str(number)):
+                y = part(y)
+        with record_function("backward"):
+            y.sum().backward()
+
+    expected = {}
+    for number, part in enumerate(model):
+        given = nn.Sequential(*model[:number])(x).detach().requires_grad_()
+        with FlopCounterMode(display=False) as counter:
+            part(given).sum().backward()
+        expected[str(number)] = counter.get_total_flops()
+    rows = {row.path: row for row in record(tmp_path / "trace.json", body).capture.ranges}
+    assert {name: rows[name].flops or 0 for name in expected} == expected
+    assert min(expected["0"], expected["3"]) > 0
+    linear, whole = rows["3"], rows["3"].forward_ns + rows["3"].backward_ns + rows["3"].accumulate_ns
+    assert linear.flops_per_second == linear.flops * 10**9 // whole
+    with FlopCounterMode(display=False) as counter:
+        body()
+    assert rows["0"].flops + rows["3"].flops == counter.get_total_flops()
+    assert 0 < rows["backward"].flops < counter.get_total_flops()
