@@ -88,13 +88,15 @@ class Capture:
         """The finished steps: `number start_ns duration_ns`."""
         return _steps(self.events)
 
-    def stacks(self, metric: Literal["host", "device"] = "host") -> list[Stack]:
+    def stacks(
+        self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+    ) -> list[Stack]:
         """Call paths with the time that belongs to the last frame of each; see `instrument.capture.stacks`.
 
         Raises:
-            CaptureError: the trace holds no Python frames, or, for `device`, nothing that ran on a device.
+            CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran there.
         """
-        return _stacks(self.events, metric)
+        return _stacks(self.events, metric, range=range, threads=threads)
 
     def __repr__(self) -> str:
         where = self.folder or self.trace_path

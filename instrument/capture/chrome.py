@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
-from instrument.capture.events import Codes, Events, Ints, Memory, Thread
+from instrument.capture.events import PYTHON, Codes, Events, Ints, Memory, Thread
 from instrument.errors import TraceError
 
 FLOAT_HOLDS_NS_BELOW = 2**43
@@ -35,7 +35,8 @@ _T = TypeVar("_T", bound=Hashable)
 class Args(Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "old_external_id": "external id", "sequence": "Sequence number",
     "forward_thread": "Fwd thread id", "shapes": "Input Dims", "concrete": "Concrete Inputs",
-    "types": "Input type", "python_id": "Python id", "python_parent": "Python parent id",
+    "types": "Input type", "call_stack": "Call stack", "address": "Addr",
+    "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
 }):  # fmt: skip
@@ -50,6 +51,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     shapes: Raw = Raw()
     concrete: Raw = Raw()
     types: Raw = Raw()
+    call_stack: Raw = Raw()
     python_id: int | None = -1
     python_parent: int | None = -1
     size_bytes: int | None = None
@@ -57,6 +59,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     device_index: int | None = -1
     allocated_bytes: int | None = 0
     reserved_bytes: int | None = 0
+    address: int | None = 0
 
 
 _NO_ARGS = Args()
@@ -336,8 +339,11 @@ def _columns(
     categories, category_names = _codes([event.cat for event in spans])
     names, distinct_names = _codes([event.name for event in spans])
     threads, distinct_threads = _threads(_pairs(spans) + _pairs(memory))
-    (shapes, concrete, types), texts = _text_codes(
-        [[a.shapes for a in args], [a.concrete for a in args], [a.types for a in args]]
+    # Where Python frames are events of their own, the operators' texts of them say nothing more.
+    has_frames = not PYTHON.isdisjoint(category_names)
+    call_stacks = [Raw()] * len(args) if has_frames else [a.call_stack for a in args]
+    (shapes, concrete, types, call_stack), texts = _text_codes(
+        [[a.shapes for a in args], [a.concrete for a in args], [a.types for a in args], call_stacks]
     )
     return Events(
         categories=category_names,
@@ -357,6 +363,7 @@ def _columns(
         shapes=shapes,
         concrete=concrete,
         types=types,
+        call_stack=call_stack,
         python_id=_int64([-1 if a.python_id is None else a.python_id for a in args]),
         python_parent=_int64([-1 if a.python_parent is None else a.python_parent for a in args]),
         memory=_memory(memory, threads[len(spans) :], exact[1] if exact else None),
@@ -375,4 +382,5 @@ def _memory(instants: list[Instant], thread: Codes, exact: Ints | None) -> Memor
         device_index=np.array([-1 if a.device_index is None else a.device_index for a in args], np.int32),
         allocated_bytes=_int64([a.allocated_bytes or 0 for a in args]),
         reserved_bytes=_int64([a.reserved_bytes or 0 for a in args]),
+        address=_int64([a.address or 0 for a in args]),
     )

@@ -74,14 +74,30 @@ def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) 
     A launch that names no operator goes to the operator or annotation around its runtime call; a device event
     whose launch was not recorded counts nowhere.
     """
-    found = launches(events, annotations=annotations)
-    if not len(found.device):
+    device, node = _launching_nodes(events, forest, annotations=annotations)
+    if not len(device):
         return None
+    known = node >= 0
+    own = np.zeros(len(forest), np.int64)
+    np.add.at(own, node[known], events.duration_ns[device[known]])
+    return own
+
+
+def devices_below(events: Events, forest: Forest) -> dict[str, Flags]:
+    """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
+    device, node = _launching_nodes(events, forest)
+    found = {}
+    on = np.array([str(process) for process, _ in events.threads])[events.thread[device]] if len(device) else device
+    for name in np.unique(on[node >= 0]).tolist():
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(forest))
+        found[name] = forest.with_descendants(own) > 0
+    return found
+
+
+def _launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
+    """The device events, and the node that launched each, or -1."""
+    found = launches(events, annotations=annotations)
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
     around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
-    node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
-    known = node >= 0
-    own = np.zeros(len(forest), np.int64)
-    np.add.at(own, node[known], events.duration_ns[found.device[known]])
-    return own
+    return found.device, np.where(found.operator >= 0, position[found.operator], around[position[found.call]])

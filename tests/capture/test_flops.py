@@ -113,6 +113,19 @@ def test_an_lstm_is_counted_by_hand(tmp_path) -> None:
     assert found == {"aten::mkldnn_rnn_layer": forward, "aten::mkldnn_rnn_layer_backward": 2 * forward}
 
 
+def test_the_recurrent_layers_of_a_device_are_counted_by_hand(tmp_path) -> None:
+    weights = [[24, 5], [24, 6], [24], [24], [24, 6], [24, 6], [24], [24]]  # two layers: of input, of hidden, biases
+    forward = 2 * 3 * 2 * 24 * (5 + 6 + 6 + 6)  # steps and sequences times the four matrices
+    names = ("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward")
+    events = [span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights]) for k, n in enumerate(names)]
+    assert [r.flops for r in capture(tmp_path, events).operators] == [forward, 2 * forward] * 2
+
+
+def test_an_overload_has_the_rule_of_its_operator(tmp_path) -> None:
+    table = capture(tmp_path, [span("aten::mm.out", 0, 5, Input_Dims=[[2, 3], [3, 4], [2, 4]])]).operators
+    assert [(r.name, r.flops) for r in table] == [("aten::mm", 48)]
+
+
 def test_products_with_vectors_are_counted(tmp_path) -> None:
     a, x = torch.randn(4, 5), torch.randn(5)
     assert counted(tmp_path, lambda: (a @ x, x @ x, torch.addmv(torch.ones(4), a, x))) == {
