@@ -94,6 +94,8 @@ class Session:
             logger.info(note)
         what = schedule.in_words(self._scheduled())
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
+        if self.config.memory_snapshot and "cuda" not in self.activities:
+            logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         self._safely(self._begin_step)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import Session, profiled, recorder
+from instrument import ProfilerConfig, Session, profiled, recorder
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 
@@ -463,3 +464,34 @@ def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) ->
     with pytest.raises(OSError, match="the disk of the data is gone"):
         run()
     assert session.captures[0].metadata["window"]["reason"] == "exception OSError"
+
+
+def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(tmp_path: Path, log: Log) -> None:
+    with Session(active=1, repeat=2, memory_snapshot=True, activities=["cpu"], output_dir=str(tmp_path)) as session:
+        for _ in range(3):
+            session.step()
+    sentence = "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+    assert log.at("WARNING") == [sentence]
+    assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
+        ["capture.json", "trace.json.gz"]
+    ] * 2
+
+
+def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    memory = SimpleNamespace(
+        _record_memory_history=lambda **options: done.append(options),
+        _snapshot=lambda: done.append("snapshot") or {"segments": [7]},
+    )
+    monkeypatch.setattr(torch.cuda, "memory", memory)
+    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"])
+    window._takes_snapshot = True  # as where a CUDA device is among the activities
+    window.start()
+    assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]
+    window.stop()
+    window.stop()
+    assert done[1:] == ["snapshot", {"enabled": None}]
+    window.save(tmp_path / "trace.json")
+    assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}

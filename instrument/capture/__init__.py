@@ -11,6 +11,7 @@ import msgspec
 
 from instrument.capture import chrome
 from instrument.capture.events import Events
+from instrument.capture.live_memory import MemoryView
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
 from instrument.capture.ranges import ranges as _ranges
@@ -87,6 +88,11 @@ class Capture:
     def steps(self) -> Table:
         """The finished steps: `number start_ns duration_ns`."""
         return _steps(self.events)
+
+    @cached_property
+    def memory(self) -> MemoryView:
+        """What lived in memory over time, by device; see `instrument.capture.live_memory`."""
+        return MemoryView(self.events)
 
     def stacks(
         self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False

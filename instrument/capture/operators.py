@@ -233,7 +233,8 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
 def _outermost(calls: Calls, group: Ints) -> Flags:
     """Which calls lie in no other of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    order = np.argsort(group, kind="stable")  # in each group as they nest: the outer before the inner
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))  # 16 bits or fewer are sorted by radix
+    order = np.argsort(narrow, kind="stable")  # in each group as they nest: the outer before the inner
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
     reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
     outer = np.zeros(len(group), np.bool_)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
 from capture.traces import capture, span
@@ -75,6 +77,32 @@ def test_forward_and_backward_equal_torchs_counter(tmp_path, make) -> None:
     assert sum(expected.values()) > 1000
     assert len(expected) >= 2
     assert counted(tmp_path, body) == expected
+
+
+def test_a_resnet_18_equals_torchs_counter(tmp_path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
+    model, x = runpy.run_path(str(example))["ResNet18"](), torch.randn(2, 3, 32, 32)
+
+    def body() -> None:
+        model(x).sum().backward()
+
+    expected = by_torch(body)
+    assert expected.keys() == {"aten::convolution", "aten::convolution_backward", "aten::addmm", "aten::mm"}
+    assert counted(tmp_path, body) == expected
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_attention_on_a_device_equals_torchs_formula(tmp_path, kind) -> None:
+    name = f"_scaled_dot_product_{kind}_attention"
+    q, k, v, gradient = [2, 8, 7, 4], [2, 2, 9, 4], [2, 2, 9, 6], [2, 8, 7, 6]  # four queries' heads share one of keys
+    forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward")
+    events = [
+        span(f"aten::{name}", 0, 5, Input_Dims=[q, k, v, [], []]),
+        span(f"aten::{name}_backward", 10, 5, Input_Dims=[gradient, q, k, v, gradient, [2, 8, 7]]),
+    ]
+    theirs = [flop_registry[forward](q, k, v), flop_registry[backward](gradient, q, k, v)]
+    assert [row.flops for row in capture(tmp_path, events).operators] == theirs
+    assert theirs[0] > 1000
 
 
 def test_inference_equals_torchs_counter(tmp_path) -> None:
