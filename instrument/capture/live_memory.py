@@ -81,6 +81,7 @@ class MemoryView:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self._told: dict[By, tuple[Ints, list[str]]] = {}
 
     @cached_property
     def timelines(self) -> dict[str, Timeline]:
@@ -99,7 +100,8 @@ class MemoryView:
         Columns: `device allocations frees allocated_bytes freed_bytes net_bytes peak_ns peak_bytes peak_net_bytes
         reserved_bytes`. `net_bytes` is allocated less freed, `peak_ns` on the trace's own clock; `peak_bytes` is all
         that lived then, `peak_net_bytes` that less what lived before the window, `reserved_bytes` the most that the
-        allocator held. `peak_bytes` and `reserved_bytes` are None where the trace does not tell.
+        allocator held. `peak_bytes` and `reserved_bytes` are None where the trace does not tell. The peak is the most
+        that lived after any event: where a window only frees, its start is not looked at.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return Table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
@@ -141,8 +143,7 @@ class MemoryView:
         """A row for each device and step: `device number start_bytes net_bytes peak_bytes`.
 
         `net_bytes` is what the step left behind: a leak is one that stays above 0 step after step. `start_bytes` is
-        what lived at its start, `peak_bytes` the most that lived during it; both are None where the trace does not
-        tell.
+        what lived at its start, `peak_bytes` the most during it; both are None where the trace does not tell.
         """
         events = self._events
         steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
@@ -180,7 +181,9 @@ class MemoryView:
             CaptureError: there are no modules to tell of.
             ConfigError: there is no such `by`.
         """
-        codes, labels = self._around(by)
+        if by not in self._told:
+            self._told[by] = self._around(by)
+        codes, labels = self._told[by]
         origin = self._partner[line.instant]
         frees = line.size_bytes < 0
         found = np.where(frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant])
@@ -225,12 +228,9 @@ class MemoryView:
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept] for name in shown}
         freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
-        before = line.level_bytes - line.net_bytes + freed
-        if line.allocated_bytes is None:  # at least what was freed lived before
-            before = before - min(0, int(before.min()), int(line.net_bytes.min()))
-        level = before + line.net_bytes - freed
-        rest = level[kept] - before[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
-        everything = {BEFORE: before[kept], **series, OTHERS if self._has_addresses else UNKNOWN: rest}
+        before = _lived_before(line, freed)[kept]
+        rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
+        everything = {BEFORE: before, **series, OTHERS if self._has_addresses else UNKNOWN: rest}
         return Curve(
             device=line.device,
             by=by,
@@ -247,7 +247,7 @@ class MemoryView:
         allocated earlier, and None where the trace has no addresses. `range` and `module` are None where the trace
         holds none.
         """
-        columns: dict[str, list[Any]] = {name: [] for name in ("device", *_EVENT_COLUMNS, *get_args(By))}
+        columns: dict[str, list[Any]] = {name: [] for name in (*_EVENT_COLUMNS, *get_args(By))}
         for line in self.timelines.values():
             columns["device"] += [line.device] * len(line.instant)
             columns["time_ns"] += line.time_ns.tolist()
@@ -282,7 +282,10 @@ class MemoryView:
         else:
             raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
         node = forest.around(memory.thread, memory.time_ns)
-        return np.where(node >= 0, np.append(code, -1)[node], len(names)), [*names, f"[no {by}]"]
+        every = [*names, f"[no {by}]"]
+        index = {name: position for position, name in enumerate(dict.fromkeys(every))}  # overloads share a name
+        plain = np.array([index[name] for name in every], np.int64)
+        return plain[np.where(node >= 0, np.append(code, -1)[node], len(names))], list(index)
 
     @cached_property
     def _has_addresses(self) -> bool:
@@ -305,9 +308,8 @@ class MemoryView:
 
     def _ends(self, line: Timeline) -> Ints:
         """The position in the timeline at which each allocation ends, beyond the last where it does not."""
-        place = np.full(len(self._partner) + 1, len(line.instant))
+        place = np.full(len(self._partner) + 1, len(line.instant))  # the last for -1
         place[line.instant] = np.arange(len(line.instant))
-        place[-1] = len(line.instant)
         ends: Ints = place[self._partner[line.instant]]
         return ends
 
@@ -315,10 +317,9 @@ class MemoryView:
         made = np.flatnonzero(line.size_bytes > 0)
         size, group, count = np.unique(line.size_bytes[made], return_inverse=True, return_counts=True)
         open_ended = self._partner[line.instant[made]] < 0
-        kept = (
-            np.bincount(group[open_ended], minlength=len(size)).tolist() if self._has_addresses else [None] * len(size)
-        )
-        rows = zip([line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), kept)
+        kept = np.bincount(group[open_ended], minlength=len(size)).tolist()
+        told = kept if self._has_addresses else [None] * len(size)
+        rows = zip([line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told)
         return sorted(rows, key=lambda row: -row[3])
 
 
@@ -326,7 +327,7 @@ _DEVICE_COLUMNS = (
     "device", "allocations", "frees", "allocated_bytes", "freed_bytes", "net_bytes", "peak_ns", "peak_bytes",
     "peak_net_bytes", "reserved_bytes",
 )  # fmt: skip
-_EVENT_COLUMNS = ("time_ns", "size_bytes", "address")
+_EVENT_COLUMNS = ("device", "time_ns", "size_bytes", "address")
 _LIVE_COLUMNS = ("name", "bytes", "allocations", "since_ns")
 _STEP_COLUMNS = ("device", "number", "start_bytes", "net_bytes", "peak_bytes")
 _SIZE_COLUMNS = ("device", "size_bytes", "allocations", "bytes", "kept")
@@ -374,6 +375,14 @@ def _step_row(line: Timeline, events: Events, step: int) -> tuple[str, int, int 
     base = int(line.allocated_bytes[0] - line.size_bytes[0])
     start = int(line.allocated_bytes[first - 1]) if first else base
     return line.device, number, start, net, max([start, *line.allocated_bytes[first:after].tolist()])
+
+
+def _lived_before(line: Timeline, freed: Ints) -> Ints:
+    """How much of before the window lives after each event; at least what was freed, where the trace does not tell."""
+    before: Ints = line.level_bytes - line.net_bytes + freed
+    if line.allocated_bytes is None:
+        before = before - min(0, int(before.min()), int(line.net_bytes.min()))
+    return before
 
 
 def _extremes(line: Timeline, points: int) -> Ints:

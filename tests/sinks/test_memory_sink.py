@@ -159,7 +159,7 @@ def test_a_recording_of_torchs(tmp_path: Path) -> None:
     made = {path.name for path in folder.iterdir()}
     assert made >= {"memory.html", "memory.json", "memory.raw.json.gz", "table.txt"}
     (device,) = json.loads((folder / "memory.json").read_text())["devices"]
-    assert (device["device"], device["peak_bytes"]) == ("cpu", 3 * 4 * 1000), "two that are added, and their sum"
+    assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), "two that are added, and their sum"
     Page((folder / "memory.html").read_text(encoding="utf-8"))
 
 
