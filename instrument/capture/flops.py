@@ -2,10 +2,11 @@
 
 A multiplication and the addition that follows count as two. An operator that runs another with a rule of its own
 (`aten::convolution` running `aten::addmm`) counts once, as the outer one. What has no rule is not counted: the
-elementwise operators, norms, pooling, embeddings.
+elementwise operators, norms, pooling, embeddings; `capture.operators.uncounted` names what it was in a trace.
 
 Unless said otherwise the rules are those of `torch.utils.flop_counter`, and the totals equal `FlopCounterMode`.
-They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, products with vectors) and
+They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, products
+with vectors) and
 for the weights' gradient of a grouped convolution, which it counts once for each group too often.
 """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -446,3 +448,19 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
     ]
     without_device = capture(tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]).operators.uncounted
     assert [(row.name, row.device_ns) for row in without_device] == [("aten::b", None), ("aten::a", None)]
+
+
+REAL = ["a100_megatron_tp8_rank0", "b200_eager", "h100_timesformer_inference", "mi300x_resnet_checkpoint_train"]
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize("name", [*REAL, "v100_216k_events", "v100_resnet50_workers0"])
+def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
+    whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+    table = whole.operators
+    for what in GROUPINGS:
+        grouped = table.by(what)
+        for column in ("calls", "self_host_ns", "self_device_ns", "self_host_bytes", "flops"):
+            totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
+            assert totals[0] == totals[1], (what, column)
+        assert all(row.self_host_ns <= row.host_ns for row in grouped)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from capture.conftest import convolutions, record
 from capture.traces import annotation, capture, frame, kernel, span
+from instrument.capture import Capture
 from instrument.capture.stacks import Stack, folded
 from instrument.errors import CaptureError, ConfigError
 
@@ -150,3 +153,20 @@ def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^Stacks have no metric 'cpu'; choose host or device\.$"):
         capture(tmp_path, EVENTS).stacks("cpu")
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
+def test_a_real_trace_of_torch_1_9_tells_its_frames_with_its_operators(name) -> None:
+    whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+    stacks = whole.stacks()
+    table = whole.operators
+    found: dict[str, int] = {}
+    for stack in stacks:
+        found[stack.frames[-1]] = found.get(stack.frames[-1], 0) + stack.value_ns
+    own = {row.name: row.self_host_ns for row in table if row.name.startswith("aten::")}
+    assert len(own) > 30
+    assert {n: found.get(n, 0) for n in own} == own
+    assert any(stack.frames[0] == "resnet50_profiler_api.py(54): <module>" for stack in stacks)
+    on_device = sum(stack.value_ns for stack in whole.stacks("device"))
+    assert on_device == sum(row.self_device_ns for row in table) > 0
