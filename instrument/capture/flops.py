@@ -6,8 +6,7 @@ elementwise operators, norms, pooling, embeddings; `capture.operators.uncounted`
 
 Unless said otherwise the rules are those of `torch.utils.flop_counter`, and the totals equal `FlopCounterMode`.
 They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, products
-with vectors) and
-for the weights' gradient of a grouped convolution, which it counts once for each group too often.
+with vectors) and for the weights' gradient of a grouped convolution, which it counts once for each group too often.
 """
 
 from __future__ import annotations
