@@ -1,6 +1,7 @@
 ## make demo    train the example, record three windows, say what they wrote and how to open it
 ## make test    run the whole test suite
 ## make check   ruff, mypy and the test suite
+## make bench   what it costs, beside other tools, as ratios; several minutes
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
 ## Each makes the virtual environment it needs; a second run installs nothing.
@@ -18,7 +19,7 @@ INSTALL := $(PIP) install -c constraints.txt
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check clean
+.PHONY: help demo test check bench clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -46,6 +47,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python tests/benchmarks/annotations.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache

@@ -100,6 +100,12 @@ def disarm() -> None:
 os.register_at_fork(after_in_child=disarm)
 
 
+def mark(moment: str) -> None:
+    """Note a moment in the tools that have such a thing; Kineto has none."""
+    if backend.mark is not None:
+        backend.mark(moment)
+
+
 def use(names: Sequence[str]) -> None:
     """Choose which tools see the ranges: of `torch`, `nvtx` (Nsight Systems) and `itt` (VTune).
 

@@ -91,6 +91,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
             self._attached.callback(self._take_snapshot)
         emit.arm()
+        emit.mark("window begins")
 
     def next_step(self, number: int) -> None:
         """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it."""
@@ -106,6 +107,8 @@ class Recorder:
     def stop(self) -> None:
         """End the window and leave nothing of ours in the running program; harmless when repeated."""
         global _busy
+        if emit.armed:
+            emit.mark("window ends")
         emit.disarm()
         self._attached.close()
         if self._prepared:

@@ -28,7 +28,7 @@ class Window:
 
     def __str__(self) -> str:
         if self.last is None:
-            return f"{self.first} until stopped"
+            return f"{self.first} and on until stopped"
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
 
 

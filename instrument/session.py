@@ -60,6 +60,7 @@ class Session:
         self._watch = Watch({})
         self._wakes_at = _NEVER  # the next step at whose start something is to be done
         self._batch_open = False  # a batch of `steps` is out and its step not yet ended
+        self._loss: Any = None  # given within that step
         self._said: set[str] = set()
 
     def __enter__(self) -> Session:
@@ -90,29 +91,35 @@ class Session:
         self._watch = Watch(self.config.triggers)
         self._plan = self._scheduled()
         self._window = next(self._plan, None)
+        if emit.disabled:
+            logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         for note in self.config.notes:
             logger.info(note)
         what = schedule.in_words(self._scheduled())
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
         if self.config.memory_snapshot and "cuda" not in self.activities:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
-        if emit.disabled:
-            logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         self._safely(self._begin_step)
         return self
 
     def step(self, loss: Any = None) -> None:
         """Tell that a training step has ended; `loss` (a number or a tensor of one element) is for triggers.
 
-        A tensor is looked at one step later, so that training hardly ever waits for the device.
+        A tensor is looked at one step later, so that training hardly ever waits for the device. Inside a loop over
+        `steps`, which ends the steps itself, it only takes the loss.
         """
-        if self._batch_open:
+        if not self._batch_open:
+            self._advance(loss)
+        elif loss is None:
             self._say("session.step() does nothing inside session.steps(), which steps by itself.")
         else:
-            self._advance(loss)
+            self._loss = loss
 
     def steps(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield the loader's batches and end a step after each; waiting for batch k is a range `data` in step k."""
+        """Yield the loader's batches and end a step after each; waiting for batch k is a range `data` in step k.
+
+        `session.step(loss=…)` inside the loop tells triggers the loss.
+        """
         if self._batch_open:  # an earlier loop was left by break
             self._close_batch()
         batches: Iterator[T] | None = None
@@ -146,7 +153,8 @@ class Session:
     def _close_batch(self) -> None:
         if self._batch_open:
             self._batch_open = False
-            self._advance(None)
+            loss, self._loss = self._loss, None
+            self._advance(loss)
 
     def _advance(self, loss: Any) -> None:
         self.step_number += 1

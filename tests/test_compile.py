@@ -16,6 +16,7 @@ from torch import nn
 
 from instrument import Session, emit, instrument_model, profiled
 from instrument.modules import forget
+from instrument.sinks.table import render
 
 X = torch.ones(2, 4)
 BACKENDS = [
@@ -77,7 +78,10 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert graphs() == (1, 0)
     (capture,) = session.captures
     assert [row.name for row in capture.ranges] == ["outside"]
-    assert {entry["range"] for entry in capture.metadata["swallowed"]} == {"marked", "block", "layer {self.index}"}
+    assert {(row.name, row.region) for row in capture.swallowed} == {
+        (name, "0/0") for name in ("marked", "block", "layer {self.index}")
+    }
+    assert "Inside compiled region 0/0, not timed: layer {self.index}, marked, block" in render(capture)
     assert capture.metadata["graphs_compiled"] == 0
 
 
@@ -91,6 +95,7 @@ def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) 
     (capture,) = session.captures
     assert [row.path for row in capture.ranges] == ["outside", "outside/Sequential"]
     assert capture.metadata["modules_not_seen"] == ["0", "0.linear", "1", "1.linear"]
+    assert "Modules not called in this window, or inside a compiled region: 0, 0.linear, 1, 1.linear" in render(capture)
 
 
 def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> None:
@@ -99,8 +104,20 @@ def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> No
     with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
         outer(X)
         session.step()
-    assert [row.name for row in session.captures[0].ranges] == ["outer"]
+    (capture,) = session.captures
+    assert [row.name for row in capture.ranges] == ["outer"]
     assert graphs() == (1, 0)
+
+
+def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -> None:
+    torch.compile(marked, backend="aot_eager")(X)
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        marked(X)
+        session.step()
+    (capture,) = session.captures
+    assert capture.metadata["swallowed"] != []
+    assert list(capture.swallowed) == []
+    assert [row.name for row in capture.ranges] == ["marked", "block"]
 
 
 def test_a_first_compilation_inside_a_window_is_told(tmp_path: Path, log: Log) -> None:

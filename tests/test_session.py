@@ -434,6 +434,16 @@ def test_a_triggered_window_comes_before_the_next_one_on_schedule(tmp_path: Path
     assert [whole_steps(c) for c in session.captures] == [[2, 3], [7, 8]]
 
 
+def test_a_loss_can_be_told_inside_steps(tmp_path: Path) -> None:
+    trigger = FiresAfter(99)
+    with Session({"active": 1, "output_dir": str(tmp_path)}, triggers={"mine": trigger}) as session:
+        for number in session.steps(range(4)):
+            if number != 1:
+                session.step(loss=float(number))
+    assert session.step_number == 4
+    assert [s.loss for s in trigger.steps] == [None, 0.0, None, 2.0]
+
+
 def test_a_trigger_that_raises_is_told_once(tmp_path: Path, net: nn.Module, log: Log) -> None:
     log.errors_expected = True
 

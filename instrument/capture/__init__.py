@@ -23,6 +23,8 @@ from instrument.errors import CaptureError
 
 METADATA_FILE = "capture.json"
 TRACE_FILES = ("trace.json.gz", "trace.json")
+# How torch names the calls of compiled code, with the number of the region behind it.
+REGION = "Torch-Compiled Region: "
 
 __all__ = ["Capture"]
 
@@ -93,6 +95,17 @@ class Capture:
     def memory(self) -> MemoryView:
         """What lived in memory over time, by device; see `instrument.capture.live_memory`."""
         return MemoryView(self.events)
+
+    @cached_property
+    def swallowed(self) -> Table:
+        """The ranges that torch.compile traced into a region that ran in this window: `name region`.
+
+        They were called, and their time is part of the region's; the compiled code does not know where they stood.
+        """
+        noted = self.metadata.get("swallowed", [])
+        ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
+        here = [entry for entry in noted if entry["region"] in ran]
+        return Table({"name": [entry["range"] for entry in here], "region": [entry["region"] for entry in here]})
 
     def stacks(
         self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False

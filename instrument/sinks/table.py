@@ -102,7 +102,7 @@ class TableSink(Sink):
         """
         text = render(capture, **dict(self))
         (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
-        logger.info("{}", text)
+        logger.info("\n{}", text)  # the heading on a line of its own, where a format puts much before the message
 
 
 def check_sort(sort: str) -> str:
@@ -157,7 +157,7 @@ def render(
     sort, chosen = check_sort(sort), check_columns(columns)
     parts = [_heading(capture)]
     if ranges:
-        parts.append(_range_part(capture.ranges, rows, chosen))
+        parts += [_range_part(capture, rows, chosen), _inside_compiled(capture)]
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(table, rows, sort, chosen, by))
@@ -189,9 +189,14 @@ def _steps(capture: Capture) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
-def _range_part(table: Table, rows: int, columns: list[str] | None) -> str:
+def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
+    table = capture.ranges
     if not len(table):
-        return "No ranges: mark code with @profiled, or give the session a model."
+        return (
+            "No ranges: INSTRUMENT_DISABLE was set in the environment."
+            if capture.metadata.get("annotations_disabled")
+            else "No ranges: mark code with @profiled, or give the session a model."
+        )
     order = sorted(range(len(table)), key=lambda i: -table[i].host_ns)[:rows]  # a parent goes before its children
     kept = [table[i] for i in sorted(order)]
     shown = Table(
@@ -281,6 +286,18 @@ def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) ->
 
 def _width(text: str) -> int:
     return max(map(len, text.splitlines()))
+
+
+def _inside_compiled(capture: Capture) -> str:
+    """The ranges whose time cannot be told, by the compiled region that holds them."""
+    by_region: dict[str, list[str]] = {}
+    for row in capture.swallowed:
+        by_region.setdefault(row.region, []).append(row.name)
+    lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
+    if unseen := capture.metadata.get("modules_not_seen"):
+        few = ", ".join(unseen[:8]) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
+        lines.append(f"Modules not called in this window, or inside a compiled region: {few}")
+    return "\n".join(lines)
 
 
 def _not_recorded(capture: Capture, operators: Table) -> str:

@@ -62,7 +62,7 @@ def test_the_whole_text(capture: Capture) -> None:
 def test_it_is_logged_once_and_written(capture: Capture, log: Log) -> None:
     TableSink().write(capture, capture.folder)
     text = EXPECTED.format(folder=capture.folder)
-    assert log == [f"INFO {text}"]
+    assert log == [f"INFO \n{text}"]
     assert (capture.folder / "table.txt").read_text(encoding="utf-8") == text + "\n"
 
 

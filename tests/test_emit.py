@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import itt
+
+from instrument import Session, emit, profiled
+from instrument.errors import ConfigError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What NVTX and ITT are told, with both made available."""
+    told: list[str] = []
+
+    def tells(tool: str, what: str) -> Any:
+        return lambda *args: told.append(" ".join([tool, what, *map(str, args)]))
+
+    for tool, module in (("nvtx", torch.cuda.nvtx), ("itt", itt)):
+        for what in ("range_push", "range_pop", "mark"):
+            monkeypatch.setattr(module, what, tells(tool, what))
+    monkeypatch.setattr(itt, "is_available", lambda: True)
+    monkeypatch.setattr(emit, "backend", emit.backend)
+    return told
+
+
+def test_the_same_ranges_reach_every_tool_that_is_named(tmp_path: Path, calls: list[str]) -> None:
+    options = {"active": 1, "output_dir": str(tmp_path), "emit": ["torch", "nvtx", "itt"]}
+    with Session(options) as session:
+        calls.clear()
+        with profiled("outer"), profiled("inner"):
+            torch.ones(1)
+        seen = list(calls)
+        session.step()
+    both = [f"{tool} {what}" for what in ("range_push outer", "range_push inner") for tool in ("nvtx", "itt")]
+    assert seen == [*both, *["itt range_pop", "nvtx range_pop"] * 2]
+    assert calls[-2:] == ["nvtx mark window ends", "itt mark window ends"]
+    assert [row.path for row in session.captures[0].ranges] == ["outer", "outer/inner"]
+
+
+def test_without_torch_the_trace_holds_the_steps_alone(tmp_path: Path, calls: list[str]) -> None:
+    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}) as session:
+        with profiled("mine"):
+            torch.ones(1)
+        session.step()
+    assert "itt range_push mine" in calls
+    assert list(session.captures[0].ranges) == []
+    assert [step.number for step in session.captures[0].steps] == [0]
+
+
+def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: list[str]) -> None:
+    Session({"active": 1, "output_dir": str(tmp_path), "emit": ["itt"]}).start().stop()
+    calls.clear()
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        with profiled("mine"):
+            torch.ones(1)
+        session.step()
+    assert calls == []
+    assert [row.name for row in session.captures[0].ranges] == ["mine"]
+
+
+def test_a_range_is_closed_by_the_tool_that_opened_it(calls: list[str]) -> None:
+    emit.use(["itt"])
+    emit.arm()
+    try:
+        with profiled("mine"):
+            emit.use(["nvtx"])
+    finally:
+        emit.disarm()
+    assert [call for call in calls if "range" in call] == ["itt range_push mine", "itt range_pop"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, and NVTX with it")
+def test_nvtx_without_cuda_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Session({"emit": ["nvtx"], "output_dir": str(tmp_path)}).start()
+    assert str(raised.value) == (
+        "profiler.emit names nvtx, but this torch was built without CUDA: install a CUDA build of torch, "
+        "or leave nvtx out."
+    )
+
+
+def test_itt_where_torch_lacks_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(itt, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as raised:
+        Session({"emit": ["torch", "itt"], "output_dir": str(tmp_path)}).start()
+    assert str(raised.value) == "profiler.emit names itt, but this torch was built without it: leave itt out."
+
+
+@pytest.mark.skipif(not itt.is_available(), reason="this torch has no ITT")
+def test_the_real_itt_takes_ranges_and_marks(tmp_path: Path) -> None:
+    with Session({"active": 1, "output_dir": str(tmp_path), "emit": ["torch", "itt"]}) as session:
+        with profiled("mine"):
+            torch.ones(1)
+        session.step()
+    assert [row.name for row in session.captures[0].ranges] == ["mine"]
