@@ -50,6 +50,9 @@ class ProfilerConfig(BaseModel):
         with_stack: keep the Python stack; needed by the stacks sink. The costliest option.
         with_flops: compute FLOPs from the shapes when the capture is read; turns `record_shapes` on.
         with_modules: torch's module hierarchy, which it records for TorchScript models only.
+        memory_snapshot: put the snapshot of CUDA's allocator, with its allocations and frees during the window, into
+            the capture as memory_snapshot.pickle (pytorch.org/memory_viz opens it). A history that the program has
+            `torch.cuda.memory` record itself ends with the window.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
@@ -76,6 +79,7 @@ class ProfilerConfig(BaseModel):
     with_stack: bool = False
     with_flops: bool = False
     with_modules: bool = False
+    memory_snapshot: bool = False
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
     output_dir: str | Path | None = None

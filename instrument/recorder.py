@@ -7,6 +7,7 @@ over 11 µs on every step, also while it waits. What differs between torch versi
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 import time
@@ -28,6 +29,9 @@ from instrument.modules import ModuleRanges
 
 # Below this much free space torch's export is not even tried: it would return as if all were well.
 _LEAST_FREE_BYTES = 16 * 1024**2
+
+# How many allocations and frees CUDA's allocator keeps of a window, the last ones; several kB each with their stacks.
+_SNAPSHOT_EVENTS = 100_000
 
 # Who records in this process; torch can record one window at a time.
 _busy: weakref.ref[Recorder] | None = None
@@ -58,6 +62,8 @@ class Recorder:
         self._emitting = emitting
         self._modules = ModuleRanges()
         self._thread = 0
+        self._takes_snapshot = config.memory_snapshot and "cuda" in activities
+        self._snapshot: Any = None
         self._graphs_before = 0
         self._prepared = False
         self._disturbed = False
@@ -89,6 +95,8 @@ class Recorder:
             self.prepare()
         self.started_at = time.time()
         self._profile.start_trace()
+        if self._takes_snapshot:
+            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         emit.arm(self._emitting)
         emit.mark("window begins")
 
@@ -121,6 +129,7 @@ class Recorder:
         emit.mark("window ends")
         emit.disarm()
         self._modules.__exit__()
+        self._take_snapshot()
         if self.started_at is None:
             self._profile.start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not _profiling()
@@ -151,7 +160,7 @@ class Recorder:
         }
 
     def save(self, path: Path) -> None:
-        """Write the trace as plain JSON; possible once, because torch refuses a second export.
+        """Write the trace as plain JSON, with the snapshot beside; possible once: torch refuses a second export.
 
         Raises:
             CaptureError: the disk is full, torch wrote no whole file, or another profiler of torch's ran within the
@@ -167,6 +176,17 @@ class Recorder:
         self._profile.export_chrome_trace(str(path))
         if not _ends_whole(path):
             raise CaptureError(f"torch wrote no whole trace to {path}: look at the free space and quota there.")
+        if self._snapshot is not None:
+            path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+
+    def _take_snapshot(self) -> None:
+        """Keep what the allocator tells of the window, and end its history, where one was begun."""
+        if not self._takes_snapshot or self.started_at is None:
+            return
+        try:
+            self._snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def refuse_company() -> None:

@@ -128,6 +128,8 @@ class Session:
         ahead = dropwhile(lambda window: window.first < self.step_number, self._scheduled())
         what = schedule.in_words(ahead)
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
+        if self.config.memory_snapshot and "cuda" not in self.activities:
+            logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         self._safely(self._begin_step)
         return self
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import Session, Sink, profiled, recorder
+from instrument import ProfilerConfig, Session, Sink, emit, profiled, recorder
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 
@@ -757,3 +758,34 @@ def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
         profiled("{text}")(lambda text: None)("caf\udce9")
         session.step()
     assert [(row.name, row.calls) for row in session.captures[0].ranges] == [*((n, 2) for n in odd), ("caf\udce9", 1)]
+
+
+def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(tmp_path: Path, log: Log) -> None:
+    with Session(active=1, repeat=2, memory_snapshot=True, activities=["cpu"], output_dir=str(tmp_path)) as session:
+        for _ in range(3):
+            session.step()
+    sentence = "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+    assert log.at("WARNING") == [sentence]
+    assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
+        ["capture.json", "trace.json.gz"]
+    ] * 2
+
+
+def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    memory = SimpleNamespace(
+        _record_memory_history=lambda **options: done.append(options),
+        _snapshot=lambda: done.append("snapshot") or {"segments": [7]},
+    )
+    monkeypatch.setattr(torch.cuda, "memory", memory)
+    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], emit.backend)
+    window._takes_snapshot = True  # as where a CUDA device is among the activities
+    window.start()
+    assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]
+    window.stop()
+    window.stop()
+    assert done[1:] == ["snapshot", {"enabled": None}]
+    window.save(tmp_path / "trace.json")
+    assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}

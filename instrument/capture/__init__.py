@@ -17,6 +17,7 @@ from instrument.capture.kernels import copies as _copies
 from instrument.capture.kernels import kernels as _kernels
 from instrument.capture.kernels import launches as _launches
 from instrument.capture.kernels import streams as _streams
+from instrument.capture.live_memory import MemoryView
 from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
 from instrument.capture.overview import devices as _devices
@@ -152,6 +153,11 @@ class Capture:
         return _devices(self.events, self.work)
 
     @cached_property
+    def memory(self) -> MemoryView:
+        """What lived in memory over time, by device; see `instrument.capture.live_memory`."""
+        return MemoryView(self.events)
+
+    @cached_property
     def swallowed(self) -> Table:
         """The ranges that torch.compile traced into a region that ran in this window: `name region`.
 
@@ -162,13 +168,15 @@ class Capture:
         here = [entry for entry in noted if entry["region"] in ran]
         return Table({"name": [entry["range"] for entry in here], "region": [entry["region"] for entry in here]})
 
-    def stacks(self, metric: Literal["host", "device"] = "host") -> list[Stack]:
+    def stacks(
+        self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+    ) -> list[Stack]:
         """Call paths with the time that belongs to the last frame of each; see `instrument.capture.stacks`.
 
         Raises:
-            CaptureError: the trace holds no Python frames, or, for `device`, nothing that ran on a device.
+            CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran there.
         """
-        return _stacks(self.events, metric)
+        return _stacks(self.events, metric, range=range, threads=threads)
 
     def __repr__(self) -> str:
         where = self.folder or self.trace_path

@@ -26,7 +26,7 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from instrument.capture.columns import Interned, append, as_ns, fields_of, ints, joined
-from instrument.capture.events import DEVICE, Codes, Events, Ints, Memory, Thread, flags, is_runtime
+from instrument.capture.events import DEVICE, PYTHON, Codes, Events, Ints, Memory, Thread, flags, is_runtime
 from instrument.capture.inflate import chunks
 from instrument.capture.pieces import Pieces, cut_short
 from instrument.errors import TraceError
@@ -38,7 +38,8 @@ FLOAT_HOLDS_NS_BELOW = 2**43
 class Args(Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "old_external_id": "external id", "sequence": "Sequence number",
     "forward_thread": "Fwd thread id", "shapes": "Input Dims", "concrete": "Concrete Inputs",
-    "types": "Input type", "python_id": "Python id", "python_parent": "Python parent id",
+    "types": "Input type", "call_stack": "Call stack", "address": "Addr",
+    "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
     "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
@@ -54,6 +55,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     shapes: Raw = Raw()
     concrete: Raw = Raw()
     types: Raw = Raw()
+    call_stack: Raw = Raw()
     python_id: int | None = -1
     python_parent: int | None = -1
     size_bytes: int | None = None
@@ -66,6 +68,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     block: Raw = Raw()
     blocks_per_sm: float | None = None
     occupancy: float | None = None
+    address: int | None = 0
 
 
 _NO_ARGS = Args()
@@ -273,6 +276,7 @@ class _Columns:
             "shapes": self._codes_of_texts(arg["shapes"]),
             "concrete": self._codes_of_texts(arg["concrete"]),
             "types": self._codes_of_texts(arg["types"]),
+            "call_stack": self._call_stacks(arg["call_stack"]),
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
             **self._device_columns(category, arg),
@@ -303,7 +307,13 @@ class _Columns:
             "device_index": ints(arg["device_index"], -1).astype(np.int32),
             "allocated_bytes": ints(arg["allocated_bytes"], 0),
             "reserved_bytes": ints(arg["reserved_bytes"], 0),
+            "address": ints(arg["address"], 0),
         }
+
+    def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
+        """Where Python frames are events of their own, the operators' texts of them say nothing more."""
+        has_frames = not PYTHON.isdisjoint(self._categories)
+        return np.full(len(raws), -1, np.int32) if has_frames else self._codes_of_texts(raws)
 
     def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
         """JSON texts interned; -1 where there is none."""
@@ -318,6 +328,8 @@ class _Columns:
         threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
         columns = joined(self._parts, self._spans([]))
         memory = joined(self._memory_parts, self._memory([]))
+        if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
+            columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),
             names=tuple(map(from_trace, self._names)),

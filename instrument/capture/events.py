@@ -34,7 +34,8 @@ class Memory:
     """The allocations and frees of a trace, one row each, in the order of the file.
 
     `size_bytes` is negative for a free. `device_type` is torch's `DeviceType` number (0 is the host).
-    `allocated_bytes` and `reserved_bytes` are the running totals of that device, 0 where they were not written.
+    `allocated_bytes` and `reserved_bytes` are the running totals of that device, and `address` is where the memory
+    lies: 0 where they were not written.
     """
 
     thread: Codes
@@ -44,6 +45,7 @@ class Memory:
     device_index: Codes
     allocated_bytes: Ints
     reserved_bytes: Ints
+    address: Ints
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -53,13 +55,14 @@ class Memory:
 class Events:
     """Every event of a trace that has a duration, as parallel columns in the order of the file.
 
-    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete` and
-    `types` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it stood in the file, and
-    -1 where nothing was recorded. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is
-    not 0. A `thread` is a pair of process and thread, on a device of device and stream. `moved_bytes` is what a copy or
-    memset moves, `blocks_per_sm` a kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in
-    percent. Missing numbers: 0 in `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id`,
-    `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and `occupancy`.
+    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete`, `types`
+    and `call_stack` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it stood in the
+    file, and -1 where nothing was recorded. `call_stack` is left out of traces that hold Python frames as events. Times
+    are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A `thread` is a pair of process
+    and thread, on a device of device and stream. `moved_bytes` is what a copy or memset moves, `blocks_per_sm` a
+    kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in percent. Missing numbers: 0 in
+    `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id`, `python_parent` and `moved_bytes`,
+    NaN in `blocks_per_sm` and `occupancy`.
 
     `cut_short`: the file ends too early, and these are the events before its end.
 
@@ -84,6 +87,7 @@ class Events:
     shapes: Codes
     concrete: Codes
     types: Codes
+    call_stack: Codes
     python_id: Ints
     python_parent: Ints
     moved_bytes: Ints

@@ -2,11 +2,11 @@
 
 A multiplication and the addition that follows count as two. An operator that runs another with a rule of its own
 (`aten::convolution` running `aten::addmm`) counts once, as the outer one. What has no rule is not counted: the
-elementwise operators, norms, pooling, embeddings.
+elementwise operators, norms, pooling, embeddings; `capture.operators.uncounted` names what it was in a trace.
 
 Unless said otherwise the rules are those of `torch.utils.flop_counter`, and the totals equal `FlopCounterMode`.
-They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, products with vectors) and
-for the weights' gradient of a grouped convolution, which it counts once for each group too often.
+They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, products
+with vectors) and for the weights' gradient of a grouped convolution, which it counts once for each group too often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from math import prod
 import msgspec
 import numpy as np
 
-from instrument.capture.events import Events, Ints
+from instrument.capture.events import OPERATOR, Events, Flags, Ints
+from instrument.capture.host import is_step, split_overload
 from instrument.capture.nesting import Forest
 
 Shapes = list[list[int]]
@@ -33,7 +34,7 @@ def node_flops(events: Events, forest: Forest) -> Ints | None:
     """
     if not (events.shapes >= 0).any():
         return None
-    ruled = events.named(RULES.__contains__)[forest.index] & (events.shapes[forest.index] >= 0)
+    ruled = events.named(has_rule)[forest.index] & (events.shapes[forest.index] >= 0)
     nodes = np.flatnonzero(ruled)
     event = forest.index[nodes]
     keys = np.stack([events.name[event], events.shapes[event], events.concrete[event]])
@@ -42,6 +43,25 @@ def node_flops(events: Events, forest: Forest) -> Ints | None:
     flops = np.full(len(forest), UNKNOWN)
     flops[nodes] = values[code.reshape(-1)]
     return _outermost(forest, flops)
+
+
+def has_rule(name: str) -> bool:
+    """Whether there is a rule for the operator of this name, with or without its overload."""
+    return split_overload(name)[0] in RULES
+
+
+def uncounted(events: Events, forest: Forest) -> Flags:
+    """Which operators no rule counted: neither themselves, nor in what they call, nor in what called them.
+
+    Of those inside each other the outermost alone.
+    """
+    own = node_flops(events, forest)
+    operator = events.among(OPERATOR)[forest.index] & ~events.named(is_step)[forest.index]
+    counted = np.zeros(len(forest), np.bool_) if own is None else own != UNKNOWN
+    bare = operator & (forest.with_descendants(counted.astype(np.int64)) == 0) & (forest.nearest(counted) < 0)
+    outer = np.append(forest.nearest(bare), -1)[forest.parent]
+    found: Flags = bare & (outer < 0)
+    return found
 
 
 def _outermost(forest: Forest, flops: Ints) -> Ints:
@@ -56,7 +76,7 @@ def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
     dims = msgspec.json.decode(events.texts[shapes])
     given = msgspec.json.decode(events.texts[concrete]) if concrete >= 0 else []
     try:
-        return RULES[events.names[name]](dims, given)
+        return RULES[split_overload(events.names[name])[0]](dims, given)
     except (ValueError, IndexError, TypeError):
         return UNKNOWN
 
@@ -139,6 +159,20 @@ def _recurrent(times: int) -> Rule:
     return rule
 
 
+def _recurrent_stack(times: int) -> Rule:
+    """All layers of cuDNN or MIOpen at once: every weight matrix meets every step of every sequence (by hand).
+
+    The gradients of inputs and weights are taken to be both asked for: twice as much.
+    """
+
+    def rule(dims: Shapes, _: list[str]) -> int:
+        data, weights = dims[:2]
+        matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]  # a list of tensors
+        return times * 2 * prod(data[:-1]) * sum(map(prod, matrices))  # type: ignore[arg-type]
+
+    return rule
+
+
 _FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 
 RULES: dict[str, Rule] = {
@@ -164,6 +198,8 @@ RULES: dict[str, Rule] = {
     "aten::convolution_backward_overrideable": _convolution_backward,
     "aten::mkldnn_rnn_layer": _recurrent(1),
     "aten::mkldnn_rnn_layer_backward": _recurrent(2),
+    **dict.fromkeys(("aten::_cudnn_rnn", "aten::miopen_rnn"), _recurrent_stack(1)),
+    **dict.fromkeys(("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward"), _recurrent_stack(2)),
     **{f"aten::_scaled_dot_product_{kind}": _attention for kind in _FUSED},
     **{f"aten::_scaled_dot_product_{kind}_backward": _attention_backward for kind in _FUSED},
 }

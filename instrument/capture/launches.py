@@ -90,3 +90,14 @@ def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) 
     own = np.zeros(len(forest), np.int64)
     np.add.at(own, node[node >= 0], events.duration_ns[device[node >= 0]])
     return own
+
+
+def devices_below(events: Events, forest: Forest) -> dict[str, Flags]:
+    """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
+    device, node = launching_nodes(events, forest)
+    found = {}
+    on = np.array([str(process) for process, _ in events.threads])[events.thread[device]] if len(device) else device
+    for name in np.unique(on[node >= 0]).tolist():
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(forest))
+        found[name] = forest.with_descendants(own) > 0
+    return found

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, STEP_PREFIX, Events, Flags, Ints
-from instrument.capture.flops import UNKNOWN, node_flops
-from instrument.capture.host import host_forest
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints
+from instrument.capture.flops import UNKNOWN, has_rule, node_flops, uncounted
+from instrument.capture.groupings import GROUPINGS, Calls, Quantities
+from instrument.capture.host import host_forest, split_overload
 from instrument.capture.launches import device_own_ns
 from instrument.capture.nesting import Forest
 from instrument.capture.rules import HONEST, TORCH, Rules
-from instrument.capture.stacks import frames_around
 from instrument.capture.table import Table
 from instrument.errors import ConfigError
 
-Quantities = dict[str, Ints | None]
-
 MEMORY_ROW = "[memory]"
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The calls behind the table's rows: parallel columns, those of no recorded kind None.
-
-    `event` is a call's position among the events, -1 for memory that no call covers; `name` an index into `names`.
-    """
-
-    event: Ints
-    start_ns: Ints
-    name: Ints
-    is_annotation: Flags
-    names: tuple[str, ...]
-    quantities: Quantities
+_TOTALS = frozenset({"host_ns", "device_ns", "host_bytes", "device_bytes"})
+By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 
 class OperatorTable(Table):
     """One row for each operator, annotation and runtime call by name, in the order of their first calls.
 
-    Times are nanoseconds. `host_ns` and `device_ns` count a call inside a call of the same name twice, as torch
-    does; the `self_` columns count nothing twice. Byte columns are allocated less freed. A cell that the trace
-    cannot tell is None: device columns without device events, bytes without memory events.
+    Times are nanoseconds, byte columns are allocated less freed. No column counts anything twice: where a call lies
+    in another of the same row, at whatever depth, the row's totals hold it once, within the outer one; `calls` counts
+    both. torch's own table counts it in its totals again; see `instrument.capture.rules` for what else differs. A
+    cell that the trace cannot tell is None: device columns without device events, bytes without memory events.
 
     The row "[memory]" holds the allocations and frees that lie in no call.
     """
@@ -54,29 +38,63 @@ class OperatorTable(Table):
         self._events = events
         self._calls = calls
 
-    def by(self, what: Literal["input_shapes", "stack"], *, depth: int = 5) -> Table:
-        """The table with a row for each name and input shapes, or each name and Python stack.
+    def by(self, what: By, *, depth: int = 5) -> Table:
+        """The table with a row for each name and one thing more, in a column of that name after `name`.
 
-        The new column follows `name`. `input_shapes` is text such as "[[8, 3], []]", where a list of tensors is
-        written as [], as torch does. `stack` is the `depth` innermost Python frames around the call, the innermost
-        first, joined by ";". The column is None where the trace holds no shapes, or no Python frames.
+        - `input_shapes`: text such as "[[8, 3], []]", where a list of tensors is written as [], as torch does.
+        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined by ";".
+        - `overload`: such as "Tensor" of `aten::add.Tensor`, and "" for the default one; torch's option
+          `capture_overload_names` records it.
+        - `thread`: "process/thread"; a launch belongs to the thread of its operator.
+        - `step`: the number of the step during which the call began, on whatever thread; None outside of steps.
+        - `device`: the devices that worked for the call and what it called, by the trace's own numbers, such as "0",
+          or "0,1" for one call that used two; None for a call that used none.
+        - `range`: the path of the ranges around the call on its own thread, the row of a range being in the one
+          above it; None outside of any. Backward runs on a thread of its own, outside of the forward's ranges.
+
+        The column is None throughout where the trace holds nothing to tell it from.
 
         Raises:
             ConfigError: there is no such grouping.
         """
-        if what == "input_shapes":
-            codes, labels = _shape_labels(self._events, self._calls.event)
-        elif what == "stack":
-            codes, labels = frames_around(self._events, self._calls.event, depth)
-        else:
-            raise ConfigError(f"Operators cannot be grouped by {what!r}; choose input_shapes or stack.")
+        if what not in GROUPINGS:
+            *most, last = GROUPINGS
+            raise ConfigError(f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}.")
+        codes, labels = GROUPINGS[what](self._events, self._calls, depth)
         return Table(_rows(self._calls, codes, {what: labels}))
+
+    @property
+    def uncounted(self) -> Table:
+        """The operators whose FLOPs nobody counted, costliest first: `name has_rule calls host_ns device_ns`.
+
+        No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
+        the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
+        `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
+        not understood: of what is missing, that is the part to mind.
+        """
+        events, forest = self._events, host_forest(self._events)
+        nodes = np.flatnonzero(uncounted(events, forest))
+        names, code = _display_names(events, forest)
+        device = device_own_ns(events, forest)
+        rows, group = np.unique(code[nodes], return_inverse=True)
+        order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
+        totals = None if device is None else forest.with_descendants(device)[nodes]
+        ruled = forest.with_descendants(events.named(has_rule)[forest.index].astype(np.int64))[nodes]
+        columns = {
+            "name": [names[k] for k in rows.tolist()],
+            "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
+            "calls": np.bincount(group, minlength=len(rows)).tolist(),
+            "host_ns": _sums(forest.total_ns[nodes], group, order, everything),
+            "device_ns": _sums(totals, group, order, everything),
+        }
+        return Table(columns).sort("host_ns" if device is None else "device_ns")
 
 
 def operators(events: Events, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
     """The operator table of a trace; its columns and their units are those of `OperatorTable`.
 
-    With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording.
+    With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording; by default
+    the memory of other threads is left out, and a total counts recursion once (all in `instrument.capture.rules`).
 
     Cost: about 0.5 µs an event.
     """
@@ -94,9 +112,14 @@ def _calls(events: Events, rules: Rules) -> Calls:
         **_bytes(events, forest, kept, top, rules),
         "flops": _flops(events, forest, kept, top),
     }
+    nodes = np.arange(len(forest))
+    size = np.ones(len(forest), np.int64)
     calls = Calls(
         event=forest.index[kept],
+        thread=forest.thread[kept].astype(np.int64),
         start_ns=forest.start_ns[kept],
+        node=nodes[kept],
+        after=(nodes + (size if rules.recursion_twice else forest.with_descendants(size)))[kept],
         name=name[kept],
         is_annotation=events.among(ANNOTATION)[forest.index[kept]],
         names=names,
@@ -108,9 +131,11 @@ def _calls(events: Events, rules: Rules) -> Calls:
 def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
     """The names of the rows and each node's among them; all steps of the profiler share one."""
     shown = [f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names]
-    index = {name: position for position, name in enumerate(dict.fromkeys([*shown, MEMORY_ROW]))}
-    codes = np.array([index[name] for name in shown], np.int64)
-    return tuple(index), codes[events.name[forest.index]]
+    plain = [split_overload(name)[0] for name in shown]
+    index = {name: position for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW]))}
+    codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
+    is_operator = events.among(OPERATOR)[forest.index].astype(np.int64)
+    return tuple(index), codes[is_operator, events.name[forest.index]]
 
 
 def _folded(forest: Forest, name: Ints) -> tuple[Flags, Ints]:
@@ -171,30 +196,18 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: 
         nothing = UNKNOWN if name == "flops" else 0
         added = np.full(len(bare), nothing) if size is None else size[bare]
         more[name] = None if values is None else np.concatenate([values, added])
+    node = len(forest) + np.arange(len(bare))
     return Calls(
         event=np.concatenate([calls.event, np.full(len(bare), -1)]),
+        thread=np.concatenate([calls.thread, events.memory.thread[bare]]),
         start_ns=np.concatenate([calls.start_ns, events.memory.time_ns[bare]]),
+        node=np.concatenate([calls.node, node]),
+        after=np.concatenate([calls.after, node + 1]),
         name=np.concatenate([calls.name, np.full(len(bare), calls.names.index(MEMORY_ROW))]),
         is_annotation=np.concatenate([calls.is_annotation, np.zeros(len(bare), np.bool_)]),
         names=calls.names,
         quantities=more,
     )
-
-
-def _shape_labels(events: Events, event: Ints) -> tuple[Ints, list[str | None]]:
-    """Each call's input shapes as an index into the distinct ones; all None where the trace holds no shapes."""
-    if not (events.shapes >= 0).any():
-        return np.zeros(len(event), np.int64), [None]
-    texts = [_shape_text(events.texts[code]) if code >= 0 else "[]" for code in range(-1, len(events.texts))]
-    index = {text: position for position, text in enumerate(dict.fromkeys(texts))}
-    codes = np.array([index[text] for text in texts], np.int64)
-    return codes[np.where(event >= 0, events.shapes[event], -1) + 1], list(index)
-
-
-def _shape_text(text: bytes) -> str:
-    """Shapes as torch prints them: a list of tensors has none of its own."""
-    shapes = msgspec.json.decode(text)
-    return str([[] if any(isinstance(n, list) for n in shape) else shape for shape in shapes])
 
 
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -210,16 +223,29 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
     columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
+    everything, outer = np.ones(len(group), np.bool_), _outermost(calls, group)
     for name, quantity in calls.quantities.items():
-        columns[name] = _sums(quantity, group, order, skip=UNKNOWN if name == "flops" else None)
+        counts = quantity != UNKNOWN if name == "flops" and quantity is not None else everything
+        columns[name] = _sums(quantity, group, order, outer if name in _TOTALS else counts)
     return columns
 
 
-def _sums(quantity: Ints | None, group: Ints, order: Ints, skip: int | None) -> list[int | None]:
-    """The sum of each group; None for a quantity that was not recorded, and for a group where all is skipped."""
+def _outermost(calls: Calls, group: Ints) -> Flags:
+    """Which calls lie in no other of their group."""
+    beyond = int(calls.after.max(initial=0)) + 1
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))  # 16 bits or fewer are sorted by radix
+    order = np.argsort(narrow, kind="stable")  # in each group as they nest: the outer before the inner
+    node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
+    reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
+    outer = np.zeros(len(group), np.bool_)
+    outer[order] = node >= reached
+    return outer
+
+
+def _sums(quantity: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[int | None]:
+    """The sum of each group; None for a quantity that was not recorded, and for a group where nothing counts."""
     if quantity is None:
         return [None] * len(order)
-    counts = np.ones(len(group), np.bool_) if skip is None else quantity != skip
     totals = np.zeros(len(order), np.int64)
     np.add.at(totals, group[counts], quantity[counts])  # not bincount: its sums are floats
     known = np.bincount(group[counts], minlength=len(order)) > 0

@@ -13,6 +13,7 @@ class Rules:
     `all_device_memory`: memory of every kind of device counts, not only of those that torch's table knows.
     `python_rows`: Python frames are rows, and take self time from the operators and annotations around them.
     `annotations_as_kernels`: a device's copy of an annotation counts as a kernel of that annotation.
+    `recursion_twice`: a total counts a call again that lies in one of the same row.
     `folding_loses_kernels`: a call folded into its like replaces that one's kernels instead of joining them.
     """
 
@@ -20,6 +21,7 @@ class Rules:
     all_device_memory: bool
     python_rows: bool
     annotations_as_kernels: bool
+    recursion_twice: bool
     folding_loses_kernels: bool
 
 
@@ -28,6 +30,7 @@ HONEST = Rules(
     all_device_memory=True,
     python_rows=False,
     annotations_as_kernels=False,
+    recursion_twice=False,
     folding_loses_kernels=False,
 )
 # What key_averages() does: torch/autograd/profiler.py (_parse_kineto_results) and profiler_util.py (EventList).
@@ -36,5 +39,6 @@ TORCH = Rules(
     all_device_memory=False,
     python_rows=True,
     annotations_as_kernels=True,
+    recursion_twice=True,
     folding_loses_kernels=True,
 )

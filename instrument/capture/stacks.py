@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
-from instrument.capture.events import PYTHON, Events, Ints
-from instrument.capture.host import host_forest
+from instrument.capture.events import ANNOTATION, PYTHON, Events, Flags, Ints, flags
+from instrument.capture.host import host_forest, paths, range_events
 from instrument.capture.launches import device_own_ns
 from instrument.capture.nesting import Forest, nest, number_paths
 from instrument.errors import CaptureError, ConfigError
@@ -25,23 +27,31 @@ class Stack(NamedTuple):
     value_ns: int
 
 
-def stacks(events: Events, metric: Literal["host", "device"] = "host") -> list[Stack]:
+def stacks(
+    events: Events, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+) -> list[Stack]:
     """The call paths of a trace with the time that belongs to the last frame of each.
 
-    Python frames hold annotations and operators, by time on each thread; threads are put together. `host` is host
-    self time, `device` the time of the device events launched by the path's last frame. Paths without any time are
-    left out, and with them those whose children overlap by more than the time of their own. Object addresses are
-    cut from the names of built-in functions.
+    Python frames hold annotations and operators, by time on each thread. `host` is host self time, `device` the time
+    of the device events launched by the path's last frame. Paths without any time are left out, and with them those
+    whose children overlap by more than the time of their own. Object addresses are cut from the names of built-in
+    functions.
+
+    Torch before 1.12 wrote frames only as a text with each operator: there a path is the frames of the operator, then
+    the annotations and operators around it, and time in Python alone is not known.
+
+    With `range`, an annotation's name or its path as in the range tree, only what ran inside of it on its own thread
+    counts. With `threads`, each path begins with its thread; otherwise threads are put together.
 
     Cost: about 1 µs an event.
 
     Raises:
-        CaptureError: the trace holds no Python frames, or, for `device`, nothing that ran on a device.
+        CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran on a device.
         ConfigError: there is no such metric.
     """
     if metric not in ("host", "device"):
         raise ConfigError(f"Stacks have no metric {metric!r}; choose host or device.")
-    if not events.among(PYTHON).any():
+    if not events.among(PYTHON).any() and not (events.call_stack >= 0).any():
         raise CaptureError(
             "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
         )
@@ -49,7 +59,21 @@ def stacks(events: Events, metric: Literal["host", "device"] = "host") -> list[S
     values = forest.own(forest.total_ns) if metric == "host" else device_own_ns(events, forest)
     if values is None:
         raise CaptureError("The trace holds no device activity, so it has no device stacks; choose host.")
-    return _paths(events, forest, values)
+    if range is not None:
+        values = np.where(forest.nearest(_ranges_called(events, forest, range)) >= 0, values, 0)
+    return _paths(events, forest, values, threads=threads)
+
+
+def _ranges_called(events: Events, forest: Forest, wanted: str) -> Flags:
+    """Which nodes are annotations of this name or path."""
+    ranges, path, texts = paths(events, range_events(events))
+    marked = events.among(ANNOTATION) & events.named(wanted.__eq__)
+    marked[ranges.index] |= flags(wanted.__eq__, tuple(texts))[path]
+    if not marked.any():
+        near = get_close_matches(wanted, texts, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists those it holds."
+        raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
+    return marked[forest.index]
 
 
 def folded(found: Sequence[Stack]) -> str:
@@ -65,18 +89,42 @@ def _safe(frame: str) -> str:
     return "_".join(frame.replace(";", ",").split()) or "_"
 
 
-def _paths(events: Events, forest: Forest, values: Ints) -> list[Stack]:
+def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> list[Stack]:
     """The time of all nodes with the same names from the root down, in the order of their first node."""
     names, code = _plain_names(events)
     path, parents, labels = number_paths(forest, code[events.name[forest.index]])
-    totals = np.zeros(len(labels), np.int64)
-    np.add.at(totals, path, values)
     frames: list[tuple[str, ...]] = []
     for parent, label in zip(parents.tolist(), labels.tolist()):
         frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
-    _, first = np.unique(path, return_index=True)
-    chosen = [k for k in np.argsort(first, kind="stable").tolist() if totals[k] > 0]
-    return [Stack(frames[k], int(totals[k])) for k in chosen]
+    before, prefix = _before_root(events, forest, threads=threads)
+    distinct, first, group = np.unique(prefix * len(frames) + path, return_index=True, return_inverse=True)
+    totals = np.zeros(len(distinct), np.int64)
+    np.add.at(totals, group, values)
+    found = []
+    for k in np.argsort(first, kind="stable").tolist():
+        if totals[k] > 0:
+            outer, inner = divmod(int(distinct[k]), len(frames))
+            found.append(Stack(before[outer] + frames[inner], int(totals[k])))
+    return found
+
+
+def _before_root(events: Events, forest: Forest, *, threads: bool) -> tuple[list[tuple[str, ...]], Ints]:
+    """What goes before a path, its thread and the frames told with its operator, as distinct ones and each node's."""
+    told = events.call_stack[forest.index]
+    nearest = forest.nearest(told >= 0)
+    stack = np.where(nearest >= 0, told[nearest], -1) + 1 if len(forest) else nearest
+    thread = forest.thread.astype(np.int64) if threads else np.zeros(len(forest), np.int64)
+    distinct, prefix = np.unique(thread * (len(events.texts) + 1) + stack, return_inverse=True)
+    before = []
+    for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
+        name = ("thread {}/{}".format(*events.threads[on]),) if threads else ()
+        before.append(name + (_told_frames(events.texts[code - 1])[::-1] if code else ()))
+    return before, prefix
+
+
+def _told_frames(text: bytes) -> tuple[str, ...]:
+    """The frames of an operator's "Call stack", the innermost first."""
+    return tuple(_ADDRESS.sub("", frame) for frame in str(msgspec.json.decode(text)).split(";") if frame)
 
 
 def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
@@ -93,11 +141,17 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
     """
     python = events.among(PYTHON)
     if not python.any():
-        return np.zeros(len(event), np.int64), [None]
+        codes, which = np.unique(np.where(event >= 0, events.call_stack[event], -1), return_inverse=True)
+        texts = [";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else "" for k in codes.tolist()]
+        return _distinct([text or None for text in texts], which)
     forest = nest(events, python)
     at = np.where(event >= 0, forest.around(events.thread[event], events.start_ns[event]), -1)
     nodes, code = np.unique(at, return_inverse=True)
     labels = [_stack_text(events, forest, node, depth) for node in nodes.tolist()]
+    return _distinct(labels, code)
+
+
+def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | None]]:
     index = {label: position for position, label in enumerate(dict.fromkeys(labels))}
     return np.array([index[label] for label in labels], np.int64)[code], list(index)
 

@@ -115,7 +115,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     Text longer than `name_width` characters keeps its head and tail. An unknown cell is shown as "-".
     """
     header = [_heading(name) for name in table.columns]
-    body = [[_cell(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
+    body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
     left = [_is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
 
@@ -136,7 +136,8 @@ def _heading(name: str) -> str:
     return name.replace("_bytes", " memory").replace("_", " ")
 
 
-def _cell(column: str, value: Any, width: int) -> str:
+def cell_text(column: str, value: Any, width: int = 60) -> str:
+    """One cell as text, in the unit that its column's name tells; "-" for an unknown one."""
     if value is None:
         return "-"
     if column.endswith("_ns") or "_ns_" in column:

@@ -33,6 +33,12 @@ class Stacks(Sink):
     metric: Literal["host", "device"] = "host"
     """Which time: `host`, or `device` for what the kernels took; torch's names for them are understood."""
 
+    range: str | None = None
+    """Only what ran inside this range, given by its name or its path; None: everything."""
+
+    threads: bool = False
+    """Whether each path begins with its thread; otherwise threads are put together."""
+
     @field_validator("metric", mode="before")
     @classmethod
     def _own_name(cls, metric: Any) -> Any:
@@ -47,10 +53,11 @@ class Stacks(Sink):
         """Write `stacks.txt`, unless it would be empty.
 
         Raises:
-            CaptureError: the trace holds no Python frames, no device activity for `device`, or no time in any path.
+            CaptureError: the trace holds no Python frames, no such range, no device activity for `device`, or no
+                time in any path.
             TraceError: the trace cannot be read.
         """
-        text = folded(capture.stacks(metric=self.metric))
+        text = folded(capture.stacks(self.metric, range=self.range, threads=self.threads))
         if not text:
             raise CaptureError(
                 f"No call path of {capture.name} has {self.metric} time, so there are no stacks to write."

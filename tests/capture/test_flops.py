@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
 from capture.traces import capture, span
@@ -77,6 +79,32 @@ def test_forward_and_backward_equal_torchs_counter(tmp_path, make) -> None:
     assert counted(tmp_path, body) == expected
 
 
+def test_a_resnet_18_equals_torchs_counter(tmp_path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
+    model, x = runpy.run_path(str(example))["ResNet18"](), torch.randn(2, 3, 32, 32)
+
+    def body() -> None:
+        model(x).sum().backward()
+
+    expected = by_torch(body)
+    assert expected.keys() == {"aten::convolution", "aten::convolution_backward", "aten::addmm", "aten::mm"}
+    assert counted(tmp_path, body) == expected
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_attention_on_a_device_equals_torchs_formula(tmp_path, kind) -> None:
+    name = f"_scaled_dot_product_{kind}_attention"
+    q, k, v, gradient = [2, 8, 7, 4], [2, 2, 9, 4], [2, 2, 9, 6], [2, 8, 7, 6]  # four queries' heads share one of keys
+    forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward")
+    events = [
+        span(f"aten::{name}", 0, 5, Input_Dims=[q, k, v, [], []]),
+        span(f"aten::{name}_backward", 10, 5, Input_Dims=[gradient, q, k, v, gradient, [2, 8, 7]]),
+    ]
+    theirs = [flop_registry[forward](q, k, v), flop_registry[backward](gradient, q, k, v)]
+    assert [row.flops for row in capture(tmp_path, events).operators] == theirs
+    assert theirs[0] > 1000
+
+
 def test_inference_equals_torchs_counter(tmp_path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
 
@@ -111,6 +139,19 @@ def test_an_lstm_is_counted_by_hand(tmp_path) -> None:
     first, second = 4 * 6 * 5 + 4 * 6 * 6, 4 * 6 * 6 + 4 * 6 * 6  # four gates, of input and of hidden state
     forward = 2 * 3 * 2 * (first + second)
     assert found == {"aten::mkldnn_rnn_layer": forward, "aten::mkldnn_rnn_layer_backward": 2 * forward}
+
+
+def test_the_recurrent_layers_of_a_device_are_counted_by_hand(tmp_path) -> None:
+    weights = [[24, 5], [24, 6], [24], [24], [24, 6], [24, 6], [24], [24]]  # two layers: of input, of hidden, biases
+    forward = 2 * 3 * 2 * 24 * (5 + 6 + 6 + 6)  # steps and sequences times the four matrices
+    names = ("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward")
+    events = [span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights]) for k, n in enumerate(names)]
+    assert [r.flops for r in capture(tmp_path, events).operators] == [forward, 2 * forward] * 2
+
+
+def test_an_overload_has_the_rule_of_its_operator(tmp_path) -> None:
+    table = capture(tmp_path, [span("aten::mm.out", 0, 5, Input_Dims=[[2, 3], [3, 4], [2, 4]])]).operators
+    assert [(r.name, r.flops) for r in table] == [("aten::mm", 48)]
 
 
 def test_products_with_vectors_are_counted(tmp_path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from capture.conftest import convolutions, record
-from capture.traces import capture, frame, kernel, span
+from capture.traces import annotation, capture, frame, kernel, span
+from instrument.capture import Capture
 from instrument.capture.stacks import Stack, folded
 from instrument.errors import CaptureError, ConfigError
 
@@ -74,6 +77,67 @@ def test_the_stacks_of_a_real_recording_hold_every_operators_self_time(tmp_path)
     assert all(re.fullmatch(r"[^\s;]+(;[^\s;]+)* [1-9]\d*", line) for line in lines)
 
 
+RANGED = [
+    frame("main", 0, 100),
+    annotation("forward", 10, 40),
+    annotation("block", 20, 20),
+    span("aten::mm", 22, 10, External_id=1),
+    annotation("block", 60, 10),
+    span("aten::add", 61, 5, tid=2),
+    kernel("gemm", 200, 7, External_id=1, correlation=50),
+]
+
+
+def test_stacks_of_one_range_by_name_and_by_path(tmp_path) -> None:
+    whole = capture(tmp_path, RANGED)
+    inner = ("main", "forward", "block")
+    by_path = [Stack(inner, 10000), Stack((*inner, "aten::mm"), 10000)]
+    assert whole.stacks(range="forward/block") == by_path
+    assert whole.stacks(range="block") == [*by_path, Stack(("main", "block"), 10000)]
+    assert whole.stacks("device", range="block") == [Stack((*inner, "aten::mm"), 7000)]
+    with pytest.raises(CaptureError, match=r"^The trace holds no range 'forwrd'; did you mean 'forward'\?$"):
+        whole.stacks(range="forwrd")
+
+
+def test_each_thread_apart(tmp_path) -> None:
+    found = capture(tmp_path, RANGED).stacks(threads=True)
+    assert [s for s in found if s.frames[0] == "thread 7/2"] == [Stack(("thread 7/2", "aten::add"), 5000)]
+    assert [Stack(s.frames[1:], s.value_ns) for s in found] == capture(tmp_path, RANGED).stacks()
+
+
+TOLD = [  # as torch before 1.12 wrote it: no frames, but a text with each operator
+    annotation("forward", 0, 50),
+    span("aten::zeros", 10, 10, External_id=1, Call_stack="f.py(9): inner at 0x7f;;f.py(3): main;"),
+    span("aten::empty", 12, 4, External_id=2),
+    span("aten::add", 30, 5, Call_stack="f.py(3): main"),
+    span("AddBackward", 60, 5, tid=2),
+    kernel("fill", 100, 3, External_id=1, correlation=9),
+]
+
+
+def test_frames_told_with_the_operators_stand_for_frames(tmp_path) -> None:
+    whole = capture(tmp_path, TOLD)
+    both = ("f.py(3): main", "f.py(9): inner")
+    assert whole.stacks() == [
+        Stack(("forward",), 35000),
+        Stack((*both, "forward", "aten::zeros"), 6000),
+        Stack((*both, "forward", "aten::zeros", "aten::empty"), 4000),
+        Stack((both[0], "forward", "aten::add"), 5000),
+        Stack(("AddBackward",), 5000),
+    ]
+    assert whole.stacks("device") == [Stack((*both, "forward", "aten::zeros"), 3000)]
+    by_stack = {r.name: r.stack for r in whole.operators.by("stack")}
+    assert by_stack["aten::zeros"] == "f.py(9): inner;f.py(3): main"
+    assert by_stack["AddBackward"] is None
+    assert {r.name: r.stack for r in whole.operators.by("stack", depth=1)}["aten::zeros"] == "f.py(9): inner"
+
+
+def test_where_frames_are_events_the_texts_are_not_kept(tmp_path) -> None:
+    events = capture(tmp_path, [frame("main", 0, 90), *TOLD]).events
+    assert not (events.call_stack >= 0).any()
+    assert not any(b"inner" in text for text in events.texts)
+
+
 def test_without_frames_there_is_one_sentence(tmp_path) -> None:
     sentence = "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
     with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
@@ -89,3 +153,20 @@ def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^Stacks have no metric 'cpu'; choose host or device\.$"):
         capture(tmp_path, EVENTS).stacks("cpu")
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
+def test_a_real_trace_of_torch_1_9_tells_its_frames_with_its_operators(name) -> None:
+    whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+    stacks = whole.stacks()
+    table = whole.operators
+    found: dict[str, int] = {}
+    for stack in stacks:
+        found[stack.frames[-1]] = found.get(stack.frames[-1], 0) + stack.value_ns
+    own = {row.name: row.self_host_ns for row in table if row.name.startswith("aten::")}
+    assert len(own) > 30
+    assert {n: found.get(n, 0) for n in own} == own
+    assert any(stack.frames[0] == "resnet50_profiler_api.py(54): <module>" for stack in stacks)
+    on_device = sum(stack.value_ns for stack in whole.stacks("device"))
+    assert on_device == sum(row.self_device_ns for row in table) > 0

@@ -1,0 +1,144 @@
+"""The calls behind the operator table, and what they can be told apart by besides their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints
+from instrument.capture.host import host_forest, is_step, paths, range_events, split_overload
+from instrument.capture.launches import devices_below
+from instrument.capture.stacks import frames_around
+
+Quantities = dict[str, Ints | None]
+Grouping = tuple[Ints, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of a table: parallel columns, those of no recorded kind None.
+
+    `event` is a call's position among the events, -1 for memory that no call covers; `name` an index into `names`.
+    `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
+    """
+
+    event: Ints
+    thread: Ints
+    start_ns: Ints
+    node: Ints
+    after: Ints
+    name: Ints
+    is_annotation: Flags
+    names: tuple[str, ...]
+    quantities: Quantities
+
+
+def by_input_shapes(events: Events, calls: Calls, _: int) -> Grouping:
+    """Input shapes as torch prints them; all None where the trace holds none."""
+    if not (events.shapes >= 0).any():
+        return _unknown(calls)
+    used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
+    codes, labels = _interned(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
+    return codes[code], labels
+
+
+def by_stack(events: Events, calls: Calls, depth: int) -> Grouping:
+    """The innermost Python frames around each call."""
+    return frames_around(events, calls.event, depth)
+
+
+def by_overload(events: Events, calls: Calls, _: int) -> Grouping:
+    """The operator's overload, "" for the default one; all None where the trace names no overload."""
+    operators = np.unique(events.name[events.among(OPERATOR)])
+    overloads = [""] * (len(events.names) + 1)  # the last for memory outside any call
+    for code in operators.tolist():
+        overloads[code] = split_overload(events.names[code])[1]
+    if not any(overloads):
+        return _unknown(calls)
+    codes, labels = _interned(overloads)
+    return codes[_of_event(events.name, calls, -1)], labels
+
+
+def by_thread(events: Events, calls: Calls, _: int) -> Grouping:
+    """The thread as "process/thread", that of the operator for a launch."""
+    return calls.thread, [f"{process}/{thread}" for process, thread in events.threads]
+
+
+def by_step(events: Events, calls: Calls, _: int) -> Grouping:
+    """The number of the step in which the call began, on whatever thread; None outside all steps."""
+    steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
+    if not steps.size:
+        return _unknown(calls)
+    steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
+    at = np.searchsorted(events.start_ns[steps], calls.start_ns, "right") - 1
+    inside = (at >= 0) & (calls.start_ns < events.end_ns[steps[at]])
+    numbers = [int(events.names[code].removeprefix(STEP_PREFIX)) for code in events.name[steps].tolist()]
+    codes, labels = _interned([*numbers, None])
+    return codes[np.where(inside, at, len(steps))], labels
+
+
+def by_device(events: Events, calls: Calls, _: int) -> Grouping:
+    """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
+    forest = host_forest(events)
+    used = devices_below(events, forest)
+    if not used:
+        return _unknown(calls)
+    distinct, code = np.unique(np.stack([*used.values()]), axis=1, return_inverse=True)
+    names = [",".join(device for device, is_used in zip(used, column) if is_used) or None for column in distinct.T]
+    of_event = np.full(len(events) + 1, len(names))  # the last for memory outside any call
+    of_event[forest.index] = code.reshape(-1)
+    codes, labels = _interned([*names, None])
+    return codes[of_event[calls.event]], labels
+
+
+def by_range(events: Events, calls: Calls, _: int) -> Grouping:
+    """The path of the ranges around the call on its own thread, without the call itself; None outside of any."""
+    chosen = range_events(events)
+    forest = host_forest(events)
+    above = np.append(forest.nearest(chosen[forest.index]), -1)[forest.parent]
+    around = np.full(len(events) + 1, -1)
+    around[forest.index] = np.where(above >= 0, forest.index[above], -1)
+    ranges, path, texts = paths(events, chosen)
+    of_range = np.full(len(events) + 1, len(texts))
+    of_range[ranges.index] = path
+    return of_range[around[calls.event]], [*texts, None]
+
+
+GROUPINGS: dict[str, Callable[[Events, Calls, int], Grouping]] = {
+    "input_shapes": by_input_shapes,
+    "stack": by_stack,
+    "overload": by_overload,
+    "thread": by_thread,
+    "step": by_step,
+    "device": by_device,
+    "range": by_range,
+}
+
+
+def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
+    """A column's value for each call, another where the call is no event."""
+    found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
+    return found
+
+
+def _unknown(calls: Calls) -> Grouping:
+    return np.zeros(len(calls.event), np.int64), [None]
+
+
+def _interned(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
+    """Each value's position among the distinct ones, and those."""
+    every = list(values)
+    index = {value: position for position, value in enumerate(dict.fromkeys(every))}
+    return np.array([index[value] for value in every], np.int64), list(index)
+
+
+def _shape_text(text: bytes) -> str:
+    """Shapes as torch prints them: a list of tensors has none of its own."""
+    shapes = msgspec.json.decode(text)
+    if not isinstance(shapes, list):
+        return str(shapes)
+    return str([[] if any(isinstance(n, list) for n in shape) else shape for shape in shapes])

@@ -1,0 +1,262 @@
+"""What lives in memory over time: by hand, against torch's own timeline, and on real traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from capture.traces import annotation, capture, frame, span
+from instrument.capture import Capture
+from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN
+from instrument.errors import CaptureError, ConfigError
+
+CUDA = {"Device Type": 1, "Device Id": 0}
+CPU = {"Device Type": 0, "Device Id": -1}
+
+
+def event(at_us: float, size: int, address: int | None, total: int | None = None, tid: int = 1, **more: Any) -> dict:
+    """An allocation, or a free where the size is negative, as torch writes it: on cuda:0 unless told otherwise."""
+    arguments = {"Bytes": size, **CUDA, **more}
+    if address is not None:
+        arguments["Addr"] = address
+    if total is not None:
+        arguments |= {"Total Allocated": total, "Total Reserved": 1000 if arguments["Device Type"] else 0}
+    name = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": tid}
+    return name | {"ts": at_us, "args": arguments}
+
+
+# 500 bytes live before the window. The peak is 790 at 32 µs: with 100 of linear, 140 of relu, 50 outside of operators.
+EVENTS = [
+    annotation("ProfilerStep#3", 0, 50),
+    annotation("forward", 5, 30),
+    annotation("layer", 8, 14),
+    frame("nn.Module: Net_0", 5, 30),
+    frame("forward.py(3): forward", 6, 28),
+    frame("nn.Module: Linear_1", 8, 14),
+    span("aten::linear", 10, 10),
+    span("aten::empty", 11, 2),
+    span("aten::relu.out", 24, 4),
+    span("aten::relu", 29, 4),
+    annotation("ProfilerStep#4", 50, 50),
+    span("aten::add", 60, 5),
+    event(12, 100, 1, 600),
+    event(15, 150, 2, 750),
+    event(18, -150, 2, 600),  # the address is used again
+    event(26, 40, 2, 640),
+    event(30, 50, 4, 690, tid=2),
+    event(32, 100, 5, 790),
+    event(40, -300, 9, 490),  # of before the window
+    event(41, -100, 5, 390),
+    event(62, 100, 3, 490),
+    event(63, -40, 2, 450),
+    event(13, 8, 1, 8, **CPU),  # the same address on another device
+    event(45, -8, 1, 0, **CPU),
+]
+BY = {
+    "operator": {"aten::linear": (100, 1, 12000), "aten::relu": (140, 2, 26000), "[no operator]": (50, 1, 30000)},
+    "range": {"forward/layer": (100, 1, 12000), "forward": (140, 2, 26000), "[no range]": (50, 1, 30000)},
+    "module": {"Net_0/Linear_1": (100, 1, 12000), "Net_0": (140, 2, 26000), "[no module]": (50, 1, 30000)},
+}
+
+
+def live(table: Any) -> dict:
+    assert [row.bytes for row in table] == sorted((row.bytes for row in table), reverse=True)
+    return {row.name: tuple(row)[1:] for row in table}
+
+
+def test_devices(tmp_path) -> None:
+    table = capture(tmp_path, EVENTS).memory.devices
+    sizes = ("allocated_bytes", "freed_bytes", "net_bytes")
+    peak = ("peak_ns", "peak_bytes", "peak_net_bytes", "reserved_bytes")
+    assert table.columns == ("device", "allocations", "frees", *sizes, *peak)
+    assert [tuple(row) for row in table] == [
+        ("cuda:0", 6, 4, 540, 590, -50, 32000, 790, 290, 1000),
+        ("cpu", 1, 1, 8, 8, 0, 13000, 8, 8, None),
+    ]
+
+
+@pytest.mark.parametrize("by", BY)
+def test_what_lived_at_the_peak_and_since_when(tmp_path, by) -> None:
+    memory = capture(tmp_path, EVENTS).memory
+    table = memory.live(by)
+    assert table.columns == ("name", "bytes", "allocations", "since_ns")
+    assert live(table) == BY[by] | {BEFORE: (500, None, None)}
+    assert memory.kinds == tuple(BY)
+
+
+def test_what_lived_at_another_time_and_on_another_device(tmp_path) -> None:
+    memory = capture(tmp_path, EVENTS).memory
+    assert live(memory.live(at_ns=16_000)) == {"aten::linear": (250, 2, 12000), BEFORE: (500, None, None)}
+    assert live(memory.live(at_ns=17_999)) == live(memory.live(at_ns=16_000))
+    assert live(memory.live(at_ns=18_000)) == {"aten::linear": (100, 1, 12000), BEFORE: (500, None, None)}
+    assert live(memory.live(at_ns=1_000)) == {BEFORE: (500, None, None)}
+    assert live(memory.live(at_ns=99_000)) == {
+        "aten::linear": (100, 1, 12000), "aten::add": (100, 1, 62000), "[no operator]": (50, 1, 30000),
+        BEFORE: (200, None, None),
+    }  # fmt: skip
+    assert live(memory.live(device="cpu")) == {"aten::linear": (8, 1, 13000)}
+
+
+def test_steps_tell_what_they_left_behind(tmp_path) -> None:
+    table = capture(tmp_path, EVENTS).memory.steps
+    assert table.columns == ("device", "number", "start_bytes", "net_bytes", "peak_bytes")
+    assert [tuple(row) for row in table] == [
+        ("cuda:0", 3, 500, -110, 790),
+        ("cuda:0", 4, 390, 60, 490),
+        ("cpu", 3, 0, 0, 8),
+        ("cpu", 4, 0, 0, 0),
+    ]
+
+
+def test_sizes(tmp_path) -> None:
+    table = capture(tmp_path, EVENTS).memory.sizes
+    assert table.columns == ("device", "size_bytes", "allocations", "bytes", "kept")
+    cuda = [("cuda:0", 100, 3, 300, 2), ("cuda:0", 150, 1, 150, 0), ("cuda:0", 50, 1, 50, 1), ("cuda:0", 40, 1, 40, 0)]
+    assert [tuple(row) for row in table] == [*cuda, ("cpu", 8, 1, 8, 0)]
+
+
+def test_every_event_with_what_was_around_it(tmp_path) -> None:
+    table = capture(tmp_path, EVENTS).memory.events
+    assert table.columns == ("device", "time_ns", "size_bytes", "address", "operator", "range", "module")
+    rows = {(row.device, row.time_ns): tuple(row)[2:] for row in table}
+    assert len(rows) == len(table) == 12
+    inside = ("aten::linear", "forward/layer", "Net_0/Linear_1")
+    assert rows["cuda:0", 12000] == (100, 1, *inside)
+    assert rows["cuda:0", 18000] == (-150, 2, *inside), "a free has the names of what it frees"
+    assert rows["cuda:0", 63000] == (-40, 2, "aten::relu", "forward", "Net_0")
+    assert rows["cuda:0", 40000] == (-300, 9, BEFORE, BEFORE, BEFORE)
+
+
+def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
+    memory = capture(tmp_path, EVENTS).memory
+    curve = memory.curve("operator")
+    assert (curve.device, curve.by) == ("cuda:0", "operator")
+    assert curve.time_ns == [1000 * us for us in (12, 15, 18, 26, 30, 32, 40, 41, 62, 63)]
+    assert curve.reserved_bytes == [1000] * 10
+    assert curve.series == {
+        BEFORE: [500] * 6 + [200] * 4,
+        "aten::relu": [0, 0, 0, 40, 40, 140, 140, 40, 40, 0],
+        "aten::linear": [100, 250, 100, 100, 100, 100, 100, 100, 100, 100],
+        "[no operator]": [0, 0, 0, 0, 50, 50, 50, 50, 50, 50],
+        OTHERS: [0, 0, 0, 0, 0, 0, 0, 0, 100, 100],  # aten::add holds nothing at the peak
+    }
+    one = memory.curve("operator", most=1).series
+    assert list(one) == [BEFORE, "aten::relu", OTHERS]
+    assert [*map(sum, zip(*one.values()))] == [*map(sum, zip(*curve.series.values()))]
+
+
+def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path) -> None:
+    up_and_down = [(1000 * k // 64, size) for k in range(64) for size in (k + 1, -k - 1)]
+    events = [
+        event(us + (size < 0) * 0.5, size, k) for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
+    ]
+    curve = capture(tmp_path, events).memory.curve(points=4)
+    level = [sum(values) for values in zip(*curve.series.values())]
+    assert len(level) <= 2 * 4 + 3
+    assert {16, 32, 48, 64, 0} <= set(level), "the highest of each quarter, and the lowest"
+    assert curve.time_ns == sorted(curve.time_ns)
+
+
+def test_the_telling_kind_tells_the_most_of_the_peak(tmp_path) -> None:
+    memory = capture(tmp_path, EVENTS).memory
+    assert memory.most_telling() == "module", "all three tell 240 of 290"
+    assert memory.most_telling(most=1) == "module"
+    bare = [event_ for event_ in EVENTS if event_.get("cat") not in ("user_annotation", "python_function")]
+    memory = capture(tmp_path, bare).memory
+    assert (memory.kinds, memory.most_telling()) == (("operator",), "operator")
+    outside = [annotation("forward", 0, 2), span("aten::mm", 5, 5), event(6, 10, 1)]
+    assert capture(tmp_path, outside).memory.most_telling() == "operator", "the range tells nothing"
+
+
+OLD = [  # torch 1.9: no addresses, no totals
+    annotation("ProfilerStep#1", 0, 50),
+    span("aten::mm", 5, 10),
+    event(6, 100, None),
+    event(8, 30, None),
+    event(20, -100, None),
+    event(30, -70, None),
+]
+
+
+def test_without_addresses_and_totals_it_is_known_how_much_and_not_what(tmp_path) -> None:
+    memory = capture(tmp_path, OLD).memory
+    row = memory.devices[0]
+    assert (row.peak_bytes, row.peak_net_bytes, row.net_bytes, row.reserved_bytes) == (None, 130, -40, None)
+    assert [tuple(row) for row in memory.live()] == [(None, 130, None, None)]
+    assert [tuple(row) for row in memory.steps] == [("cuda:0", 1, None, -40, None)]
+    assert {row.size_bytes: row.kept for row in memory.sizes} == {100: None, 30: None}
+    assert [row.operator for row in memory.events] == ["aten::mm", "aten::mm", None, None]
+    assert {row.address for row in memory.events} == {None}
+    assert memory.curve().series == {BEFORE: [40] * 4, UNKNOWN: [100, 130, 30, -40]}
+
+
+def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
+    memory = capture(tmp_path, EVENTS).memory
+    with pytest.raises(CaptureError, match=r"^The trace holds no memory events of cuda:1; it has cuda:0, cpu\.$"):
+        memory.live(device="cuda:1")
+    with pytest.raises(ConfigError, match=r"^Memory cannot be told by 'name'; choose operator, range or module\.$"):
+        memory.live("name")
+    empty = capture(tmp_path, [span("aten::mm", 0, 5)]).memory
+    assert len(empty.devices) == len(empty.steps) == len(empty.sizes) == len(empty.events) == 0
+    with pytest.raises(CaptureError, match=r"^The trace holds no memory events; record it with profile_memory=true\.$"):
+        empty.live()
+    with pytest.raises(CaptureError, match=r"^The trace names no modules; record it with with_stack=true\.$"):
+        capture(tmp_path, OLD).memory.live("module")
+
+
+def test_a_recording_has_the_peak_and_the_end_of_torchs_own_timeline(tmp_path) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
+    ) as profiler:
+        with record_function("forward"):
+            loss = model(torch.randn(16, 32)).sum()
+        loss.backward()
+        optimizer.step()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        profiler.export_memory_timeline(str(tmp_path / "theirs.json"), device="cpu")
+    _, theirs = json.loads((tmp_path / "theirs.json").read_text())
+    before = sum(p.numel() * 4 for p in model.parameters())  # torch sees the parameters used, and counts them as there
+    memory = Capture.load(tmp_path / "trace.json").memory
+    ours = memory.devices[0]
+    assert ours.peak_net_bytes == max(map(sum, theirs)) - before
+    assert ours.net_bytes == sum(theirs[-1]) - before
+    gradients = {row.name: row.bytes for row in memory.live("operator", at_ns=2**62) if "Backward" in row.name}
+    assert sum(gradients.values()) == before, "the gradients are as large as the parameters"
+
+
+TRACES = os.environ.get("INSTRUMENT_TRACES")
+with_memory = [  # instants of memory, device peak in bytes
+    ("h100_qwen_0.5b_inference", "cuda:0", 2250, 2088508416),
+    ("h100_timesformer_inference", "cuda:0", 1206, 4490752000),
+    ("v100_216k_events", "cuda:1", 26770, 6629508096),
+    ("v100_resnet50_workers0", "cuda:0", 8220, None),
+]
+
+
+@pytest.mark.skipif(TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize(("name", "device", "events", "peak"), with_memory)
+def test_real_traces(name, device, events, peak) -> None:
+    memory = Capture.load(Path(TRACES or "") / f"{name}.json.gz").memory
+    row = memory.devices[0]
+    assert (row.device, row.allocations + row.frees, row.peak_bytes) == (device, events, peak)
+    for line in memory.timelines.values():
+        net = line.net_bytes - line.net_bytes[0]
+        assert line.allocated_bytes is None or (line.allocated_bytes - line.allocated_bytes[0] == net).all()
+        for by in memory.kinds:
+            assert sum(memory.live(by, device=line.device).column("bytes")) == line.level_bytes.max()
+            curve = memory.curve(by, device=line.device)
+            level = [sum(values) for values in zip(*curve.series.values())]
+            assert max(level) - min(level) == line.level_bytes.max() - line.level_bytes.min()
+    assert sum(memory.events.column("size_bytes")) == sum(memory.devices.column("net_bytes"))

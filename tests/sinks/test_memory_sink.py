@@ -1,0 +1,195 @@
+"""Memory over time as data and as a page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_captures import HOST, annotation, record, steps, write_capture
+
+from instrument import Session
+from instrument.capture import Capture
+from instrument.errors import CaptureError, ConfigError
+from instrument.sinks.memory import Memory
+
+MIB = 1024**2
+
+
+def allocation(at_us: int, mebibytes: int, address: int, total: int) -> dict[str, Any]:
+    arguments = {"Device Type": 1, "Device Id": 0, "Bytes": mebibytes * MIB, "Addr": address}
+    arguments |= {"Total Allocated": total * MIB, "Total Reserved": 64 * MIB}
+    return {"ph": "i", "s": "t", "name": "[memory]", "ts": at_us, "args": arguments, **HOST}
+
+
+MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before
+    allocation(260, 24, 1, 32),
+    allocation(650, 6, 2, 38),
+    allocation(900, -24, 1, 14),
+    allocation(1300, 10, 3, 24),
+    allocation(1500, -8, 9, 16),
+]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Capture:
+    hostile = annotation('<script>"&', 640, 20)
+    capture = write_capture(tmp_path, [*steps(), hostile, *MEMORY])
+    Memory().write(capture, capture.folder)
+    return capture
+
+
+class Page(HTMLParser):
+    """What a page holds, told while checking that its tags are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "line"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+
+def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> None:
+    text = (written.folder / "memory.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert "<b>38.00 MiB</b>in use at the peak, 390.000 µs in" in text
+    assert "<b>64.00 MiB</b>the most that the allocator held" in text
+    rows = [tuple(row) for row in page.rows]
+    assert ("aten::mm", "24.00 MiB", "1", "0 ns") in rows
+    assert ("forward/attention", "24.00 MiB", "1", "0 ns") in rows
+    assert ('forward/<script>"&', "6.00 MiB", "1", "390.000 µs") in rows
+    assert ("[before the window]", "8.00 MiB", "–", "–") in rows
+    assert ("3", "8.00 MiB", "6.00 MiB", "38.00 MiB") in rows
+    assert ("4", "14.00 MiB", "2.00 MiB", "24.00 MiB") in rows
+    assert ("24.00 MiB", "1", "24.00 MiB", "0") in rows
+    areas = [attributes for tag, attributes in page.tags if tag == "polygon"]
+    assert len(areas) == 3, "before, and two ranges"
+    for tag, attributes in page.tags:
+        for point in re.findall(r"[-\d.]+,[-\d.]+", attributes.get("points") or ""):
+            x, y = map(float, point.split(","))
+            assert 70 <= x <= 960, tag
+            assert 18 <= y <= 318, tag
+
+
+def test_the_page_loads_nothing_and_runs_nothing(written: Capture) -> None:
+    text = (written.folder / "memory.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
+    assert not re.search(r"https?:|url\(|@import|\son\w+=", text)
+
+
+def test_the_data_are_what_the_views_say(written: Capture) -> None:
+    data = json.loads((written.folder / "memory.json").read_text())
+    memory = written.memory
+    assert data["format"] == 1
+    for name in ("devices", "steps", "sizes"):
+        assert data[name] == [row._asdict() for row in getattr(memory, name)]
+    assert data["live_at_peak"]["cuda:0"] == [row._asdict() for row in memory.live("range")]
+    (curve,) = data["curves"]
+    assert (curve["device"], curve["by"], curve["reserved_bytes"]) == ("cuda:0", "range", [64 * MIB] * 5)
+    assert curve["times_ns"] == [260_000, 650_000, 900_000, 1_300_000, 1_500_000]
+    assert [sum(values) // MIB for values in zip(*curve["live_bytes"].values())] == [32, 38, 14, 24, 16]
+
+
+def test_the_raw_form_has_every_event(written: Capture) -> None:
+    raw = json.loads(gzip.decompress((written.folder / "memory.raw.json.gz").read_bytes()))
+    assert raw["columns"] == ["device", "time_ns", "size_bytes", "address", "operator", "range", "module"]
+    assert raw["events"] == [
+        ["cuda:0", 260_000, 24 * MIB, 1, "aten::mm", "forward/attention", None],
+        ["cuda:0", 650_000, 6 * MIB, 2, "[no operator]", 'forward/<script>"&', None],
+        ["cuda:0", 900_000, -24 * MIB, 1, "aten::mm", "forward/attention", None],
+        ["cuda:0", 1_300_000, 10 * MIB, 3, "aten::mm", "forward/attention", None],
+        ["cuda:0", 1_500_000, -8 * MIB, 9, *["[before the window]"] * 2, None],
+    ]
+
+
+def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, [*steps(), *MEMORY])
+    before = {path.name for path in capture.folder.iterdir()}
+    Memory(forms=["html"], by="operator", rows=1).write(capture, capture.folder)
+    assert {path.name for path in capture.folder.iterdir()} - before == {"memory.html"}
+    text = (capture.folder / "memory.html").read_text(encoding="utf-8")
+    assert "By operator: " in text
+    assert "What lived at the peak, by operator, 1 of 3" in text
+    assert [row[0] for row in Page(text).rows if row[0].startswith(("aten", "["))] == ["aten::mm"]
+
+
+def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
+    old = [
+        {**event, "args": {k: v for k, v in event["args"].items() if "To" not in k and k != "Addr"}} for event in MEMORY
+    ]
+    capture = write_capture(tmp_path, [*steps(), *old])
+    Memory().write(capture, capture.folder)
+    text = (capture.folder / "memory.html").read_text(encoding="utf-8")
+    Page(text)
+    assert "<b>30.00 MiB</b>more than at the start, at the peak" in text
+    assert "The trace holds no addresses, so it cannot be told what lived." in text
+    assert "What lived at the peak" not in text
+
+
+def test_a_recording_of_torchs(tmp_path: Path) -> None:
+    with Session("memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path)) as session:
+        record_like_a_user()
+        session.step()
+    folder = session.captures[0].folder
+    made = {path.name for path in folder.iterdir()}
+    assert made >= {"memory.html", "memory.json", "memory.raw.json.gz", "table.txt"}
+    (device,) = json.loads((folder / "memory.json").read_text())["devices"]
+    assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), "two that are added, and their sum"
+    Page((folder / "memory.html").read_text(encoding="utf-8"))
+
+
+def record_like_a_user() -> None:
+    import torch
+
+    torch.ones(1000) + torch.ones(1000)
+
+
+def test_without_memory_events_nothing_is_written(tmp_path: Path) -> None:
+    capture = Capture.load(record(tmp_path / "bare.json"))
+    with pytest.raises(CaptureError, match=r"^The trace holds no memory events; record it with profile_memory=true\.$"):
+        Memory().write(capture, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"form": ["json"]}, "The memory sink has no option 'form'; did you mean 'forms'?"),
+        ({"by": "modul"}, "The memory sink's option 'by' cannot be 'modul'; did you mean 'module'?"),
+        ({"rows": 0}, "The memory sink's option 'rows' should be greater than or equal to 1, not 0."),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Memory(**options)
+    assert str(error.value) == sentence
+
+
+def test_it_needs_memory_events() -> None:
+    with pytest.raises(ConfigError, match=r"^The memory sink needs profiler\.profile_memory=true, but it is false\.$"):
+        Session(sinks={"memory": {}})
