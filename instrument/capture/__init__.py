@@ -17,6 +17,7 @@ from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.ranges import steps as _steps
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
+from instrument.capture.summary import to_html
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
 
@@ -99,6 +100,10 @@ class Capture:
     def __repr__(self) -> str:
         where = self.folder or self.trace_path
         return f"<Capture {self.name!r} at {where}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
+        return to_html(self)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:

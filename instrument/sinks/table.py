@@ -11,10 +11,10 @@ from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
+from instrument.capture.summary import heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks import Sink, did_you_mean
-from instrument.sinks.chrome_trace import trace_of
 
 By = Literal["name", "input_shapes", "stack"]
 
@@ -155,7 +155,7 @@ def render(
         TraceError: the trace cannot be read.
     """
     sort, chosen = check_sort(sort), check_columns(columns)
-    parts = [_heading(capture)]
+    parts = [heading(capture)]
     if ranges:
         parts.append(_range_part(capture.ranges, rows, chosen))
     if operators:
@@ -166,41 +166,11 @@ def render(
     return "\n\n".join(filter(None, parts))
 
 
-def _heading(capture: Capture) -> str:
-    about, window = capture.metadata, capture.metadata.get("window", {})
-    facts = [_steps(capture)]
-    if "torch" in about.get("versions", {}):
-        facts.append(f"torch {about['versions']['torch']}")
-    if "devices" in about:
-        facts.append(", ".join(dict.fromkeys(about["devices"])) or "no device")
-    if about.get("world_size", 1) > 1:
-        facts.append(f"rank {about['rank']} of {about['world_size']}")
-    planned = f" of {window['planned_steps']}" if window.get("planned_steps") else ""
-    cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
-    where = capture.folder or trace_of(capture)
-    return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute()}"
-
-
-def _steps(capture: Capture) -> str:
-    numbers = capture.steps.column("number")
-    if not numbers:
-        return "no steps marked"
-    first, last = min(numbers), max(numbers)
-    return f"step {first}" if first == last else f"steps {first}–{last}"
-
-
 def _range_part(table: Table, rows: int, columns: list[str] | None) -> str:
     if not len(table):
         return "No ranges: mark code with @profiled, or give the session a model."
-    order = sorted(range(len(table)), key=lambda i: -table[i].host_ns)[:rows]  # a parent goes before its children
-    kept = [table[i] for i in sorted(order)]
-    shown = Table(
-        {
-            "name": ["  " * row.depth + row.name for row in kept],
-            **{name: [getattr(row, name) for row in kept] for name in table.columns if name != "name"},
-        }
-    )
-    few = "" if len(kept) == len(table) else f", the {len(kept)} of {len(table)} with the most host time"
+    shown = outline(table, rows)
+    few = "" if len(shown) == len(table) else f", the {len(shown)} of {len(table)} with the most host time"
     text, _ = _text(shown, columns or _known_columns(table, RANGE_COLUMNS))
     return f"Ranges{few}\n{text}"
 
