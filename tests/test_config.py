@@ -57,8 +57,8 @@ class Never:
         ({"sinks": {"stacks": None}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
         (
             {"sinks": {"tabel": None}},
-            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, stacks, table, tensorboard), and has "
-            "no _target_; did you mean table?",
+            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, parquet, stacks, table, tensorboard), "
+            "and has no _target_; did you mean table?",
         ),
         (
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
