@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from instrument.capture import Capture
-from instrument.capture.events import Events, Ints, is_runtime
+from instrument.capture.events import Codes, Events, Flags, Ints, is_runtime
 from instrument.capture.host import host_forest
 from instrument.capture.launches import launches
 from instrument.errors import MissingPackage
@@ -123,78 +124,86 @@ def _run(capture: Capture, folder: Path) -> str:
 
 
 def _rows(events: Events) -> Any:
-    """The Arrow table of a trace, allocations last."""
+    """The Arrow table of a trace, allocations last; a column that one of the two kinds lacks is null there."""
     import pyarrow
 
-    memory = events.memory
-    spans, instants = np.ones(len(events), np.bool_), np.ones(len(memory), np.bool_)
-    nothing = np.zeros(len(memory), np.int64)
+    parts = [pyarrow.table(columns) for columns in (_spans(events), _allocations(events))]
+    return pyarrow.concat_tables(parts, promote_options="default")
 
-    def text(codes: NDArray[Any], values: tuple[Any, ...]) -> Any:
-        given = pyarrow.array(codes, mask=codes < 0)
-        return pyarrow.DictionaryArray.from_arrays(given, pyarrow.array(values, pyarrow.string()))
 
-    def span(values: NDArray[Any], known: NDArray[np.bool_] = spans) -> Any:
-        """A column that allocations do not have."""
-        return _joined(values, nothing.astype(values.dtype), known, ~instants)
-
-    def instant(values: NDArray[Any], known: NDArray[np.bool_] = instants) -> Any:
-        """A column that only allocations have."""
-        return _joined(np.zeros(len(events), np.int64), values.astype(np.int64), ~spans, known)
-
-    def both(values: Ints, others: Ints, known: bool = True) -> Any:
-        return _joined(values, others, spans & known, instants & known)
-
+def _spans(events: Events) -> dict[str, Any]:
     categories = [_TODAY.get(category, category) for category in events.categories]
-    thread = np.concatenate([events.thread, memory.thread])
-    parent, own = _nesting(events)
-    launcher = _launchers(events, parent)
-    columns = {
-        "event": pyarrow.array(np.arange(len(thread))),
-        "category": text(np.append(events.category, nothing + len(events.categories)), (*categories, "memory")),
-        "name": text(np.append(events.name, nothing + len(events.names)), (*events.names, "[memory]")),
-        "process": text(thread, tuple(str(process) for process, _ in events.threads)),
-        "thread": text(thread, tuple(str(thread) for _, thread in events.threads)),
-        "start_ns": both(events.start_ns, memory.time_ns),
-        "start_unix_ns": both(events.start_ns + events.base_ns, memory.time_ns + events.base_ns, events.base_ns != 0),
-        "duration_ns": span(events.duration_ns),
-        "self_ns": span(own, own >= 0),
-        "parent": span(parent, parent >= 0),
-        "launched_by": span(launcher, launcher >= 0),
-        "correlation": span(events.correlation, events.correlation != 0),
-        "external_id": span(events.external_id, events.external_id != 0),
-        "sequence": span(events.sequence, events.sequence >= 0),
-        "forward_thread": span(events.forward_thread, events.forward_thread != 0),
-        "finished": span(events.finished),
-        "input_shapes": text(np.append(events.shapes, nothing - 1), events.texts),
-        "input_types": text(np.append(events.types, nothing - 1), events.texts),
-        "concrete_inputs": text(np.append(events.concrete, nothing - 1), events.texts),
-        "python_id": span(events.python_id, events.python_id >= 0),
-        "python_parent": span(events.python_parent, events.python_parent >= 0),
-        "size_bytes": instant(memory.size_bytes),
-        "device_type": instant(memory.device_type),
-        "device_index": instant(memory.device_index, memory.device_index >= 0),
-        "allocated_bytes": instant(memory.allocated_bytes, instants & memory.allocated_bytes.any()),
-        "reserved_bytes": instant(memory.reserved_bytes, instants & memory.reserved_bytes.any()),
-    }
-    return pyarrow.table(columns)
-
-
-def _joined(
-    values: NDArray[Any], others: NDArray[Any], known: NDArray[np.bool_], others_known: NDArray[np.bool_]
-) -> Any:
-    import pyarrow
-
-    return pyarrow.array(np.concatenate([values, others]), mask=~np.concatenate([known, others_known]))
-
-
-def _nesting(events: Events) -> tuple[Ints, Ints]:
-    """The position of each host event's parent, and its own time; -1 where there is none."""
     forest = host_forest(events)
-    parent, own = np.full(len(events), -1), np.full(len(events), -1)
+    is_host = np.zeros(len(events), np.bool_)
+    parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
+    is_host[forest.index] = True
     parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
     own[forest.index] = forest.own(forest.total_ns)
-    return parent, own
+    launcher = _launchers(events, parent)
+    return {
+        "event": _known(np.arange(len(events))),
+        "category": _texts(events.category, categories),
+        "name": _texts(events.name, events.names),
+        **_places(events, events.thread),
+        **_starts(events, events.start_ns),
+        "duration_ns": _known(events.duration_ns),
+        "self_ns": _known(own, is_host),
+        "parent": _known(parent, parent >= 0),
+        "launched_by": _known(launcher, launcher >= 0),
+        "correlation": _known(events.correlation, events.correlation != 0),
+        "external_id": _known(events.external_id, events.external_id != 0),
+        "sequence": _known(events.sequence, events.sequence >= 0),
+        "forward_thread": _known(events.forward_thread, events.forward_thread != 0),
+        "finished": _known(events.finished),
+        "input_shapes": _texts(events.shapes, events.texts),
+        "input_types": _texts(events.types, events.texts),
+        "concrete_inputs": _texts(events.concrete, events.texts),
+        "python_id": _known(events.python_id, events.python_id >= 0),
+        "python_parent": _known(events.python_parent, events.python_parent >= 0),
+    }
+
+
+def _allocations(events: Events) -> dict[str, Any]:
+    memory = events.memory
+    every = np.zeros(len(memory), np.int32)
+    numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes")
+    size, kind, number, allocated, reserved = (getattr(memory, name).astype(np.int64) for name in numbers)
+    return {
+        "event": _known(np.arange(len(events), len(events) + len(memory))),
+        "category": _texts(every, ["memory"]),
+        "name": _texts(every, ["[memory]"]),
+        **_places(events, memory.thread),
+        **_starts(events, memory.time_ns),
+        "size_bytes": _known(size),
+        "device_type": _known(kind),
+        "device_index": _known(number, number >= 0),
+        "allocated_bytes": _known(allocated, np.full(len(memory), allocated.any())),
+        "reserved_bytes": _known(reserved, np.full(len(memory), reserved.any())),
+    }
+
+
+def _places(events: Events, thread: Codes) -> dict[str, Any]:
+    processes, threads = zip(*events.threads) if events.threads else ((), ())
+    return {"process": _texts(thread, [*map(str, processes)]), "thread": _texts(thread, [*map(str, threads)])}
+
+
+def _starts(events: Events, start: Ints) -> dict[str, Any]:
+    unix = _known(start + events.base_ns, np.full(len(start), events.base_ns != 0))
+    return {"start_ns": _known(start), "start_unix_ns": unix}
+
+
+def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
+    """A column that is null where a value is not known."""
+    import pyarrow
+
+    return pyarrow.array(values, mask=None if known is None else ~known)
+
+
+def _texts(codes: Codes, values: Sequence[str | bytes]) -> Any:
+    """A column of texts by their positions, null where that is negative."""
+    import pyarrow
+
+    return pyarrow.DictionaryArray.from_arrays(_known(codes, codes >= 0), pyarrow.array(values, pyarrow.string()))
 
 
 def _launchers(events: Events, parent: Ints) -> Ints:
