@@ -229,7 +229,7 @@ def to_html(table: Table) -> str:
 
 
 def _html_cell(column: str, value: Any, is_left: bool) -> str:
-    text = _cell(column, value, 60)
+    text = cell_text(column, value)
     style = f"text-align:{_side(is_left)};white-space:pre"
     if column == "share" and value is not None:
         style += f";background:linear-gradient(90deg,#4285f440 {value:.1%},transparent 0)"
@@ -248,7 +248,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     Text longer than `name_width` characters keeps its head and tail. An unknown cell is shown as "-".
     """
     header = [_heading(name) for name in table.columns]
-    body = [[_cell(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
+    body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
     left = [_is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
 
@@ -276,7 +276,8 @@ def _unit(column: str) -> str:
     return next((unit for unit in ("bytes", "flops") if column.endswith(unit)), "")
 
 
-def _cell(column: str, value: Any, width: int) -> str:
+def cell_text(column: str, value: Any, width: int = 60) -> str:
+    """One cell as text, in the unit that its column's name tells; "-" for an unknown one."""
     if value is None:
         return "-"
     unit = _unit(column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -166,6 +167,28 @@ def render(
     return "\n\n".join(filter(None, parts))
 
 
+def render_view(
+    capture: Capture, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
+) -> str:
+    """A view of the capture as text: what the capture is of, and the view's first rows, as they stand or sorted.
+
+    `view` names an attribute that is a table, such as "steps"; dots lead further in.
+
+    Raises:
+        ConfigError: the view has no such column.
+        TraceError: the trace cannot be read.
+    """
+    table = attrgetter(view)(capture)
+    for name in filter(None, [sort, *(columns or ())]):
+        if TORCH_NAMES.get(name, name) not in table.columns:
+            raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
+    title, first = view.split(".")[0].capitalize(), (table.sort(sort) if sort else table).head(rows)
+    names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
+    few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
+    text = f"{title}{few}\n{_text(first, names)[0]}" if len(table) else f"{title}: there are none."
+    return f"{heading(capture)}\n\n{text}"
+
+
 def _range_part(table: Table, rows: int, columns: list[str] | None) -> str:
     if not len(table):
         return "No ranges: mark code with @profiled, or give the session a model."
@@ -234,9 +257,9 @@ def _known(table: Table, column: str) -> bool:
 def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The name and the columns as text, and those of the `missable` that were left out because they did not fit.
 
-    Names are shortened first.
+    Names are shortened first. A table without names has its columns alone.
     """
-    shown = ["name", *(name for name in columns if name in table.columns and name != "name")]
+    shown = [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
     left_out = []
     for name in missable:
         if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > _WIDTH:
