@@ -132,7 +132,7 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    trace = record(tmp_path / "real.json", with_stack=True)
+    trace = record(tmp_path / "real.json", with_stack=True, profile_memory=True)
     folder = write_capture(tmp_path / "profile", steps()).folder
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
     before = trace.read_bytes()
@@ -192,13 +192,12 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
         ),
         (
             [folder, "--sink", "tabel"],
-            "'tabel' is no sink that ships (those are chrome_trace, parquet, stacks, table, tensorboard); "
-            "did you mean table?",
+            f"'tabel' is no sink that ships (those are {', '.join(config._shipped_sinks())}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            "'mine' is no sink that ships (those are chrome_trace, parquet, stacks, table, tensorboard); "
-            "give one of these, or the import path of a class.",
+            f"'mine' is no sink that ships (those are {', '.join(config._shipped_sinks())}); give one of these, "
+            "or the import path of a class.",
         ),
         ([folder, "--sink", "no_such.Sink"], "The sink no_such.Sink cannot be built: No module named 'no_such'"),
         (

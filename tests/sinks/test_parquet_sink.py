@@ -248,3 +248,22 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
         ON work.launched_by = operator.event WHERE operator.category IN ('cpu_op', 'user_annotation')""",
     )
     assert device == [(sum(capture.operators.column("self_device_ns")),)]
+
+
+@needs_traces
+def test_the_query_of_the_readme_finds_the_ranks_that_the_others_wait_for(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r"```sql\n(.*?)```", readme, re.DOTALL)
+    for rank in range(8):
+        path = Path(str(TRACES)) / f"a100_megatron_tp8_rank{rank}.json.gz"
+        Parquet(dir=str(tmp_path), run="megatron", rank=rank).write(Capture.load(path), tmp_path)
+    found = ask(tmp_path, query)
+    known = json.loads((Path(str(TRACES)) / "expected.json").read_text())
+    for rank, communication_ms, computation_ms in found:
+        about = known[f"a100_megatron_tp8_rank{rank}"]
+        # no two kernels of these traces run at once, so that the sums are the times of the exact sweep and of HTA
+        assert communication_ms == pytest.approx(about["exact"]["exposed_comm_time"])
+        assert computation_ms * 1e3 == pytest.approx(about["hta_temporal_us"]["compute_time(us)"])
+    assert len(found) == 8
+    # HTA sees ranks 0 and 6 idle for 37 and 34 % of the time, and no other for more than 11 %
+    assert [row[0] for row in found[:2]] == [0, 6]
