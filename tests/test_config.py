@@ -186,10 +186,3 @@ def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config() -> None
         by_config = ProfilerConfig(with_stack=True, profile_memory=True, sinks={name: None}).sinks[name]
         assert build_sink(name, {}) == by_config
     assert build_sink(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
-
-
-def test_the_yaml_of_a_sink_lists_every_option_with_its_default() -> None:
-    for name in _shipped_sinks():
-        options = _yaml(f"sinks/{name}.yaml")[name]
-        del options["_target_"]
-        assert options == build_sink(name, {}).model_dump(mode="json"), name

@@ -16,12 +16,14 @@ from instrument.capture import Capture
 from instrument.errors import ConfigError
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import ChromeTrace
+from instrument.sinks.parquet import Parquet
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 from instrument.sinks.tensorboard import TensorBoard
 
 SHIPPED: dict[str, type[Sink]] = {
     "chrome_trace": ChromeTrace,
+    "parquet": Parquet,
     "stacks": Stacks,
     "table": TableSink,
     "tensorboard": TensorBoard,
