@@ -30,7 +30,8 @@ __all__ = ["Capture"]
 class Capture:
     """One recorded window on one rank, or a bare trace file: its metadata and the views on its events.
 
-    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace.
+    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace. In a
+    notebook a capture shows its ranges and operators, and each view that is a `Table` shows itself.
     """
 
     def __init__(self, trace_path: Path | None, folder: Path | None, metadata: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def _spans(events: Events) -> dict[str, Any]:
     parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
     own[forest.index] = forest.own(forest.total_ns)
     launcher = _launchers(events, parent)
+    texts = [text.decode("utf-8", "replace") for text in events.texts]  # as it stood in the file, so it may be no UTF-8
     return {
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),
@@ -62,9 +63,9 @@ def _spans(events: Events) -> dict[str, Any]:
         "sequence": _known(events.sequence, events.sequence >= 0),
         "forward_thread": _known(events.forward_thread, events.forward_thread != 0),
         "finished": _known(events.finished),
-        "input_shapes": _texts(events.shapes, events.texts),
-        "input_types": _texts(events.types, events.texts),
-        "concrete_inputs": _texts(events.concrete, events.texts),
+        "input_shapes": _texts(events.shapes, texts),
+        "input_types": _texts(events.types, texts),
+        "concrete_inputs": _texts(events.concrete, texts),
         "python_id": _known(events.python_id, events.python_id >= 0),
         "python_parent": _known(events.python_parent, events.python_parent >= 0),
     }
@@ -106,7 +107,7 @@ def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
     return pyarrow.array(values, mask=None if known is None else ~known)
 
 
-def _texts(codes: Codes, values: Sequence[str | bytes]) -> Any:
+def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """A column of texts by their positions, null where that is negative."""
     import pyarrow
 

@@ -197,6 +197,16 @@ def test_an_empty_window_is_a_file_without_rows(write: Write, tmp_path: Path) ->
     assert schemas[0].equals(schemas[1])
 
 
+def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path) -> None:
+    capture = write([span("aten::mm", 0, 1, **{"Concrete Inputs": ["a?b"]}), span("aten::relu", 5, 1)])
+    (capture.folder / "trace.json.gz").write_bytes(
+        gzip.compress(gzip.decompress(capture.trace_path.read_bytes()).replace(b"a?b", b"a\xffb"))
+    )
+    Parquet(dir=str(tmp_path / "lake")).write(Capture.load(capture.folder), tmp_path)
+    found = ask(tmp_path / "lake", "SELECT name, concrete_inputs FROM 'lake/**/*.parquet' ORDER BY event")
+    assert found == [("aten::mm", '["a\N{REPLACEMENT CHARACTER}b"]'), ("aten::relu", None)]
+
+
 def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
     described = ask(tmp_path / "lake", "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'")
