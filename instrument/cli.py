@@ -1,4 +1,8 @@
-"""The commands. `instrument show PATH` prints the tables of a capture or of any Chrome/Kineto trace."""
+"""The commands.
+
+`instrument show PATH` prints the tables of a capture or of any Chrome/Kineto trace, and `instrument export PATH --sink
+NAME` runs a sink on captures that were recorded before.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,29 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instrument.errors import CaptureError, InstrumentError
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
+
+# What `show` prints alone: its option, and the capture's view, which must be a table. The first two have a layout of
+# their own; the names stand here and not in Capture, so that --help needs no numpy.
+_VIEWS = {
+    "ranges": "ranges",
+    "ops": "operators",
+    "kernels": "kernels",
+    "steps": "steps",
+    "memory": "memory.devices",
+    "breakdown": "breakdown",
+    "copies": "copies",
+    "launches": "launches",
+    "streams": "streams",
+    "overview": "overview",
+    "devices": "devices",
+    "swallowed": "swallowed",
+}
 
 # How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
 _DEPTH = 5
@@ -23,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `argv` is without the program's name; None takes the process's own. Nothing here loads torch.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    options = [word for word in rest if "options" in arguments and "=" in word and not word.startswith("-")]
+    if len(options) < len(rest):
+        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}")
+    arguments.options = options
     with suppress(AttributeError, ValueError):  # a stdout that is no text file of Python's keeps its ways
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -42,51 +68,104 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_show(commands.add_parser("show", help="print the range tree and the costliest operators"))
+    _add_show(commands.add_parser("show", help="print the range tree and the costliest operators, or another view"))
+    _add_export(commands.add_parser("export", help="run a sink on captures or traces recorded before"))
     parser.set_defaults(run=lambda _: parser.format_help().rstrip())
     return parser
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the range tree and the costliest operators of a capture."
+    parser.description = "Print the range tree and the costliest operators of a capture, or one of its views alone."
     parser.set_defaults(run=_show)
     add = parser.add_argument
     add("path", metavar="PATH", type=Path, help="a capture, a Chrome trace, or a folder that holds captures")
-    add("--sort", metavar="KEY", default="self_host_ns", help="operator column, torch's names too (%(default)s)")
-    add("--rows", metavar="N", type=_positive, default=15, help="operators and ranges shown at most (%(default)s)")
+    add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; a view of --steps as it is)")
+    add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
     add("--by", choices=("name", "input_shapes", "stack"), default="name", help="group operators by (%(default)s)")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--ranges", action="store_true", help="the range tree alone")
-    either.add_argument("--ops", action="store_true", help="the operators alone")
+    for option, view in _VIEWS.items():
+        title = view.split(".")[0]
+        either.add_argument(f"--{option}", dest="view", action="store_const", const=view, help=f"the {title} alone")
 
 
 def _show(arguments: argparse.Namespace) -> str:
-    from instrument.sinks.table import render
+    from instrument.sinks.table import render, render_view
 
+    capture, view = _capture(arguments.path), arguments.view
+    if view not in (None, "ranges", "operators"):
+        return render_view(capture, view, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
     return render(
-        _capture(arguments.path),
+        capture,
         rows=arguments.rows,
-        sort=arguments.sort,
+        sort=arguments.sort or "self_host_ns",
         columns=arguments.columns,
         by=arguments.by,
         stack_depth=arguments.stack_depth,
-        ranges=not arguments.ops,
-        operators=not arguments.ranges,
+        ranges=view != "operators",
+        operators=view != "ranges",
     )
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "instrument export PATH --sink NAME [--to FOLDER] [KEY=VALUE ...]"
+    parser.description = (
+        "Run a sink on a capture, on all captures below a folder, or on a Chrome trace. KEY=VALUE are the sink's "
+        "options, in YAML, with dots for what is nested: rows=30 'columns=[calls, host_ns]' metadata.model=vit."
+    )
+    parser.set_defaults(run=_export, options=[])
+    add = parser.add_argument
+    add("path", metavar="PATH", type=Path, help="a capture, a folder that holds captures, or a Chrome trace")
+    add(
+        "--sink",
+        metavar="NAME",
+        required=True,
+        help="one that ships, such as parquet, or a class: package.module.Class",
+    )
+    where = "where each capture gets its folder (the capture's own folder; a trace gets one of its name here)"
+    add("--to", metavar="FOLDER", type=Path, help=where)
+
+
+def _export(arguments: argparse.Namespace) -> str:
+    from instrument.capture import Capture
+    from instrument.config import build_sink, parse_options
+
+    sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
+    sink = build_sink(arguments.sink, parse_options(arguments.options))
+    path, to, failures = arguments.path, arguments.to, []
+    chosen = [path] if _is_one(path) else sorted(_captures_below(path))
+    for each in chosen:
+        try:
+            capture = Capture.load(each)
+            inner = capture.name if each == path else each.relative_to(path)
+            _write(sink, capture, to / inner if to else capture.folder or Path(capture.name))
+        except (InstrumentError, OSError) as error:
+            says_it_all = len(chosen) == 1 and isinstance(error, InstrumentError)
+            failures.append(str(error) if says_it_all else f"The {arguments.sink} sink failed on {each}: {error}")
+    if failures:
+        others = f" ({len(failures)} of {len(chosen)} captures failed; this was the first.)" if len(chosen) > 1 else ""
+        raise CaptureError(f"{failures[0]}{others}")
+    return f"The {arguments.sink} sink ran on {', '.join(map(str, chosen))}."
+
+
+def _write(sink: Any, capture: Capture, folder: Path) -> None:
+    """Run a sink with a folder that is there, and gone if the sink wrote elsewhere or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        sink.write(capture, folder)
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def _capture(path: Path) -> Capture:
     """The capture at a path; in a folder that holds several the newest, which is told on stderr."""
     from instrument.capture import Capture
 
-    is_folder = path.is_dir()
-    if not is_folder or any((path / name).exists() for name in ("capture.json", "trace.json.gz", "trace.json")):
+    if _is_one(path):
         return Capture.load(path)
     found = sorted(_captures_below(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
-    if not found:
-        raise CaptureError(f"{path} holds no capture: give a capture's folder, a folder above it, or a trace file.")
     *others, newest = found
     if others:
         listed = "".join(f"\n  {folder}" for folder in reversed(others))
@@ -94,7 +173,24 @@ def _capture(path: Path) -> Capture:
     return Capture.load(newest)
 
 
-def _captures_below(folder: Path) -> Iterator[Path]:
+def _is_one(path: Path) -> bool:
+    """Whether a path is one capture or trace, and no folder of captures."""
+    return not path.is_dir() or any((path / name).exists() for name in ("capture.json", "trace.json.gz", "trace.json"))
+
+
+def _captures_below(folder: Path) -> list[Path]:
+    """The folders of the captures below one.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    found = list(_search(folder))
+    if not found:
+        raise CaptureError(f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file.")
+    return found
+
+
+def _search(folder: Path) -> Iterator[Path]:
     for depth in range(1, _DEPTH + 1):
         for found in folder.glob("*/" * depth + "capture.json"):
             inner = found.parent.relative_to(folder)

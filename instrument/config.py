@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from instrument.errors import ConfigError, InstrumentError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 _PRESETS = files("instrument") / "conf" / "profiler"
+_SINK_METHOD = ("write", "write(self, capture, folder)")
 
 
 class ModulesConfig(BaseModel):
@@ -185,6 +187,43 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
+def build_sink(name: str, options: Mapping[str, Any]) -> Any:
+    """A sink that ships, by its name, or one of anybody's by its import path, with these options; without Hydra.
+
+    Raises:
+        ConfigError: there is no such sink, it has no method `write`, or an option cannot work.
+        MissingPackage: the sink needs a package that is not installed.
+    """
+    shipped = _shipped_sinks()
+    target = shipped.get(name, name)
+    module, _, attribute = target.rpartition(".")
+    if not module:
+        hint = _meant(name, shipped) or "; give one of these, or the import path of a class."
+        raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(shipped)}){hint}")
+    try:
+        return _built(f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD)
+    except InstrumentError:
+        raise
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"The sink {name} cannot be built: {' '.join(str(error).split())}") from error
+
+
+def parse_options(given: Iterable[str]) -> dict[str, Any]:
+    """Options written as `key=value`, with values as YAML has them and dots in a key for what is nested.
+
+    Raises:
+        ConfigError: one of them cannot be read so.
+    """
+    options = OmegaConf.create()
+    for text in given:
+        try:
+            options.merge_with_dotlist([text])
+        except Exception:  # of OmegaConf's grammar or of YAML's, which have no base in common
+            raise ConfigError(f"The option {text!r} cannot be read; write key=value, as in rows=30.") from None
+    plain = OmegaConf.to_container(options)
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
 def presets() -> list[str]:
     """The names of the presets that ship."""
     return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and not p.name.startswith("_"))
@@ -248,7 +287,7 @@ def _sink(name: str, given: Any) -> Any:
                 f"{_meant(name, shipped) or ', the class to build.'}"
             )
         given = {"_target_": shipped[name], **given}
-    return _built(f"profiler.sinks.{name}", given, "write", "write(self, capture, folder)")
+    return _built(f"profiler.sinks.{name}", given, *_SINK_METHOD)
 
 
 def _trigger(name: str, given: Any) -> Any:
@@ -326,4 +365,4 @@ def _must(error: ErrorDetails) -> str:
     return expected.get(kind, "cannot be used: " + error["msg"])
 
 
-__all__ = ["ACTIVITIES", "ProfilerConfig", "as_config", "preset", "presets"]
+__all__ = ["ACTIVITIES", "ProfilerConfig", "as_config", "build_sink", "parse_options", "preset", "presets"]

@@ -84,11 +84,15 @@ def outer_function(x: torch.Tensor) -> torch.Tensor:
         return inner_function(x)
 
 
-def record(path: Path, *, with_stack: bool = False) -> Path:
+def record(path: Path, *, with_stack: bool = False, profile_memory: bool = False) -> Path:
     """Let torch record two calls of `outer_function` and write its trace."""
     config = _ExperimentalConfig(verbose=True) if with_stack else None
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=with_stack, experimental_config=config
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=profile_memory,
+        with_stack=with_stack,
+        experimental_config=config,
     ) as profiler:
         for _ in range(2):
             outer_function(torch.randn(64, 64))

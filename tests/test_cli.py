@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
+from functools import cached_property
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from made_captures import record, span, steps, write_capture
+from made_captures import kernels, record, span, steps, write_capture
 
+from instrument import cli, config
+from instrument.capture import Capture
 from instrument.cli import main
 from instrument.sinks.table import TableSink, render
 
@@ -58,6 +62,161 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "aten::mm" in text
     indented = [line.startswith("    ") for line in text.splitlines()]
     assert not any(before and after for before, after in pairwise(indented)), "one frame each"
+
+
+def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
+    offered = {option: view.split(".")[0] for option, view in cli._VIEWS.items()}
+    assert set(offered.values()) == views - {"events", "work"}
+    capture = write_capture(tmp_path, steps() + kernels())
+    for option in offered:
+        assert main(["show", str(capture.folder), f"--{option}"]) == 0
+        assert capsys.readouterr().out.startswith(
+            f"steps_3-4: steps 3–4, torch 2.13.0+cpu, no device\n{capture.folder}\n"
+        )
+
+
+def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = steps()
+    events[5]["dur"] = 1500
+    folder = write_capture(tmp_path, events).folder
+
+    def shown(*options: str) -> list[str]:
+        assert main(["show", str(folder), "--steps", "--columns", "number,start_ns,duration_ns", *options]) == 0
+        return capsys.readouterr().out.splitlines()[3:]
+
+    header = ["number     start  duration", "------  --------  --------"]
+    third, fourth = "     3      0 ns  1.000 ms", "     4  1.000 ms  1.500 ms"
+    assert shown() == ["Steps", *header, third, fourth]
+    assert shown("--sort", "duration_ns", "--rows", "1") == ["Steps, 1 of 2", *header, fourth]
+    assert main(["show", str(folder), "--steps", "--sort", "duratoin_ns"]) == 2
+    said = capsys.readouterr().err
+    assert said == "instrument: The view steps has no column 'duratoin_ns'; did you mean 'duration_ns'?\n"
+    assert main(["show", str(write_capture(tmp_path, [], "none").folder), "--steps"]) == 0
+    assert capsys.readouterr().out.endswith("\nSteps: there are none.\n")
+
+
+THEIRS = """
+class Calls:
+    def __init__(self, columns=("calls",), **more):
+        self.columns, self.more = columns, more
+    def write(self, capture, folder):
+        if "break" in self.more:
+            raise OSError(28, "No space left on device")
+        table = capture.operators.select(["name", *self.columns])
+        (folder / "calls.txt").write_text(f"{self.more} {[tuple(row) for row in table][:1]}")
+"""
+
+
+def test_any_sink_runs_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "their_sink.py").write_text(THEIRS)
+    folder = write_capture(tmp_path / "profile", steps()).folder
+    options = ["columns=[calls, host_ns]", "a.b=3", "to=yes"]
+
+    def export(*arguments: object) -> str:
+        command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert export(folder, "--sink", "their_sink.Calls", *options) == f"The their_sink.Calls sink ran on {folder}.\n"
+    expected = "{'a': {'b': 3}, 'to': True} [('ProfilerStep*', 2, 2000000)]"
+    assert (folder / "calls.txt").read_text() == expected
+    export("--sink", "their_sink.Calls", folder, *options[:2], "--to", "elsewhere", options[2])
+    assert (tmp_path / "elsewhere" / "steps_3-4" / "calls.txt").read_text() == expected
+    trace = record(tmp_path / "theirs.json")
+    export(trace, "--sink", "their_sink.Calls")
+    assert (tmp_path / "theirs" / "calls.txt").read_text().startswith("{} [(")
+
+
+def test_every_sink_that_ships_runs_on_captures_and_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = record(tmp_path / "real.json", with_stack=True, profile_memory=True)
+    folder = write_capture(tmp_path / "profile", steps()).folder
+    (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
+    before = trace.read_bytes()
+    for sink in config._shipped_sinks():
+        for path in (folder, trace):
+            assert main(["export", str(path), "--sink", sink]) == 0, sink
+            assert main(["export", str(path), "--sink", sink, "--to", "to"]) == 0, sink
+    capsys.readouterr()
+    assert trace.read_bytes() == before
+    for each in (folder, tmp_path / "real", tmp_path / "to" / "steps_3-4", tmp_path / "to" / "real"):
+        assert {"table.txt", "stacks.txt"} <= {path.name for path in each.iterdir()}, each
+    tables = [(each / "table.txt").read_text(encoding="utf-8").splitlines() for each in (folder, tmp_path / "real")]
+    assert tables[0][2:-1] == tables[1][2:-1], "but for where it lies and why something was not recorded"
+
+
+def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in ("a", "b"):
+        write_capture(tmp_path / day / "profile", steps())
+    write_capture(tmp_path / "a" / "profile", steps(), ".half.0.partial")
+    lake = tmp_path / "lake"
+    assert main(["export", str(tmp_path), "--sink", "parquet", f"dir={lake}"]) == 0
+    both = [tmp_path / day / "profile" / "steps_3-4" for day in ("a", "b")]
+    assert capsys.readouterr().out == f"The parquet sink ran on {both[0]}, {both[1]}.\n"
+    assert sorted(path.name for path in lake.iterdir()) == ["run=a", "run=b"]
+    assert main(["export", str(tmp_path), "--sink", "table", "--to", str(tmp_path / "to")]) == 0
+    written = [path.relative_to(tmp_path / "to") for path in sorted((tmp_path / "to").rglob("*.txt"))]
+    assert written == [Path(day, "profile", "steps_3-4", "table.txt") for day in ("a", "b")]
+    (both[0] / "capture.json").write_text("{")
+    capsys.readouterr()
+    assert main(["export", str(tmp_path), "--sink", "table"]) == 2
+    assert (both[1] / "table.txt").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"instrument: The table sink failed on {both[0]}: The file {both[0] / 'capture.json'} cannot be read (Input "
+        "data was truncated); record the capture again. (1 of 2 captures failed; this was the first.)"
+    )
+
+
+def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(tmp_path: Path) -> None:
+    trace = record(tmp_path / "theirs.json")
+    assert main(["export", str(trace), "--sink", "parquet", "--to", str(tmp_path / "to"), "rank=3", "run=r"]) == 0
+    files = [path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert files == [Path("parquet/run=r/rank=3/window=theirs/events.parquet")]
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["parquet"]
+
+
+def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "their_sink.py").write_text(THEIRS)
+    folder = write_capture(tmp_path / "runs", steps()).folder
+    for arguments, sentence in (
+        (["nowhere", "--sink", "table"], "There is no capture at nowhere; give a capture folder or a trace file."),
+        ([folder, "--sink", "table", "row=3"], "The table sink has no option 'row'; did you mean 'rows'?"),
+        (
+            [folder, "--sink", "table", "rows=[1"],
+            "The option 'rows=[1' cannot be read; write key=value, as in rows=30.",
+        ),
+        (
+            [folder, "--sink", "tabel"],
+            f"'tabel' is no sink that ships (those are {', '.join(config._shipped_sinks())}); did you mean table?",
+        ),
+        (
+            [folder, "--sink", "mine"],
+            f"'mine' is no sink that ships (those are {', '.join(config._shipped_sinks())}); give one of these, "
+            "or the import path of a class.",
+        ),
+        ([folder, "--sink", "no_such.Sink"], "The sink no_such.Sink cannot be built: No module named 'no_such'"),
+        (
+            [folder, "--sink", "their_sink.Cals"],
+            "The sink their_sink.Cals cannot be built: module 'their_sink' has no attribute 'Cals'",
+        ),
+        (
+            [folder, "--sink", "stacks"],
+            "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true.",
+        ),
+        (
+            [folder, "--sink", "their_sink.Calls", "break=true"],
+            f"The their_sink.Calls sink failed on {folder}: [Errno 28] No space left on device",
+        ),
+    ):
+        command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"instrument: {sentence}\n")
 
 
 def test_a_folder_of_captures_shows_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +275,10 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
         (["show", "x", "--ranges", "--ops"], "not allowed with argument"),
         (["show"], "the following arguments are required: PATH"),
         (["shwo"], "invalid choice: 'shwo'"),
+        (["show", "x", "--ops", "--steps"], "not allowed with argument"),
+        (["show", "x", "rows=3"], "unrecognized arguments: rows=3"),
+        (["export", "x"], "the following arguments are required: --sink"),
+        (["export", "x", "--sink", "table", "rows=3", "rows", "--all=3"], "unrecognized arguments: rows --all=3"),
     ],
 )
 def test_a_wrong_command_line(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +337,9 @@ finally:
 """
 
 
-def loaded(*arguments: object) -> set[str]:
-    command = [sys.executable, "-c", LOADED, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
+    command = [sys.executable, "-P", "-c", LOADED, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=cwd)
     assert done.returncode == 0
     assert done.stdout
     return set(done.stderr.split())
@@ -184,10 +347,14 @@ def loaded(*arguments: object) -> set[str]:
 
 def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -> None:
     heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf"}
-    for arguments in (["--help"], ["show", "--help"], ["--version"], []):
+    for arguments in (["--help"], ["show", "--help"], ["export", "--help"], ["--version"], []):
         assert heavy.isdisjoint(loaded(*arguments)), arguments
     folder = write_capture(tmp_path, steps()).folder
-    for options in ([], ["--by", "input_shapes"], ["--ranges"]):
+    for options in ([], ["--by", "input_shapes"], ["--ranges"], ["--steps"]):
         modules = loaded("show", folder, *options)
         assert "numpy" in modules, "the check sees what is loaded"
         assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"})
+    (tmp_path / "their_sink.py").write_text(THEIRS)
+    for sink in ("parquet", "tensorboard", "their_sink.Calls"):
+        modules = loaded("export", folder, "--sink", sink, cwd=tmp_path)
+        assert modules.isdisjoint({"torch", "hydra"}), sink

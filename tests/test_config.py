@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
-from instrument.config import _yaml, as_config, preset, presets
+from instrument.config import _shipped_sinks, _yaml, as_config, build_sink, preset, presets
 from instrument.errors import ConfigError
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
@@ -57,8 +57,8 @@ class Never:
         ({"sinks": {"stacks": {}}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
         (
             {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, stacks, table, tensorboard), "
-            "and has no _target_; did you mean table?",
+            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, parquet, stacks, table, "
+            "tensorboard), and has no _target_; did you mean table?",
         ),
         (
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
@@ -179,3 +179,10 @@ def test_every_preset_is_a_valid_config_with_every_option(name: str) -> None:
 def test_a_config_survives_the_way_through_json() -> None:
     config = as_config("full", active=5)
     assert as_config(config.plain()) == config
+
+
+def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config() -> None:
+    for name in _shipped_sinks():
+        by_config = ProfilerConfig(with_stack=True, profile_memory=True, sinks={name: {}}).sinks[name]
+        assert build_sink(name, {}) == by_config
+    assert build_sink(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)

@@ -84,6 +84,8 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         chosen = sinks("profiler/sinks=[table,stacks]", "profiler.with_stack=true", "profiler.sinks.table.rows=30")
         assert list(chosen) == ["table", "stacks"]
         assert chosen["table"].rows == 30  # type: ignore[attr-defined]
+        lake = sinks("profiler/sinks=[table,parquet]", "profiler.sinks.parquet.dir=lake")["parquet"]
+        assert lake.dir == "lake"  # type: ignore[attr-defined]
         assert list(sinks("~profiler.sinks.table")) == ["chrome_trace"]
         assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
 

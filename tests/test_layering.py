@@ -18,8 +18,8 @@ ROOT = Path(instrument.__file__).parent
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
     ({"errors", "names"}, set()),
-    ({"capture"}, {"numpy", "msgspec"}),
-    ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard"}),
+    ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow"}),
+    ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf", "hydra"}),
     ({"export"}, {"loguru"}),
     ({"emit", "schedule", "triggers"}, {"torch", "loguru"}),
@@ -40,7 +40,7 @@ LIGHT = {
     "emit": {"errors", "names"},
     "schedule": set(),
 }
-OPTIONAL = {"tensorboard"}
+OPTIONAL = {"tensorboard", "pandas", "polars", "pyarrow"}
 
 
 def room(file: Path) -> str:
@@ -50,12 +50,7 @@ def room(file: Path) -> str:
 def imports(file: Path) -> Iterator[tuple[str, bool]]:
     """Each module that a file imports, and whether it does so on being loaded."""
     tree = ast.parse(file.read_text())
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
+    inside = {id(node) for block in ast.walk(tree) if is_not_run_at_load(block) for node in ast.walk(block)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) not in inside) for alias in node.names)
@@ -63,6 +58,13 @@ def imports(file: Path) -> Iterator[tuple[str, bool]]:
             assert node.level == 0, f"{file}: relative import"
             names = [f"instrument.{a.name}" for a in node.names] if node.module == "instrument" else [node.module]
             yield from ((str(name), id(node) not in inside) for name in names)
+
+
+def is_not_run_at_load(block: ast.AST) -> bool:
+    """Whether it is a function, or for the type checker alone."""
+    if isinstance(block, ast.If):
+        return isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING" and not block.orelse
+    return isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent.name != "conf")

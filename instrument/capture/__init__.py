@@ -27,6 +27,7 @@ from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
 from instrument.capture.steps import steps as _steps
+from instrument.capture.summary import to_html
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
 
@@ -41,7 +42,8 @@ __all__ = ["Capture"]
 class Capture:
     """One recorded window on one rank, or a bare trace file: its metadata and the views on its events.
 
-    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace.
+    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace. In a
+    notebook a capture shows its ranges and operators, and each view that is a `Table` shows itself.
     """
 
     def __init__(
@@ -181,6 +183,10 @@ class Capture:
     def __repr__(self) -> str:
         where = self.folder or self.trace_path
         return f"<Capture {self.name!r} at {where}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
+        return to_html(self)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:

@@ -1,10 +1,19 @@
-"""A small table: named columns, rows with attributes, sorting, filtering and plain text."""
+"""A small table: named columns, rows with attributes, sorting, filtering, text, HTML and other libraries' frames."""
 
 from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from instrument.errors import MissingPackage
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
 
 # What users of torch's own tables type as a sort key.
 TORCH_NAMES = {
@@ -24,14 +33,35 @@ TORCH_NAMES = {
     "self_device_memory_usage": "self_device_bytes",
 }
 
+# A kind of cell, and what pandas, polars and pyarrow call the type that holds it and knows of missing ones.
+_DTYPES = {
+    bool: ("boolean", "Boolean", "bool_"),
+    int: ("Int64", "Int64", "int64"),
+    float: ("Float64", "Float64", "float64"),
+    str: ("string", "String", "string"),
+}
+# How many rows an interpreter or a notebook shows of a table that is its last value.
+_SHOWN_ROWS = 20
+
 
 class Table:
     """Rows with named columns; what every view of a capture hands out.
 
     Columns are parallel lists. A cell that is not known is None, never 0. Iterating, indexing and `where` give
-    rows as named tuples; `sort`, `head` and `where` give new tables and leave this one as it is.
+    rows as named tuples; `sort`, `head`, `where` and `select` give new tables and leave this one as it is.
 
     Cost: rows are built when asked for; the table itself holds only the columns.
+
+    >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_host_ns": [5_000, 2_500_000]})
+    >>> table.sort("self_host_ns")
+    name        calls  self host
+    ----------  -----  ---------
+    aten::mm        1   2.500 ms
+    aten::relu      2   5.000 µs
+    >>> [row.name for row in table.where(calls=2)]
+    ['aten::relu']
+    >>> table.where(self_host_ns=lambda ns: ns > 1_000_000)[0].self_host_ns
+    2500000
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -84,17 +114,58 @@ class Table:
         return self._take(range(min(rows, len(self))))
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
-        """The rows for which `test(row)` holds and whose cells equal those given by name."""
+        """The rows for which `test(row)` holds and whose cells are what is given by name: a value, or a test of it.
+
+        An unknown cell passes no test: `where(flops=lambda n: n > 1e9)` needs no look for None; `where(flops=None)`
+        finds the unknown ones.
+        """
         wanted = [(self.column(name), value) for name, value in equal.items()]
         return self._take(
             i
             for i in range(len(self))
-            if all(column[i] == value for column, value in wanted) and (test is None or test(self[i]))
+            if all(_passes(column[i], value) for column, value in wanted) and (test is None or test(self[i]))
         )
 
     def select(self, columns: Sequence[str]) -> Table:
         """The same rows with only these columns, in this order."""
         return Table({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a pandas frame with nullable dtypes: integers stay integers, an unknown cell is `<NA>`.
+
+        Raises:
+            MissingPackage: pandas is not installed.
+        """
+        package = _package("pandas", "Table.to_pandas()", "pandas")
+        names = {name: dtypes[0] if dtypes else object for name, dtypes in self._dtypes()}
+        return package.DataFrame(
+            {name: package.array(self._columns[name], dtype=dtype) for name, dtype in names.items()}
+        )
+
+    def to_polars(self) -> polars.DataFrame:
+        """The table as a polars frame; an unknown cell is null.
+
+        Raises:
+            MissingPackage: polars is not installed.
+        """
+        package = _package("polars", "Table.to_polars()", "polars")
+        schema = {name: getattr(package, dtypes[1]) if dtypes else package.Object for name, dtypes in self._dtypes()}
+        frame: polars.DataFrame = package.DataFrame(self._columns, schema=schema)
+        return frame
+
+    def to_arrow(self) -> pyarrow.Table:
+        """The table as an Arrow table; an unknown cell is null.
+
+        Raises:
+            MissingPackage: pyarrow is not installed.
+        """
+        package = _package("pyarrow", "Table.to_arrow()", "parquet")
+        types = {name: getattr(package, dtypes[2])() if dtypes else None for name, dtypes in self._dtypes()}
+        return package.table({name: package.array(self._columns[name], type=kind) for name, kind in types.items()})
+
+    def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
+        """Each column's types elsewhere; None where its cells are of no plain kind."""
+        return ((name, _DTYPES.get(_kind(name, values))) for name, values in self._columns.items())
 
     def _take(self, indices: Any) -> Table:
         chosen = list(indices)
@@ -104,9 +175,71 @@ class Table:
         return to_text(self)
 
     def __repr__(self) -> str:
-        shown = to_text(self.head(20))
-        more = len(self) - 20
-        return shown if more <= 0 else f"{shown}\n… and {more} more rows"
+        known, notes = _abridged(self)
+        return "\n".join([to_text(known, name_width=40), *notes])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first rows; a cell's exact value is in its tooltip."""
+        known, notes = _abridged(self)
+        return to_html(known) + "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _passes(cell: Any, wanted: Any) -> bool:
+    if callable(wanted):
+        return cell is not None and bool(wanted(cell))
+    return bool(cell == wanted)
+
+
+def _package(name: str, what: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        raise MissingPackage(what, name, extra) from None
+
+
+def _kind(column: str, values: Sequence[Any]) -> type:
+    """What all cells are; a column of which nothing is known goes by its name, so that tables of one view fit."""
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return float if column == "share" else int if _unit(column) else str
+    return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
+
+
+def _abridged(table: Table) -> tuple[Table, list[str]]:
+    """The part that an interpreter shows: the first rows, the columns of which something is known; and what is not."""
+    unknown = [name for name in table.columns if len(table) and set(table.column(name)) == {None}]
+    more, notes = len(table) - _SHOWN_ROWS, []
+    if more > 0:
+        notes.append(f"… and {more} more rows")
+    if unknown:
+        notes.append(f"Nothing is known of {', '.join(unknown)}.")
+    return table.head(_SHOWN_ROWS).select([name for name in table.columns if name not in unknown]), notes
+
+
+def to_html(table: Table) -> str:
+    """The table as HTML, escaped, with the cells of `to_text`; a tooltip gives the exact value of each.
+
+    A `share` has a bar behind it. Colours and fonts are those of the page around it.
+    """
+    left = {name: _is_text(table.column(name)) for name in table.columns}
+    header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(_heading(name))}</th>' for name in left)
+    rows = ("".join(_html_cell(name, value, left[name]) for name, value in zip(left, row)) for row in table)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _html_cell(column: str, value: Any, is_left: bool) -> str:
+    text = cell_text(column, value)
+    style = f"text-align:{_side(is_left)};white-space:pre"
+    if column == "share" and value is not None:
+        style += f";background:linear-gradient(90deg,#4285f440 {value:.1%},transparent 0)"
+    exact = f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else str(value)
+    tooltip = f' title="{escape(exact)}"' if value is not None and exact != text else ""
+    return f'<td style="{style}"{tooltip}>{escape(text)}</td>'
+
+
+def _side(is_left: bool) -> str:
+    return "left" if is_left else "right"
 
 
 def to_text(table: Table, *, name_width: int = 60) -> str:
@@ -136,15 +269,25 @@ def _heading(name: str) -> str:
     return name.replace("_bytes", " memory").replace("_", " ")
 
 
+def _unit(column: str) -> str:
+    """The unit that a column's name gives, or nothing."""
+    if column.endswith("_ns") or "_ns_" in column:
+        return "ns"
+    return next((unit for unit in ("bytes", "flops") if column.endswith(unit)), "")
+
+
 def cell_text(column: str, value: Any, width: int = 60) -> str:
     """One cell as text, in the unit that its column's name tells; "-" for an unknown one."""
     if value is None:
         return "-"
-    if column.endswith("_ns") or "_ns_" in column:
+    unit = _unit(column)
+    if unit == "ns":
         return duration(value)
-    if column.endswith(("bytes", "bytes_per_second")):
+    if column.endswith("bytes_per_second"):
+        unit = "bytes"
+    if unit == "bytes":
         return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    if column.endswith(("flops", "flops_per_second")):
+    if unit == "flops" or column.endswith("flops_per_second"):
         return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
     if column == "share":
         return f"{value:.1%}"

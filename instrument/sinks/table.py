@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -12,10 +13,10 @@ from pydantic import Field, field_validator
 
 from instrument.capture import Capture
 from instrument.capture.ranges import NO_RANGE
+from instrument.capture.summary import heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks import Sink, did_you_mean
-from instrument.sinks.chrome_trace import trace_of
 
 By = Literal["name", "input_shapes", "stack"]
 
@@ -185,7 +186,7 @@ def render(
         TraceError: the trace cannot be read.
     """
     sort, chosen = check_sort(sort), check_columns(columns)
-    parts = [_heading(capture)]
+    parts = [heading(capture)]
     if ranges:
         parts += [_range_part(capture, rows, chosen), _inside_compiled(capture)]
         parts.append(_outside_part(capture.ranges.parts) if len(capture.ranges) else "")
@@ -197,29 +198,26 @@ def render(
     return "\n\n".join(filter(None, parts))
 
 
-def _heading(capture: Capture) -> str:
-    about, window = capture.metadata, capture.metadata.get("window", {})
-    facts = [_steps(capture)]
-    if "torch" in about.get("versions", {}):
-        facts.append(f"torch {about['versions']['torch']}")
-    if "devices" in about:
-        facts.append(", ".join(dict.fromkeys(about["devices"])) or "no device")
-    if about.get("world_size", 1) > 1:
-        facts.append(f"rank {about['rank']} of {about['world_size']}")
-    planned = f" of {window['planned_steps']}" if window.get("planned_steps") else ""
-    cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
-    if capture.events.cut_short:
-        cut += f"\nThe trace file ends too early: only its first {capture.events.recorded} events are here."
-    where = capture.folder or trace_of(capture)
-    return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute()}"
+def render_view(
+    capture: Capture, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
+) -> str:
+    """A view of the capture as text: what the capture is of, and the view's first rows, as they stand or sorted.
 
+    `view` names an attribute that is a table, such as "steps"; dots lead further in.
 
-def _steps(capture: Capture) -> str:
-    numbers = capture.steps.column("number")
-    if not numbers:
-        return "no steps marked"
-    first, last = min(numbers), max(numbers)
-    return f"step {first}" if first == last else f"steps {first}–{last}"
+    Raises:
+        ConfigError: the view has no such column.
+        TraceError: the trace cannot be read.
+    """
+    table = attrgetter(view)(capture)
+    for name in filter(None, [sort, *(columns or ())]):
+        if TORCH_NAMES.get(name, name) not in table.columns:
+            raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
+    title, first = view.split(".")[0].capitalize(), (table.sort(sort) if sort else table).head(rows)
+    names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
+    few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
+    text = f"{title}{few}\n{_text(first, names)[0]}" if len(table) else f"{title}: there are none."
+    return f"{heading(capture)}\n\n{text}"
 
 
 def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
@@ -230,15 +228,8 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
             if capture.metadata.get("annotations_disabled")
             else "No ranges: mark code with @profiled, or give the session a model."
         )
-    order = sorted(range(len(table)), key=lambda i: -table[i].host_ns)[:rows]  # a parent goes before its children
-    kept = [table[i] for i in sorted(order)]
-    shown = Table(
-        {
-            "name": ["  " * row.depth + row.name for row in kept],
-            **{name: [getattr(row, name) for row in kept] for name in table.columns if name != "name"},
-        }
-    )
-    few = "" if len(kept) == len(table) else f", the {len(kept)} of {len(table)} with the most host time"
+    shown = outline(table, rows)
+    few = "" if len(shown) == len(table) else f", the {len(shown)} of {len(table)} with the most host time"
     has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     text, _ = _text(shown, columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual)))
@@ -313,9 +304,9 @@ def _known(table: Table, column: str) -> bool:
 def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The name and the columns as text, and those of the `missable` that were left out because they did not fit.
 
-    Names are shortened first.
+    Names are shortened first. A table without names has its columns alone.
     """
-    shown = ["name", *(name for name in columns if name in table.columns and name != "name")]
+    shown = [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
     left_out = []
     for name in missable:
         if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > _WIDTH:

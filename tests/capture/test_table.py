@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
+import os
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import polars
+import pyarrow
 import pytest
 
+from instrument.capture import Capture, table
 from instrument.capture.table import Table, to_text
+from instrument.errors import MissingPackage
 
 TABLE = Table(
     {
@@ -43,6 +53,13 @@ def test_rows_are_taken_by_position_value_and_test() -> None:
     assert names(TABLE.where(lambda row: row.self_host_ns > 1000)) == ["b", "a"]
 
 
+def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
+    assert names(TABLE.where(flops=lambda n: n < 2000)) == ["a", "c"]
+    assert names(TABLE.where(flops=lambda n: n < 2000, share=0.5)) == ["c"]
+    assert names(TABLE.where(flops=None)) == ["b"]
+    assert names(TABLE.where(lambda row: row.name > "a", self_cpu_time_total=lambda ns: ns > 1000)) == ["b"]
+
+
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
     with pytest.raises(KeyError, match=r"The table has no column 'calls'; it has name, self_host_ns, device_bytes"):
         TABLE.sort("calls")
@@ -71,3 +88,119 @@ def test_a_long_name_keeps_its_head_and_tail() -> None:
 def test_a_tables_repr_stops_after_twenty_rows() -> None:
     assert repr(Table({"number": list(range(25))})).endswith("… and 5 more rows")
     assert repr(Table({})) == "\n"
+
+
+def test_a_repr_names_the_columns_of_which_nothing_is_known() -> None:
+    shown = repr(Table({"name": ["a"], "device_ns": [None], "calls": [3], "flops": [None]}))
+    assert shown.splitlines() == ["name  calls", "----  -----", "a         3", "Nothing is known of device_ns, flops."]
+    assert repr(Table({"name": [], "flops": []})) == "name  flops\n----  -----", "of no rows, nothing is unknown"
+
+
+def test_the_examples_of_the_docstring_run() -> None:
+    done = doctest.testmod(table)
+    assert done.attempted >= 4
+    assert done.failed == 0
+
+
+class Cells(HTMLParser):
+    """The cells of an HTML table as (tooltip, text), a list a row, and every tag that was opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[tuple[str | None, str]]] = []
+        self.tags: list[str] = []
+        self.tooltip: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        self.tooltip = dict(attributes).get("title")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1] in {"td", "th"}:
+            self.rows[-1].append((self.tooltip, data))
+
+
+def test_html_has_the_cells_of_the_text_and_exact_values_behind_them() -> None:
+    header, *rows = Cells(TABLE._repr_html_()).rows
+    assert [text for _, text in header] == ["name", "self host", "device memory", "share", "host per step", "flops"]
+    assert rows[0] == [
+        (None, "b"),
+        ("5,000 ns", "5.000 µs"),
+        (None, "-"),
+        ("0.25", "25.0%"),
+        (None, "1 ns"),
+        (None, "-"),
+    ]
+    assert rows[1][1:3] == [("2,500,000 ns", "2.500 ms"), ("2,048 bytes", "2.00 KiB")]
+
+
+def test_html_is_escaped() -> None:
+    evil = "<script>alert('&')</script>" + 'x" onmouseover="alert(1)' * 5
+    shown = Cells(Table({"name": [evil]})._repr_html_())
+    assert set(shown.tags) == {"table", "thead", "tbody", "tr", "th", "td"}
+    assert shown.rows[1][0][0] == evil
+    note = Table({"name": list(range(25))})._repr_html_()
+    assert note.endswith("<p>… and 5 more rows</p>")
+
+
+UNKNOWN = Table({"name": ["a", "b"], "device_ns": [None, None], "share": [None, None], "note": [None, None]})
+KINDS = Table({"flag": [True, None], "ratio": [1, 0.5], "big": [2**62 + 1, None], "shape": [(1, 2), None]})
+
+
+def test_pandas_keeps_integers_and_unknown_cells() -> None:
+    frame = TABLE.to_pandas()
+    assert [str(dtype) for dtype in frame.dtypes] == ["string", "Int64", "Int64", "Float64", "Int64", "Int64"]
+    assert frame["device_bytes"].isna().tolist() == [True, False, False]
+    assert frame["device_bytes"].sum() == 2045
+    assert [str(dtype) for dtype in UNKNOWN.to_pandas().dtypes] == ["string", "Int64", "Float64", "string"]
+    kinds = KINDS.to_pandas()
+    assert [str(dtype) for dtype in kinds.dtypes] == ["boolean", "Float64", "Int64", "object"]
+    assert kinds["big"][0] == 2**62 + 1, "no float in between"
+    assert kinds["shape"][0] == (1, 2)
+
+
+def test_polars_keeps_integers_and_unknown_cells() -> None:
+    frame = TABLE.to_polars()
+    whole = polars.Int64
+    assert frame.dtypes == [polars.String, whole, whole, polars.Float64, whole, whole]
+    assert frame["device_bytes"].to_list() == [None, 2048, -3]
+    assert UNKNOWN.to_polars().dtypes == [polars.String, whole, polars.Float64, polars.String]
+    assert KINDS.to_polars()["big"].to_list() == [2**62 + 1, None]
+    assert KINDS.to_polars()["shape"].to_list() == [(1, 2), None]
+
+
+def test_arrow_keeps_integers_and_unknown_cells() -> None:
+    frame = TABLE.to_arrow()
+    whole = pyarrow.int64()
+    assert frame.schema.types == [pyarrow.string(), whole, whole, pyarrow.float64(), whole, whole]
+    assert frame["device_bytes"].to_pylist() == [None, 2048, -3]
+    assert UNKNOWN.to_arrow().schema.types == [pyarrow.string(), whole, pyarrow.float64(), pyarrow.string()]
+    assert KINDS.to_arrow()["big"].to_pylist() == [2**62 + 1, None]
+    assert KINDS.to_arrow()["shape"].to_pylist() == [[1, 2], None]
+
+
+@pytest.mark.parametrize(
+    ("method", "package", "extra"),
+    [("to_pandas", "pandas", "pandas"), ("to_polars", "polars", "polars"), ("to_arrow", "pyarrow", "parquet")],
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, method: str, package: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage) as raised:
+        getattr(TABLE, method)()
+    assert (
+        str(raised.value) == f"Table.{method}() needs the package {package}: pip install 'torch-instrument[{extra}]'."
+    )
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+def test_the_operators_of_a_real_trace_are_the_same_in_every_library() -> None:
+    operators = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz").operators
+    rows = [tuple(row) for row in operators]
+    assert operators.to_polars().rows() == rows
+    assert [tuple(row.values()) for row in operators.to_arrow().to_pylist()] == rows
+    frame = operators.to_pandas().astype(object)
+    assert list(frame.where(frame.notna(), None).itertuples(index=False, name=None)) == rows

@@ -17,6 +17,7 @@ from instrument.errors import ConfigError
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import ChromeTrace
 from instrument.sinks.memory import Memory
+from instrument.sinks.parquet import Parquet
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 from instrument.sinks.tensorboard import TensorBoard
@@ -24,6 +25,7 @@ from instrument.sinks.tensorboard import TensorBoard
 SHIPPED: dict[str, type[Sink]] = {
     "chrome_trace": ChromeTrace,
     "memory": Memory,
+    "parquet": Parquet,
     "stacks": Stacks,
     "table": TableSink,
     "tensorboard": TensorBoard,

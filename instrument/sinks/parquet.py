@@ -1,0 +1,109 @@
+"""The events as a Parquet dataset, for DuckDB on a laptop and for Spark or Trino over a thousand ranks."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from pydantic import Field
+
+from instrument.capture import Capture
+from instrument.capture.arrow import to_arrow
+from instrument.errors import MissingPackage
+from instrument.sinks import Sink
+from instrument.sinks.chrome_trace import replacing
+
+# How Hive, and all who read its layout, write a partition whose value is not known.
+_UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
+
+
+class Parquet(Sink):
+    """Writes the window's events to `run=…/rank=…/window=…/events.parquet` below the dataset's folder.
+
+    One row for each event with a duration, in the order of the trace, then one for each allocation or free. The
+    partitions are columns too: `run` and `window` (a word of SQL's own: write "window") are text, `rank` is a number.
+    What is not known is null.
+
+    | column | type | what it is |
+    |---|---|---|
+    | `event` | int64 | the row's number in this window, from 0 |
+    | `category` | string | Kineto's: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, …; `memory` |
+    | `name` | string | of the operator, range, call or kernel |
+    | `process`, `thread` | string | where it ran; on a device the device and the stream |
+    | `start_ns` | int64 | on the trace's own clock |
+    | `start_unix_ns` | int64 | the same since 1970, to compare ranks by; null where the trace does not tell |
+    | `duration_ns` | int64 | null for allocations |
+    | `self_ns` | int64 | without the operators, ranges and calls directly inside; of host events other than Python's |
+    | `parent` | int64 | the `event` directly around it, of the same kinds |
+    | `launched_by` | int64 | of device work: the `event` of the operator or range that launched it |
+    | `correlation` | int64 | the same for a launch and what it started |
+    | `external_id` | int64 | torch's number of the operator |
+    | `sequence`, `forward_thread` | int64 | the same for a forward operator and its backward |
+    | `finished` | bool | whether the event ended within the window; null for allocations |
+    | `input_shapes`, `input_types`, `concrete_inputs` | string | JSON text, as recorded |
+    | `python_id`, `python_parent` | int64 | of Python frames |
+    | `size_bytes` | int64 | of an allocation; negative for a free |
+    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType` (0 is the host) and its number |
+    | `allocated_bytes`, `reserved_bytes` | int64 | the device's totals after it; null where no total was written |
+
+    A file appears whole or not at all, under a name that no reader takes for a part of the dataset until then; the
+    same run, rank and window written again replaces it.
+
+    Lost: flows, thread labels, and those arguments of an event that have no column.
+
+    Cost: 1 to 2 µs and 13 to 22 bytes an event, on top of reading the trace.
+
+    Raises:
+        MissingPackage: the package `pyarrow` is not installed; when the sink is built.
+    """
+
+    sink_name: ClassVar[str] = "parquet"
+
+    dir: str | None = None
+    """The dataset's folder, which many runs may share; None: the folder `parquet` beside the captures."""
+
+    run: str | None = None
+    """What the run is called; None: the name of its folder, with Hydra's day before its time."""
+
+    rank: int | None = Field(None, ge=0)
+    """The rank, for a trace that does not tell; None: the capture's own."""
+
+    def model_post_init(self, _: Any, /) -> None:
+        """Look for the package now, before the first step."""
+        if find_spec("pyarrow") is None:
+            raise MissingPackage("The parquet sink", "pyarrow", "parquet")
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        """Write the window's file.
+
+        Raises:
+            CaptureError: the trace has been dropped.
+            TraceError: the trace cannot be read.
+        """
+        from pyarrow import parquet
+
+        rank = capture.metadata.get("rank") if self.rank is None else self.rank
+        keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
+        dataset = folder.absolute().parent / "parquet" if self.dir is None else Path(self.dir).expanduser()
+        into = dataset.joinpath(*(_partition(key, value) for key, value in keys.items()))
+        rows = to_arrow(capture.events)
+        into.mkdir(parents=True, exist_ok=True)
+        with replacing(into / "events.parquet") as raw:
+            parquet.write_table(rows, raw, compression="zstd")
+
+
+def _partition(key: str, value: str | int | None) -> str:
+    """One folder of the layout; its readers take %XX for the characters that a path cannot hold."""
+    return f"{key}={_UNKNOWN if value is None else quote(str(value), safe='')}"
+
+
+def _run(capture: Capture, folder: Path) -> str:
+    """The run's name by its folder: `…/outputs/2026-01-02/03-04-05/profile` gives `2026-01-02_03-04-05`."""
+    home = (capture.folder or folder).absolute().parent
+    parts = [part for part in home.parts if part != "profile"][::-1]
+    dated = list(takewhile(re.compile(r"[\d-]+").fullmatch, parts))
+    return "_".join(reversed(dated or parts[:1]))
