@@ -194,6 +194,8 @@ def _metadata(folder: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
-        raise CaptureError(f"The folder {folder} is no capture: it has no {METADATA_FILE}.") from None
+        inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
+        hint = f"; it holds captures: give one of them, such as {folder / inside[-1]}." if inside else "."
+        raise CaptureError(f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CaptureError(f"The file {path} cannot be read ({error}); record the capture again.") from None

@@ -38,6 +38,8 @@ class Sink(BaseModel):
     """Whether it runs after the sinks that do not say so; for one that changes what the others read."""
 
     def __init__(self, **options: Any) -> None:
+        if type(self).write is Sink.write:
+            raise ConfigError(f"The sink {type(self).__name__} must define write(self, capture, folder).")
         try:
             super().__init__(**{name: _plain(value) for name, value in options.items()})
         except ValidationError as error:
@@ -59,7 +61,6 @@ class Sink(BaseModel):
 
         What it raises is logged once by the caller; it stops neither the other sinks nor the training.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define write(capture, folder).")
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

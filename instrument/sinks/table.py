@@ -216,8 +216,22 @@ def render_view(
     title, first = view.split(".")[0].capitalize(), (table.sort(sort) if sort else table).head(rows)
     names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
-    text = f"{title}{few}\n{_text(first, names)[0]}" if len(table) else f"{title}: there are none."
+    if not len(table):
+        text = f"{title}: there are none."
+    elif not names:
+        text = f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
+    else:
+        text = f"{title}{few}\n{_text(_since_the_first(first), names)[0]}"
     return f"{heading(capture)}\n\n{text}"
+
+
+def _since_the_first(table: Table) -> Table:
+    """Starts since the first of them: the trace's clock counts from the machine's start, of which nobody asks."""
+    if "start_ns" not in table.columns or not len(table):
+        return table
+    starts = table.column("start_ns")
+    columns = {name: table.column(name) for name in table.columns}
+    return Table(columns | {"start_ns": [start - min(starts) for start in starts]})
 
 
 def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
@@ -338,7 +352,8 @@ def _inside_compiled(capture: Capture) -> str:
 def _not_recorded(capture: Capture, operators: Table) -> str:
     """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
     about, config = capture.metadata, capture.metadata.get("config", {})
-    host_only = "no device" if config.get("activities") is None else f"activities=[{', '.join(config['activities'])}]"
+    asked = config.get("activities")
+    host_only = "activities=[cpu]" if asked == ["cpu"] else "no device"
     reasons = {
         "device times": ("device_ns", host_only if about.get("devices") == [] else ""),
         "memory": ("host_bytes", "profile_memory=false" if config.get("profile_memory") is False else ""),

@@ -84,6 +84,11 @@ def test_a_missing_path_gets_one_sentence(tmp_path) -> None:
 def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(CaptureError, match=sentence(f"The folder {tmp_path} is no capture: it has no capture.json.")):
         Capture.load(tmp_path)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "capture.json").write_text("{}")
+    with pytest.raises(CaptureError) as raised:
+        Capture.load(tmp_path)
+    assert str(raised.value).endswith(f"; it holds captures: give one of them, such as {tmp_path / 'one'}.")
 
 
 def test_broken_metadata_gets_one_sentence(tmp_path) -> None:

@@ -104,7 +104,7 @@ def test_a_sink_of_ones_own(capture: Capture) -> None:
 
 def test_names_go_into_sentences() -> None:
     class PostSink(Sink):
-        pass
+        def write(self, capture: Any, folder: Path) -> None: ...
 
     class Parcel(PostSink):
         sink_name: ClassVar[str] = "parcel post"
@@ -112,8 +112,14 @@ def test_names_go_into_sentences() -> None:
     assert (PostSink.sink_name, Parcel.sink_name) == ("Post", "parcel post")
     with pytest.raises(ConfigError, match=r"^The parcel post sink has no option 'x'\.$"):
         Parcel(x=1)
-    with pytest.raises(NotImplementedError, match=r"PostSink must define write\(capture, folder\)\."):
-        PostSink().write(None, Path())  # type: ignore[arg-type]
+
+
+def test_a_sink_that_writes_nothing_is_refused_when_it_is_built() -> None:
+    class Silent(Sink):
+        pass
+
+    with pytest.raises(ConfigError, match=r"^The sink Silent must define write\(self, capture, folder\)\.$"):
+        Silent()
 
 
 def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
