@@ -209,7 +209,7 @@ def render_view(
         ConfigError: the view has no such column.
         TraceError: the trace cannot be read.
     """
-    table = attrgetter(view)(capture)
+    table = _since_the_first(attrgetter(view)(capture))
     for name in filter(None, [sort, *(columns or ())]):
         if TORCH_NAMES.get(name, name) not in table.columns:
             raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
@@ -221,7 +221,7 @@ def render_view(
     elif not names:
         text = f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
     else:
-        text = f"{title}{few}\n{_text(_since_the_first(first), names)[0]}"
+        text = f"{title}{few}\n{_text(first, names)[0]}"
     return f"{heading(capture)}\n\n{text}"
 
 
