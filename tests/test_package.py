@@ -47,7 +47,7 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
     assert {
         "instrument/py.typed",
         "instrument/conf/__init__.py",
-        "instrument/conf/profiler/base.yaml",
+        "instrument/conf/profiler/_instrument_base.yaml",
         "instrument/conf/profiler/sinks/table.yaml",
         "hydra_plugins/instrument/__init__.py",
     } <= names
