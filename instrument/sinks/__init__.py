@@ -31,9 +31,6 @@ class Sink(BaseModel):
     sink_name: ClassVar[str] = ""
     """What error sentences call the sink; by default its class name without a trailing "Sink"."""
 
-    inline: ClassVar[bool] = False
-    """Whether it needs the process that recorded, and so runs there and not in the exporter."""
-
     last: ClassVar[bool] = False
     """Whether it runs after the sinks that do not say so; for one that changes what the others read."""
 

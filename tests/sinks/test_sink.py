@@ -98,7 +98,7 @@ def test_a_sink_of_ones_own(capture: Capture) -> None:
     sink = Letter(to="ann")
     sink.write(capture, capture.folder)
     assert (capture.folder / "letter.txt").read_text() == "ann: steps_3-4"
-    assert (sink.needs, sink.inline, sink.last, sink.sink_name) == ((), False, False, "Letter")
+    assert (sink.needs, sink.last, sink.sink_name) == ((), False, "Letter")
     assert pickle.loads(pickle.dumps(sink)) == sink
 
 
@@ -142,7 +142,6 @@ def test_what_they_need_and_when_they_run() -> None:
     assert TableSink(by="stack").needs == ("with_stack",)
     assert Stacks().needs == ("with_stack",)
     assert [name for name, sink in SHIPPED.items() if sink.last] == ["chrome_trace"]
-    assert not any(sink.inline for sink in SHIPPED.values())
 
 
 def test_every_sink_has_a_config_file() -> None:
