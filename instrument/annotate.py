@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from instrument import emit
 from instrument.errors import ConfigError
 from instrument.names import to_trace
-from instrument.wrap import Name, in_range
+from instrument.wrap import Name, in_range, is_plain
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ def mark(target: Any, name: Name | None) -> Any:
         raise ConfigError(
             f"profiled cannot mark the builtin {_called(target)}: it tells no signature; mark its caller."
         )
-    return (in_range if inspect.isroutine(target) else Marked)(target, name or _called(target))
+    return (in_range if is_plain(target) else Marked)(target, name or _called(target))
 
 
 def _mark_class(cls: type, name: Name) -> type:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import string
 from collections.abc import Callable, Generator
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, MethodWrapperType
 from typing import Any
 
 from instrument import emit
@@ -21,87 +21,71 @@ Name = str | Callable[..., Any]
 
 # is_dynamo_compiling comes first: Dynamo folds it, and never guards on the flag; arming would recompile.
 _PLAIN = """
-def make(function, name, fallback, slices):
+def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
         if is_dynamo_compiling():
-            swallow(fallback)
-            return function({arguments})
+            swallow(fallback_)
+            return function_({arguments})
         if not armed:
-            return function({arguments})
-        opens, closes, _ = backend
-        handle = opens({label})
+            return function_({arguments})
+        opens_, closes_, mark_ = backend
+        handle_ = opens_({label})
         try:
-            return function({arguments})
+            return function_({arguments})
         finally:
-            closes(handle)
+            closes_(handle_)
     return ranged
 """
 _GENERATOR = """
-def make(function, name, fallback, slices):
+def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
-        run = slices(lambda: {label})
+        run_ = slices_(lambda: {label})
         try:
-            return (yield from run.through(function({arguments})))
-        except BaseException as error:
-            raise run.without_ours(error)
+            return (yield from run_.through(function_({arguments})))
+        except BaseException as error_:
+            raise run_.without_ours(error_)
     return ranged
 """
 _COROUTINE = """
-def make(function, name, fallback, slices):
+def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
-        run = slices(lambda: {label})
+        run_ = slices_(lambda: {label})
         try:
-            return await run.awaited(function({arguments}))
-        except BaseException as error:
-            raise run.without_ours(error)
+            return await run_.awaited(function_({arguments}))
+        except BaseException as error_:
+            raise run_.without_ours(error_)
     return ranged
 """
 _ASYNC_GENERATOR = """
-def make(function, name, fallback, slices):
+def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
-        run = slices(lambda: {label})
-        inner = function({arguments})
-        resume, value = inner.asend, None
+        run_ = slices_(lambda: {label})
+        inner_ = function_({arguments})
+        resume_, value_ = inner_.asend, None
         while True:
             try:
-                item = await run.awaited(resume(value).__await__())
+                item_ = await run_.awaited(resume_(value_).__await__())
             except StopAsyncIteration:
                 return
-            except BaseException as error:
-                raise run.without_ours(error)
+            except BaseException as error_:
+                raise run_.without_ours(error_)
             try:
-                value = yield item
-                resume = inner.asend
+                value_ = yield item_
+                resume_ = inner_.asend
             except GeneratorExit:
-                await inner.aclose()
+                await inner_.aclose()
                 raise
-            except BaseException as error:
-                resume, value = inner.athrow, error
+            except BaseException as error_:
+                resume_, value_ = inner_.athrow, error_
     return ranged
 """
 _VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
 # Names that the wrappers use themselves; a function with such a parameter gets a variadic wrapper.
-_TAKEN = frozenset(
-    [
-        *[
-            "function",
-            "name",
-            "fallback",
-            "slices",
-            "handle",
-            "opens",
-            "closes",
-            "_",
-            "run",
-            "error",
-            "inner",
-            "resume",
-            "value",
-            "item",
-        ],
-        *vars(emit),
-    ]
-)
+_TAKEN = frozenset([
+    "function_", "name_", "fallback_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_", "error_", "inner_",
+    "resume_", "value_", "item_", "is_dynamo_compiling", "swallow", "armed", "backend", "labelled", "labelled_by",
+    "named_by", "BaseException", "GeneratorExit", "StopAsyncIteration",
+])  # fmt: skip
 _FILE = "<profiled>"
 
 
@@ -115,11 +99,11 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
     if callable(name):
-        label = f"named_by(name, fallback, {arguments})" if arguments else "named_by(name, fallback)"
+        label = f"named_by(name_, fallback_, {arguments})" if arguments else "named_by(name_, fallback_)"
     elif _is_format(name):
-        label = f"labelled(name, {values})" if exact else "labelled_by(function, name, args, kwargs)"
+        label = f"labelled(name_, {values})" if exact else "labelled_by(function_, name_, args, kwargs)"
     else:
-        label, name = "name", to_trace(name)
+        label, name = "name_", to_trace(name)
     make = _factory(_source(function), parameters, arguments, label)
     wrapper = make(function, name, _fallback(function, name), _Slices)
     if exact and isinstance(function, FunctionType):
@@ -127,8 +111,15 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     return functools.update_wrapper(wrapper, function)
 
 
+def is_plain(target: Any) -> bool:
+    """Whether it is a function or method, and no object of another kind that can be called."""
+    return isinstance(
+        target, FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType
+    )
+
+
 def _source(function: Any) -> str:
-    itself = inspect.isroutine(function) or isinstance(function, functools.partial)
+    itself = is_plain(function) or isinstance(function, functools.partial)
     called = function if itself else type(function).__call__
     if inspect.iscoroutinefunction(called):
         return _COROUTINE

@@ -35,9 +35,14 @@ def everything(a: int, b: int, /, c: int, d: int = 4, *rest: int, e: int, f: int
     return (a, b, c, d, rest, e, f, more)
 
 
-def taken(handle: int, armed: int = 2) -> tuple[int, int]:
+def taken(handle_: int, armed: int = 2) -> tuple[int, int]:
     """A function whose parameters bear names that the wrapper uses itself."""
-    return handle, armed
+    return handle_, armed
+
+
+def usual(name: str, function: int, value: int = 3, *, error: int = 4, backend_: int = 5) -> tuple[Any, ...]:
+    """Names that many functions have."""
+    return name, function, value, error, backend_
 
 
 SIGNATURES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
@@ -50,6 +55,7 @@ SIGNATURES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (lambda x, *, y=3: (x, y), (1,), {}),
     (lambda x=[]: x, (), {}),
     (taken, (1,), {}),
+    (usual, ("x", 2), {"error": 7}),
     (len, ([1, 2],), {}),
 ]
 
@@ -64,6 +70,11 @@ def test_arguments_and_defaults_go_through_as_they_are(
     with recorded(tmp_path) as seen:
         assert marked(*args, **kwargs) == function(*args, **kwargs)
     assert seen.names == ["f"]
+
+
+def test_usual_parameters_keep_the_wrapper_exact() -> None:
+    assert profiled(usual).__code__.co_varnames[:5] == ("name", "function", "value", "error", "backend_")
+    assert profiled(taken).__code__.co_varnames[:2] == ("args", "kwargs")
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {"g": 1}), ((1,), {"a": 1})])
@@ -713,3 +724,108 @@ def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded." in done.stderr
+
+
+# What a mark must not change
+
+
+def test_a_marked_instance_and_its_copies_run_their_own_weights(tmp_path: Path) -> None:
+    net = profiled("mine")(Net())
+    shallow = copy.copy(net)
+    shallow._modules = {"linear": nn.Linear(3, 3)}
+    shallow.linear.weight.data.zero_()
+    shallow.linear.bias.data.zero_()
+    x = torch.ones(1, 3)
+    with recorded(tmp_path) as seen:
+        assert torch.equal(shallow(x), torch.zeros(1, 3))
+        assert not torch.equal(net(x), torch.zeros(1, 3))
+    assert seen.names == ["mine", "mine"]
+    with pytest.raises(ConfigError, match="takes no function as the name of a module instance"):
+        profiled(Net(), name=lambda *_: "x")
+
+
+def test_an_autograd_function_with_vjp_and_a_module_with_a_static_forward(tmp_path: Path) -> None:
+    @profiled("cube")
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def vjp(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * grad
+
+    @profiled("static")
+    class Static(nn.Module):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return x + 1
+
+    x = torch.tensor([2.0], requires_grad=True)
+    with recorded(tmp_path) as seen:
+        Cube.apply(Static()(x)).backward()
+    assert seen.names == ["static", "cube.forward", "cube.backward"]
+    assert x.grad is not None
+    assert x.grad.item() == 27.0
+
+
+def test_callable_objects_stay_what_they_are(tmp_path: Path) -> None:
+    @profiled("cached")
+    @functools.lru_cache
+    def cached(x: int) -> int:
+        return x + 1
+
+    class Holder:
+        @profiled("method")
+        @functools.lru_cache  # noqa: B019
+        def method(self, x: int) -> int:
+            return x * 2
+
+    partial = profiled("partial")(functools.partial(int, base=2))
+    many = profiled("many")(Many(4))
+    with recorded(tmp_path) as seen:
+        assert (cached(1), cached(1), partial("11"), many(1), Holder().method(3)) == (2, 2, 3, 5, 6)
+    assert seen.names == ["cached", "cached", "partial", "many", "call", "method"]
+    assert cached.cache_info().hits == 1
+    assert (partial.func, partial.keywords) == (int, {"base": 2})
+    assert isinstance(many, Many)
+    assert many.index == 4
+    assert pickle.loads(pickle.dumps(many))(1) == 5
+    assert copy.deepcopy(partial)("10") == 2
+    assert repr(many) == repr(many.__wrapped__)
+
+
+def test_an_object_whose_call_is_a_coroutine(tmp_path: Path) -> None:
+    class Fetcher:
+        async def __call__(self, name: str) -> str:
+            with profiled("inside"):
+                pass
+            await asyncio.sleep(0)
+            return name
+
+    marked = profiled("fetcher")(Fetcher())
+    with recorded(tmp_path) as seen:
+        assert asyncio.run(marked("a")) == "a"
+    assert seen.ranges[:2] == [("fetcher", None), ("inside", "fetcher")]
+    assert "fetcher (resumed)" in seen.names
+
+
+@pytest.mark.parametrize("function", [counting, fetch, stream])
+def test_wrong_arguments_are_refused_at_the_call(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError):
+        function(1, 2, 3, 4)
+
+
+def test_a_class_bears_its_qualified_name(tmp_path: Path) -> None:
+    class Outer:
+        @profiled
+        class Inner(nn.Module):
+            def forward(self, x: int) -> int:
+                return x
+
+    with recorded(tmp_path) as seen:
+        Outer.Inner()(1)
+    assert seen.names == [Outer.Inner.__qualname__]
+    assert seen.names[0].endswith("Outer.Inner")
