@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrument import emit
@@ -25,10 +26,11 @@ class Recording:
 
 
 @contextmanager
-def recorded(folder: Path) -> Iterator[Recording]:
+def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
     """Record the block with torch's own profiler and read the user annotations from its trace."""
     result = Recording()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
         emit.arm()
         try:
             yield result

@@ -22,9 +22,9 @@ from instrument.wrap import RESUMED
 Program = list[tuple[Any, ...]]
 
 
-def programs(threads: bool) -> st.SearchStrategy[Program]:
+def programs() -> st.SearchStrategy[Program]:
     def deeper(inner: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
-        kinds = ["call", "block", "generator", "method", "shared", "catch"] + (["thread"] if threads else [])
+        kinds = ["call", "block", "generator", "method", "shared", "catch", "thread"]
         return st.lists(
             st.one_of(
                 st.tuples(st.sampled_from(kinds), inner), st.just(("raise",)), st.just(("arm",)), st.just(("disarm",))
@@ -159,7 +159,7 @@ def flat(ranges: dict[int, list[tuple[str, str | None]]]) -> list[tuple[str, str
 
 
 @settings(max_examples=150, deadline=None)
-@given(programs(threads=True))
+@given(programs())
 @example([("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])])  # rarely found by chance
 def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: Program) -> None:
     seen = Model()
@@ -184,9 +184,9 @@ def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: P
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(programs(threads=False))
+@given(programs())
 def test_the_trace_of_a_random_program_holds_its_ranges(program: Program) -> None:
     run: Callable[[], Runner] = lambda: start(program)  # noqa: E731
-    with TemporaryDirectory() as folder, recorded(Path(folder)) as seen:
+    with TemporaryDirectory() as folder, recorded(Path(folder), all_threads=True) as seen:
         runner = run()
-    assert seen.ranges == [each for mine in runner.model.ranges.values() for each in mine]
+    assert sorted(seen.ranges, key=str) == flat(runner.model.ranges)
