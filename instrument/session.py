@@ -119,7 +119,7 @@ class Session:
         self._began_at, self._process = self.step_number, os.getpid()
         atexit.register(self._stop, "the interpreter ended")
         self._watch = Watch(self.config.triggers)
-        self._plan = self._scheduled()
+        self._plan, self._window = self._scheduled(), None  # nothing of an earlier run's plan
         self._skip_missed()
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")

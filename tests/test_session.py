@@ -299,6 +299,20 @@ def test_a_session_can_be_started_again(tmp_path: Path, net: nn.Module, log: Log
     assert session.captures[1].metadata["name"] == "steps_000000-000000_rank0-2"
 
 
+def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(tmp_path: Path, net: nn.Module) -> None:
+    options = {"skip_first": 50, "active": 1, "warmup": 2, "output_dir": str(tmp_path)}
+    session = Session(options, triggers={"mine": FiresAfter(2)})
+    with session:  # ends while the window that the trigger asked for warms up
+        for batch in session.steps(LOADER[:3]):
+            train_step(net, batch)
+    assert session.captures == []
+    session.step_number = 4
+    with session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert session.captures == []
+
+
 def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.Module, log: Log) -> None:
     session = Session({"wait": 3, "active": 2, "repeat": 3, "output_dir": str(tmp_path)})
     session.step_number = 9
