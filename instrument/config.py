@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_core import ErrorDetails
 
 from instrument.errors import ConfigError, InstrumentError
+from instrument.sinks.chrome_trace import as_json
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 _PRESETS = files("instrument") / "conf" / "profiler"
@@ -57,6 +58,7 @@ class ProfilerConfig(BaseModel):
             `torch.cuda.memory` record itself ends with the window.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
+        metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
         sinks: name -> what writes something from each capture: an instance, or a mapping with `_target_`; the sinks
             that ship need no `_target_`.
@@ -84,6 +86,7 @@ class ProfilerConfig(BaseModel):
     memory_snapshot: bool = False
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
+    metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
     sinks: dict[str, Any] = Field(default_factory=dict)
     triggers: dict[str, Any] = Field(default_factory=dict)
@@ -120,6 +123,11 @@ class ProfilerConfig(BaseModel):
                 "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled."
             )
         return list(dict.fromkeys(names))
+
+    @field_validator("metadata")
+    @classmethod
+    def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        return as_json(metadata, "profiler.metadata")
 
     @field_validator("sinks", mode="before")
     @classmethod
@@ -355,7 +363,7 @@ def _must(error: ErrorDetails) -> str:
         "bool": "must be true or false",
         "int": "must be a whole number",
         "string": "must be text",
-        "dict": "must be names with options, as in {table: {}}",
+        "dict": "must be a mapping from names to what each of them holds",
         "list": "must be a list",
         "model": "must hold options such as depth and include",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),

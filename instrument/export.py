@@ -30,10 +30,14 @@ def output_dir(config: ProfilerConfig) -> Path:
             return Path(config.output_dir).expanduser().absolute()
         except RuntimeError as error:  # no such user
             raise ConfigError(f"profiler.output_dir is {str(config.output_dir)!r}: {error}") from None
-    hydra = sys.modules.get("hydra.core.hydra_config")  # where Hydra runs, it is loaded
-    if hydra is not None and hydra.HydraConfig.initialized():
-        return Path(hydra.HydraConfig.get().runtime.output_dir) / "profile"
-    return Path("profile").absolute()
+    hydra = hydra_run()
+    return Path("profile").absolute() if hydra is None else Path(hydra.runtime.output_dir) / "profile"
+
+
+def hydra_run() -> Any:
+    """What Hydra says of the application that it runs: its folder, its overrides; None where it runs none."""
+    module = sys.modules.get("hydra.core.hydra_config")  # where Hydra runs, it is loaded
+    return module.HydraConfig.get() if module is not None and module.HydraConfig.initialized() else None
 
 
 def writable(folder: Path) -> Path:
@@ -73,7 +77,8 @@ def deliver(
     The folder is named after `metadata["name"]`, with a number behind it where that is taken. `failed` are the sinks
     that have failed before in this run, which is said once.
     """
-    rewrite(staging / "trace.json", staging / "trace.json.gz", {})
+    # put in here and not by torch, whose export turns backslashes into slashes and the trace into what is no JSON
+    rewrite(staging / "trace.json", staging / "trace.json.gz", metadata["user_metadata"])
     (staging / "trace.json").unlink()
     folder = _published(staging, output_dir, metadata)
     capture = Capture.load(folder)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from instrument import export
 from instrument.schedule import Window
 
 FORMAT = 1
+
+# How long git is waited for, once, at the start of a run.
+_GIT_S = 2.0
 
 
 def facts(window: Window, step_number: int, cut: str | None) -> dict[str, Any]:
@@ -61,9 +68,37 @@ def describe(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "command": sys.argv,
+        **origin(),
         "config": dict(config),
     }
+
+
+def origin() -> dict[str, Any]:
+    """What was run: the command line, Hydra's overrides (None where Hydra runs nothing), and `git`'s state.
+
+    Of the working tree that the script lies in, git's commit, and whether a tracked file differs from it; None where
+    there is no repository, no git, or no answer within two seconds. Asked once in a process.
+    """
+    hydra = export.hydra_run()
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {
+        "command": sys.argv,
+        "overrides": None if hydra is None else list(hydra.overrides.task),
+        "git": _git(Path(main).absolute().parent if main else Path.cwd()),
+    }
+
+
+@cache
+def _git(folder: Path) -> dict[str, Any] | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # nothing is written into the user's repository
+    try:
+        said = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_GIT_S, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return None
+    return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")} if said else None
 
 
 def rank() -> int:

@@ -19,10 +19,11 @@ from instrument import emit, export, metadata, schedule
 from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
-from instrument.errors import CaptureError, InstrumentError
+from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.modules import forget, instrument_model, is_instrumented
 from instrument.recorder import Recorder, refuse_company, usable_activities
 from instrument.schedule import Window
+from instrument.sinks.chrome_trace import as_json
 from instrument.triggers import Watch
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Session:
         self.step_number = 0
         self.activities: list[str] = []
         self.output_dir: Path | None = None
+        self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
         self._running = False
         self._plan: Iterator[Window] = iter(())
@@ -111,6 +113,7 @@ class Session:
         refuse_company()
         self.activities = usable_activities(self.config.activities)
         self.output_dir = export.writable(export.output_dir(self.config))
+        metadata.origin()  # asks git now, and not at the end of a window
         self._emitting = emit.backend_for(self.config.emit)
         self._take_model(model if model is not None else self._model)
         self._running = True
@@ -182,6 +185,16 @@ class Session:
         Calling it twice is harmless.
         """
         self._stop(None)
+
+    def add_metadata(self, key: str, value: Any) -> None:
+        """Put a key with a JSON value into `capture.json` and the trace of every window that ends from now on.
+
+        Given again, it counts with its last value. What cannot be written is warned of, and left out.
+        """
+        try:
+            self._metadata |= as_json({key: value}, "The session's metadata")
+        except ConfigError as error:
+            self._say(str(error))
 
     def _take_model(self, model: nn.Module | None) -> None:
         """Instrument the session's model as the config says, unless its owner has done so already."""
@@ -256,6 +269,8 @@ class Session:
         window, recorder = self._window, self._recorder
         if window is None or recorder is None or recorder.started_at is None:
             return
+        if cut:
+            self._warn_cut(window, cut)
         recorder.stop()
         self._recorder, self._window = None, next(self._plan, None)
         facts = metadata.facts(window, self.step_number, cut)
@@ -272,6 +287,7 @@ class Session:
             recorder.save(staging / "trace.json")
             about = metadata.describe(name, facts, recorder.started_at or 0.0, self.activities, self.config.plain())
             about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
+            about["user_metadata"] = dict(self._metadata)
             _warn_compiled(about["graphs_compiled"], facts)
             return export.deliver(staging, output_dir, about, self.config.sinks, self._failed_sinks)
         except Exception:
@@ -297,17 +313,12 @@ class Session:
         window, recorder = self._window, self._recorder
         if window is None:
             return
-        if recorder is None or not self._recording:
+        stepped = self.step_number > self._began_at
+        just_begun = stepped and self.step_number == window.first and cut is None
+        if recorder is None or not self._recording or just_begun:  # there is nothing to keep
             self._recorder = None
             if recorder is not None:
                 recorder.stop()
-            if not self.captures:
-                self._warn_nothing_recorded(window)
-            return
-        stepped, whole = self.step_number > self._began_at, self.step_number > window.first
-        if stepped and not whole and cut is None:  # it has just begun, and holds nothing
-            self._recorder = None
-            recorder.stop()
             if not self.captures:
                 self._warn_nothing_recorded(window)
             return
@@ -317,20 +328,12 @@ class Session:
                 recorder.end_step()
         else:
             cut = cut or ("the run ended" if stepped else "session.step() was never called")
-        if cut:
-            self._warn_cut(window, cut)
         self._end_window(cut)
 
     def _warn_cut(self, window: Window, cut: str) -> None:
-        done = self.step_number - window.first
         planned = "" if window.last is None else f" of {window.last - window.first + 1}"
-        logger.warning(
-            "The window of steps {} was cut short after {}{} steps ({}); it is kept and labelled truncated.",
-            window,
-            done,
-            planned,
-            cut,
-        )
+        how = f"was cut short after {self.step_number - window.first}{planned} steps ({cut})"
+        logger.warning("The window of steps {} {}; it is kept and labelled truncated.", window, how)
 
     def _warn_nothing_recorded(self, window: Window) -> None:
         done = self.step_number - self._began_at

@@ -38,7 +38,7 @@ class Never:
         ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
         ({"record_shapes": "maybe"}, "profiler.record_shapes is 'maybe', but it must be true or false."),
         ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
-        ({"sinks": 3}, "profiler.sinks is 3, but it must be names with options, as in {table: {}}."),
+        ({"sinks": 3}, "profiler.sinks is 3, but it must be a mapping from names to what each of them holds."),
         ({"activities": "cpu"}, "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda]."),
         (
             {"activities": ["gpu"]},
@@ -49,6 +49,7 @@ class Never:
             {"activities": []},
             "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled.",
         ),
+        ({"metadata": {"traceEvents": 1}}, "profiler.metadata cannot hold 'traceEvents': torch writes that key."),
         (
             {"repeat": 2},
             "profiler.repeat is 2, but without profiler.active the first window has no end: "

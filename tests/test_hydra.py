@@ -65,6 +65,10 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
         (["profiler.active=5"], {"active": 5}),
         (["profiler.record_shapes=true", "profiler.with_stack=true"], {"record_shapes": True, "with_stack": True}),
         (["profiler.activities=[cpu]"], {"activities": ["cpu"]}),
+        (
+            ["+profiler.metadata.model=vit", "+profiler.metadata.n=12"],
+            {"metadata": {"model": "vit", "n": 12}},
+        ),
         (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
     ],
 )
@@ -97,12 +101,20 @@ def test_a_preset_can_stand_at_another_place_of_the_config() -> None:
 
 
 def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
-    done = run(app, "+profiler=trace", "profiler.active=3")
+    for command in ("init -q", "add their_app.py", "-c user.name=me -c user.email=me@here commit -q -m first"):
+        subprocess.run(["git", *command.split()], cwd=app, check=True)
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=app, text=True).strip()
+    done = run(app, "+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit")
     assert done.returncode == 0, done.stderr
     (folder,) = done.stdout.split("CAPTURES ")[1].split()
     assert Path(folder).parent.name == "profile"
     assert Path(folder).parent.parent.parent.parent == app / "outputs", "the folder is in Hydra's run folder"
-    assert json.loads((Path(folder) / "capture.json").read_text())["window"]["steps"] == 3
+    about = json.loads((Path(folder) / "capture.json").read_text())
+    assert about["window"]["steps"] == 3
+    assert about["git"] == {"commit": commit, "dirty": False}
+    assert about["overrides"] == ["+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit"]
+    assert about["command"] == ["their_app.py", *about["overrides"]]
+    assert about["user_metadata"] == {"model": "vit"}
     assert "mine" in done.stderr, "the table names the range"
 
 

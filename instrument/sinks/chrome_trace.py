@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
@@ -21,13 +21,20 @@ from instrument.sinks import Sink
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
 _TAKEN = frozenset(
     {
+        "DISABLE_CUPTI_LAZY_REINIT",
         "baseTimeNanoseconds",
+        "cuda_driver_version",
+        "cuda_runtime_version",
+        "cupti_version",
         "deviceProperties",
         "displayTimeUnit",
         "distributedInfo",
+        "hip_driver_version",
+        "hip_runtime_version",
         "host_name",
         "profile_memory",
         "record_shapes",
+        "roctracer_version",
         "schemaVersion",
         "traceEvents",
         "traceName",
@@ -63,7 +70,8 @@ class ChromeTrace(Sink):
     """A folder that also gets the trace, as `<capture name>.json` or `.json.gz`; made where it is missing."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Keys written at the top level of the trace's JSON object, which Perfetto's info page shows."""
+    """Keys written at the top level of the trace's JSON object, which Perfetto's info page shows; those that
+    `profiler.metadata` or `Session.add_metadata` gave are there already, and stay as they are."""
 
     keep: bool = True
     """False removes the trace from the capture folder at the end; a copy stays."""
@@ -71,12 +79,7 @@ class ChromeTrace(Sink):
     @field_validator("metadata")
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(_TAKEN & metadata.keys())
-        if taken:
-            raise ConfigError(f"The chrome_trace sink's metadata cannot hold {taken[0]!r}: torch writes that key.")
-        for key, value in metadata.items():
-            _as_json(key, value)
-        return metadata
+        return as_json(metadata, "The chrome_trace sink's metadata")
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Bring the trace into the form asked for, copy it, drop it; `capture.trace_path` follows.
@@ -89,17 +92,40 @@ class ChromeTrace(Sink):
         """
         trace, folder = trace_of(capture).absolute(), folder.absolute()
         wanted = folder / ("trace.json.gz" if self.gzip else "trace.json")
+        there = capture.metadata.get("user_metadata", {})
+        metadata = {key: value for key, value in self.metadata.items() if key not in there}
         if self.copy_to is not None:
             into = Path(self.copy_to).expanduser()
             into.mkdir(parents=True, exist_ok=True)
-            rewrite(trace, into / wanted.name.replace("trace", capture.name, 1), self.metadata)
-        if self.keep and (self.metadata or trace != wanted):
-            rewrite(trace, wanted, self.metadata)
+            rewrite(trace, into / wanted.name.replace("trace", capture.name, 1), metadata)
+        if self.keep and (metadata or trace != wanted):
+            rewrite(trace, wanted, metadata)
         if trace.parent == folder:
             if trace != wanted or not self.keep:
                 trace.unlink()
                 path_of(trace).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None
+
+
+def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Keys and values as they will stand at the top level of a trace; `whose` names them in the sentence.
+
+    Raises:
+        ConfigError: torch writes such a key itself, or JSON cannot hold a value.
+    """
+    taken = sorted(_TAKEN & metadata.keys())
+    if taken:
+        raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
+    return {str(key): _as_json(key, value, whose) for key, value in metadata.items()}
+
+
+def _as_json(key: str, value: Any, whose: str) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        # only a number is shown: for a tensor's text torch would run operators and wait for the device
+        shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+        raise ConfigError(f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text.") from None
 
 
 def trace_of(capture: Capture) -> Path:
@@ -113,7 +139,7 @@ def trace_of(capture: Capture) -> Path:
     return capture.trace_path
 
 
-def rewrite(source: Path, target: Path, metadata: dict[str, Any]) -> None:
+def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     """Write the trace `source` as `target`, gzipped if that name ends in `.gz`, with keys put first.
 
     The target appears whole or not at all, and may be the source.
@@ -138,23 +164,14 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def _put_first(metadata: dict[str, Any], before: IO[bytes], after: IO[bytes], source: Path) -> None:
+def _put_first(metadata: Mapping[str, Any], before: IO[bytes], after: IO[bytes], source: Path) -> None:
     head = before.read(_CHUNK).lstrip()  # torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(f"{source} does not begin with '{{', so it is no trace that metadata can be added to.")
     rest = head[1:].lstrip()
-    pairs = ",\n  ".join(_as_json(key, value) for key, value in metadata.items())
+    pairs = ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in metadata.items())
     between = "\n" if rest.startswith(b"}") else ",\n  "
     after.write(b"{\n  " + pairs.encode() + between.encode() + rest)
-
-
-def _as_json(key: str, value: Any) -> str:
-    try:
-        return f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"The chrome_trace sink's metadata {key!r} is {value!r}, which JSON cannot hold; give it as text."
-        ) from None
 
 
 @contextmanager

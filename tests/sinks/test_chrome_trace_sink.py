@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import record, steps
+from made_captures import record, steps, write_capture
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError, TraceError
@@ -150,7 +150,7 @@ def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
         ),
         (
             {"metadata": {"when": {1, 2}}},
-            "The chrome_trace sink's metadata 'when' is {1, 2}, which JSON cannot hold; give it as text.",
+            "The chrome_trace sink's metadata 'when' is of type set, which JSON cannot hold; give it as text.",
         ),
         (
             {"metadata": {"loss": float("nan")}},
@@ -167,3 +167,12 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
     written = json.loads(record(tmp_path / "real.json", with_stack=True).read_text())
     assert set(written) <= chrome_trace._TAKEN
+
+
+def test_what_the_session_wrote_is_not_written_twice(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, steps(), user_metadata={"run": 1})
+    assert capture.folder is not None
+    ChromeTrace(gzip=False, metadata={"run": 2, "mine": 3}).write(capture, capture.folder)
+    text = (capture.folder / "trace.json").read_text()
+    assert json.loads(text)["mine"] == 3
+    assert '"run"' not in text, "it is already there in a real one, put in when the window was delivered"
