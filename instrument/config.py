@@ -18,10 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from instrument import activities
+from instrument.activities import Activities
 from instrument.errors import ConfigError, InstrumentError
 from instrument.sinks.chrome_trace import as_json
 
-ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 _PRESETS = files("instrument") / "conf" / "profiler"
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 
@@ -47,7 +48,8 @@ class ProfilerConfig(BaseModel):
 
     Attributes:
         enabled: False: the session does nothing, and the other options are not looked at further.
-        activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has.
+        activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
+            name keeps only these types of it (torch 2.13). Steps and ranges are cpu's USER_ANNOTATION.
         record_shapes: keep the operators' input shapes.
         profile_memory: keep every allocation and release.
         with_stack: keep the Python stack; needed by the stacks sink. The costliest option.
@@ -56,6 +58,9 @@ class ProfilerConfig(BaseModel):
         memory_snapshot: put the snapshot of CUDA's allocator, with its allocations and frees during the window, into
             the capture as memory_snapshot.pickle (pytorch.org/memory_viz opens it). A history that the program has
             `torch.cuda.memory` record itself ends with the window.
+        execution_trace: torch's execution trace (Chakra) of the window's steps, as execution_trace.json in the
+            capture: for replay and simulation; costly, some 8 µs and a kB for each operator.
+        experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
@@ -77,13 +82,15 @@ class ProfilerConfig(BaseModel):
     repeat: int = Field(1, ge=0)
     skip_first: int = Field(0, ge=0)
     skip_first_wait: int = Field(0, ge=0)
-    activities: list[str] | None = None
+    activities: Activities | None = None
     record_shapes: bool = False
     profile_memory: bool = False
     with_stack: bool = False
     with_flops: bool = False
     with_modules: bool = False
     memory_snapshot: bool = False
+    execution_trace: bool = False
+    experimental_config: dict[str, Any] = Field(default_factory=dict)
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -107,22 +114,7 @@ class ProfilerConfig(BaseModel):
     @field_validator("activities", mode="before")
     @classmethod
     def _known_activities(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise ConfigError(f"profiler.activities is {value!r}, but it must be a list such as [cpu, cuda].")
-        names = [str(getattr(each, "name", each)).lower() for each in value]
-        for name in names:
-            if name not in ACTIVITIES:
-                raise ConfigError(
-                    f"profiler.activities holds {name!r}, which is no activity: choose from {', '.join(ACTIVITIES)}, "
-                    "or leave it null for what this machine has."
-                )
-        if not names:
-            raise ConfigError(
-                "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled."
-            )
-        return list(dict.fromkeys(names))
+        return None if value is None else activities.checked(value)
 
     @field_validator("metadata")
     @classmethod
@@ -149,6 +141,7 @@ class ProfilerConfig(BaseModel):
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
+        self._refuse_what_torch_would_lose()
         self.sinks = {name: _sink(name, given) for name, given in self.sinks.items()}
         self.triggers = {name: _trigger(name, given) for name, given in self.triggers.items()}
         for name, sink in self.sinks.items():
@@ -156,6 +149,23 @@ class ProfilerConfig(BaseModel):
                 if not getattr(self, option):
                     raise ConfigError(f"The {name} sink needs profiler.{option}=true, but it is false.")
         return self
+
+    def _refuse_what_torch_would_lose(self) -> None:
+        experimental, host_types = self.experimental_config, activities.chosen_types(self.activities).get("cpu")
+        for option, flag, host_type in (
+            ("with_stack", "trace_only", "PYTHON_FUNCTION"),
+            ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
+        ):
+            if getattr(self, option) and experimental.get(flag):
+                raise ConfigError(
+                    f"profiler.experimental_config.{flag} is true, with which torch loses what profiler.{option}=true "
+                    "asks for: leave one of the two out."
+                )
+            if getattr(self, option) and host_types is not None and host_type not in host_types:
+                raise ConfigError(
+                    f"profiler.activities holds the types {host_types} for cpu, but profiler.{option}=true needs "
+                    f"{host_type} among them."
+                )
 
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
@@ -373,4 +383,4 @@ def _must(error: ErrorDetails) -> str:
     return expected.get(kind, "cannot be used: " + error["msg"])
 
 
-__all__ = ["ACTIVITIES", "ProfilerConfig", "as_config", "build_sink", "parse_options", "preset", "presets"]
+__all__ = ["ProfilerConfig", "as_config", "build_sink", "parse_options", "preset", "presets"]

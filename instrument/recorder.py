@@ -1,7 +1,7 @@
 """One window of torch's profiler: prepare, start, stop, and one export to a file.
 
 Built on `torch.profiler._KinetoProfile`, whose waiting costs nothing; `torch.profiler.profile.step()` opens a range of
-over 11 µs on every step, also while it waits. What differs between torch versions is probed, not asked by version.
+over 11 µs on every step, also while it waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from loguru import logger
-from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument import emit
+from instrument import emit, probe
+from instrument.activities import chosen_types
 from instrument.config import ProfilerConfig
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, ConfigError
+from instrument.execution_trace import ExecutionTrace
 from instrument.modules import ModuleRanges
 
 # Below this much free space torch's export is not even tried: it would return as if all were well.
@@ -44,26 +45,30 @@ class Recorder:
     window, which must also stop it. `stop` waits for the device, and holds the GIL while torch collects: about 4 s per
     million events, 13–16 s with shapes. `save` holds it about 3.5 s.
 
+    `folder` is where torch writes what it writes while it records.
+
     Attributes:
         started_at: seconds since the epoch when recording began; None before.
     """
 
-    def __init__(self, config: ProfilerConfig, activities: Sequence[str], emitting: emit.Backend) -> None:
-        # torch loses all memory events where it records every thread, so with memory it records the caller's alone
-        self._all_threads = not config.profile_memory and _knows_all_threads()
+    def __init__(self, config: ProfilerConfig, activities: Sequence[str], emitting: emit.Backend, folder: Path) -> None:
+        options = probe.experimental_options(config)
+        self._all_threads = bool(options.get("profile_all_threads"))
         self._profile = _KinetoProfile(
-            activities=[ProfilerActivity.__members__[name.upper()] for name in activities],
+            activities=probe.as_torch_takes(activities, chosen_types(config.activities)),
             record_shapes=config.record_shapes,
             profile_memory=config.profile_memory,
             with_stack=config.with_stack,
             with_modules=config.with_modules,
-            experimental_config=_experimental_config(with_stack=config.with_stack, all_threads=self._all_threads),
+            experimental_config=torch._C._profiler._ExperimentalConfig(**options),
         )
         self._emitting = emitting
         self._modules = ModuleRanges()
         self._thread = 0
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None
+        self._execution_trace_folder = folder if config.execution_trace else None
+        self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
         self._prepared = False
         self._disturbed = False
@@ -93,6 +98,9 @@ class Recorder:
         """
         if not self._prepared:
             self.prepare()
+        if self._execution_trace_folder is not None:
+            self._execution_trace = ExecutionTrace(self._execution_trace_folder)
+            self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
         self._profile.start_trace()
         if self._takes_snapshot:
@@ -145,6 +153,8 @@ class Recorder:
         global _busy
         self._prepared = False
         _busy = None
+        if self._execution_trace is not None:
+            self._execution_trace.end()
 
     def not_timed(self) -> dict[str, Any]:
         """What the window cannot show, for `capture.json`; to be asked once the window has ended.
@@ -160,7 +170,9 @@ class Recorder:
         }
 
     def save(self, path: Path) -> None:
-        """Write the trace as plain JSON, with the snapshot beside; possible once: torch refuses a second export.
+        """Write the trace as plain JSON, with the snapshot and the execution trace beside.
+
+        Possible once: torch refuses a second export.
 
         Raises:
             CaptureError: the disk is full, torch wrote no whole file, or another profiler of torch's ran within the
@@ -176,8 +188,20 @@ class Recorder:
         self._profile.export_chrome_trace(str(path))
         if not _ends_whole(path):
             raise CaptureError(f"torch wrote no whole trace to {path}: look at the free space and quota there.")
+        self._keep_execution_trace(path.with_name("execution_trace.json"))
         if self._snapshot is not None:
             path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+
+    def _keep_execution_trace(self, target: Path) -> None:
+        trace = self._execution_trace
+        if trace is None or trace.observer is None:
+            return
+        if _ends_whole(trace.path):
+            trace.path.replace(target)
+        else:
+            logger.warning(
+                "torch wrote no whole execution trace: look at the free space and quota of {}.", target.parent
+            )
 
     def _take_snapshot(self) -> None:
         """Keep what the allocator tells of the window, and end its history, where one was begun."""
@@ -201,9 +225,27 @@ def refuse_company() -> None:
         raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
 
 
-def available_activities() -> list[str]:
-    """What this machine can record: `cpu`, and the devices that are really there."""
-    return sorted(name for name in (activity.name.lower() for activity in supported_activities()) if _present(name))
+def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
+    """Have torch judge the options that are its own, in a window that holds nothing.
+
+    Costs nothing where neither `experimental_config` nor types of an activity are given; else about a millisecond, and
+    where it is the process's first window the second that Kineto takes to come up.
+
+    Raises:
+        ConfigError: torch refuses them.
+    """
+    probe.refuse_unknown(config)
+    if not config.experimental_config and not chosen_types(config.activities):
+        return
+    try:
+        trial = Recorder(config, activities, emit.torch_backend, folder)
+        trial.prepare()
+        trial.stop()
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(
+            f"torch {torch.__version__} refuses profiler.activities or profiler.experimental_config: {reason}."
+        ) from error
 
 
 def _profiling(*, default: bool = True) -> bool:
@@ -220,51 +262,10 @@ def _forget_parent() -> None:
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def usable_activities(wanted: list[str] | None) -> list[str]:
-    """Of the activities wanted those that can be recorded here; warns of the others. None: all that can."""
-    there = available_activities()
-    if wanted is None:
-        return there
-    missing = [name for name in wanted if name not in there]
-    usable = [name for name in wanted if name in there] or ["cpu"]
-    if missing:
-        logger.warning(
-            "profiler.activities names {}, which this machine or this torch does not have: records {} only.",
-            " and ".join(missing),
-            " and ".join(usable),
-        )
-    return usable
-
-
 def _compiled_graphs() -> int:
     """How many graphs Dynamo has compiled in this process; asked only where Dynamo is loaded already."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
-
-
-def _present(name: str) -> bool:
-    device = getattr(torch, name, None)
-    return name == "cpu" or (device is not None and bool(device.is_available()))
-
-
-def _experimental_config(*, with_stack: bool, all_threads: bool) -> Any:
-    """`verbose` puts the call stack on every operator; `trace_only` spares torch the events that we never ask for."""
-    config = torch._C._profiler._ExperimentalConfig
-    options: dict[str, Any] = {"profile_all_threads": True} if all_threads else {}
-    if with_stack:
-        return config(verbose=True, **options)
-    try:
-        return config(trace_only=True, **options)
-    except TypeError:  # a torch older than the option
-        return config(**options)
-
-
-def _knows_all_threads() -> bool:
-    try:
-        torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    except TypeError:
-        return False
-    return True
 
 
 def _ends_whole(path: Path) -> bool:

@@ -15,13 +15,13 @@ from typing import Any, Generic, TypeVar
 from loguru import logger
 from torch import nn
 
-from instrument import emit, export, metadata, schedule
+from instrument import emit, export, metadata, probe, schedule
 from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.modules import forget, instrument_model, is_instrumented
-from instrument.recorder import Recorder, refuse_company, usable_activities
+from instrument.recorder import Recorder, refuse_company, refuse_options
 from instrument.schedule import Window
 from instrument.sinks.chrome_trace import as_json
 from instrument.triggers import Watch
@@ -103,7 +103,7 @@ class Session:
         """Say the plan, check the output folder, and begin with the first step.
 
         Raises:
-            ConfigError: the output folder cannot be written.
+            ConfigError: the output folder cannot be written, or this torch refuses an option of its own.
             CaptureError: the session runs already, another one records, or torch's own profiler is running.
         """
         if self._running:
@@ -111,8 +111,9 @@ class Session:
         if not self.config.enabled:
             return self
         refuse_company()
-        self.activities = usable_activities(self.config.activities)
+        self.activities = probe.usable_activities(self.config.activities)
         self.output_dir = export.writable(export.output_dir(self.config))
+        refuse_options(self.config, self.activities, self.output_dir)
         metadata.origin()  # asks git now, and not at the end of a window
         self._emitting = emit.backend_for(self.config.emit)
         self._take_model(model if model is not None else self._model)
@@ -253,7 +254,7 @@ class Session:
             return
         self._wakes_at = self.step_number + 1
         if self._recorder is None:
-            self._recorder = Recorder(self.config, self.activities, self._emitting)
+            self._recorder = Recorder(self.config, self.activities, self._emitting, self.output_dir or Path())
             self._recorder.prepare()
         if self.step_number >= window.first:
             if not self._recording:

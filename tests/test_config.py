@@ -49,7 +49,39 @@ class Never:
             {"activities": []},
             "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled.",
         ),
+        (
+            {"activities": ["cpu", {"cuda": "GPU_MEMCPY"}]},
+            "profiler.activities holds the types 'GPU_MEMCPY' for cuda, but they must be a list such as [GPU_MEMCPY].",
+        ),
+        (
+            {"activities": ["cuda", {"cuda": ["GPU_MEMCPY"]}]},
+            "profiler.activities holds 'cuda' twice, not alike: name each activity once.",
+        ),
+        (
+            {"activities": [{"cpu": ["CPU_OP"]}], "with_stack": True},
+            "profiler.activities holds the types ['CPU_OP'] for cpu, but profiler.with_stack=true needs "
+            "PYTHON_FUNCTION among them.",
+        ),
+        (
+            {"activities": [{"cpu": ["CPU_OP"]}], "profile_memory": True},
+            "profiler.activities holds the types ['CPU_OP'] for cpu, but profiler.profile_memory=true needs "
+            "CPU_INSTANT_EVENT among them.",
+        ),
+        (
+            {"experimental_config": {"trace_only": True}, "with_stack": True},
+            "profiler.experimental_config.trace_only is true, with which torch loses what profiler.with_stack=true "
+            "asks for: leave one of the two out.",
+        ),
+        (
+            {"experimental_config": {"profile_all_threads": True}, "profile_memory": True},
+            "profiler.experimental_config.profile_all_threads is true, with which torch loses what "
+            "profiler.profile_memory=true asks for: leave one of the two out.",
+        ),
         ({"metadata": {"traceEvents": 1}}, "profiler.metadata cannot hold 'traceEvents': torch writes that key."),
+        (
+            {"metadata": {"when": {1}}},
+            "profiler.metadata 'when' is of type set, which JSON cannot hold; give it as text.",
+        ),
         (
             {"repeat": 2},
             "profiler.repeat is 2, but without profiler.active the first window has no end: "
@@ -101,6 +133,8 @@ def test_a_disabled_config_looks_at_nothing_further() -> None:
 
 def test_activities_are_accepted_in_torch_spelling_too() -> None:
     assert ProfilerConfig(activities=[ProfilerActivity.CPU, "CUDA", "cpu"]).activities == ["cpu", "cuda"]
+    types = ["GPU_MEMCPY", "CUDA_RUNTIME"]
+    assert ProfilerConfig(activities=["CPU", {ProfilerActivity.CUDA: types}]).activities == ["cpu", {"cuda": types}]
 
 
 def test_flops_turn_shapes_on_and_say_so() -> None:

@@ -65,10 +65,13 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
         (["profiler.active=5"], {"active": 5}),
         (["profiler.record_shapes=true", "profiler.with_stack=true"], {"record_shapes": True, "with_stack": True}),
         (["profiler.activities=[cpu]"], {"activities": ["cpu"]}),
+        (["profiler.activities=[cpu,{cuda:[GPU_MEMCPY]}]"], {"activities": ["cpu", {"cuda": ["GPU_MEMCPY"]}]}),
         (
             ["+profiler.metadata.model=vit", "+profiler.metadata.n=12"],
             {"metadata": {"model": "vit", "n": 12}},
         ),
+        (["+profiler.experimental_config.verbose=true"], {"experimental_config": {"verbose": True}}),
+        (["profiler.execution_trace=true"], {"execution_trace": True}),
         (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
     ],
 )

@@ -18,6 +18,7 @@ ROOT = Path(instrument.__file__).parent
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
     ({"errors", "names"}, set()),
+    ({"activities"}, set()),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf", "hydra"}),
@@ -27,6 +28,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"wrap"}, set()),
     ({"annotate"}, {"torch"}),
     ({"modules"}, {"torch"}),
+    ({"probe", "execution_trace"}, {"torch", "loguru"}),
     ({"recorder"}, {"torch", "loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),

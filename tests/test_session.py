@@ -794,7 +794,7 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
         _snapshot=lambda: done.append("snapshot") or {"segments": [7]},
     )
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], emit.backend)
+    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], emit.backend, tmp_path)
     window._takes_snapshot = True  # as where a CUDA device is among the activities
     window.start()
     assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]

@@ -1,0 +1,111 @@
+"""torch's execution trace in the capture: whole, of the window's steps alone, and in nobody's way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from torch.profiler import ExecutionTraceObserver
+
+from instrument import Session
+from instrument.capture import Capture
+
+
+def nodes(file: Path) -> list[dict[str, Any]]:
+    return json.loads(file.read_text())["nodes"]
+
+
+def execution_trace(capture: Capture) -> list[dict[str, Any]]:
+    assert capture.folder is not None
+    return nodes(capture.folder / "execution_trace.json")
+
+
+def step() -> None:
+    (torch.ones(3, 4, requires_grad=True) @ torch.ones(4, 2)).sum().backward()
+
+
+def left_over(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_each_window_has_the_graph_of_its_steps(tmp_path: Path) -> None:
+    with Session(wait=1, warmup=1, active=2, repeat=2, output_dir=tmp_path, execution_trace=True) as session:
+        for _ in range(8):
+            step()
+            session.step()
+    for capture, numbers in zip(session.captures, ([2, 3], [6, 7])):
+        graph = execution_trace(capture)
+        steps = [node["name"] for node in graph if node["name"].startswith("ProfilerStep#")]
+        assert sorted(steps) == [f"ProfilerStep#{number}" for number in numbers]
+        products = [node for node in graph if node["name"] == "aten::mm"]
+        assert [node["inputs"]["shapes"] for node in products[:1]] == [[[3, 4], [4, 2]]]
+        assert capture.trace_path is not None
+        with gzip.open(capture.trace_path) as file:
+            events = json.load(file)["traceEvents"]
+        recorded = {event["args"]["Record function id"] for event in events if event.get("cat") == "cpu_op"}
+        linked = {a["value"] for node in graph for a in node["attrs"] if a["name"] == "rf_id"}
+        assert len(recorded) > 10
+        assert recorded <= linked, "each operator of the trace is a node"
+    assert left_over(tmp_path) == []
+
+
+def test_an_exception_in_the_window_leaves_the_file_whole(tmp_path: Path) -> None:
+    session = Session(active=3, output_dir=tmp_path, execution_trace=True)
+
+    def fails() -> None:
+        with session:
+            step()
+            session.step()
+            raise KeyError("theirs")
+
+    with pytest.raises(KeyError):
+        fails()
+    (capture,) = session.captures
+    assert "aten::mm" in [node["name"] for node in execution_trace(capture)]
+    assert capture.metadata["window"]["truncated"] is True
+
+
+def test_a_window_that_holds_nothing_leaves_no_file(tmp_path: Path) -> None:
+    with Session(wait=1, active=1, output_dir=tmp_path, execution_trace=True) as session:
+        step()
+        session.step()
+    assert session.captures == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_observer_of_somebody_elses_goes_on(tmp_path: Path, log: Log) -> None:
+    theirs = ExecutionTraceObserver().register_callback(str(tmp_path / "theirs.json"))
+    theirs.start()
+    try:
+        with Session(output_dir=tmp_path / "ours", execution_trace=True) as session:
+            step()
+        torch.ones(2).cos()
+    finally:
+        theirs.cleanup()
+    assert "aten::cos" in [node["name"] for node in nodes(tmp_path / "theirs.json")]
+    (capture,) = session.captures
+    assert "aten::mm" in capture.operators.column("name")
+    assert capture.folder is not None
+    assert not (capture.folder / "execution_trace.json").exists()
+    assert any("torch allows a process one observer, and another one is in use" in line for line in log.at("WARNING"))
+
+
+def test_a_file_cut_short_is_not_kept(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExecutionTraceObserver, "cleanup", lambda self: Path(self.output_file_path).write_text('{"no'))
+    with Session(output_dir=tmp_path, execution_trace=True) as session:
+        step()
+    (capture,) = session.captures
+    assert capture.folder is not None
+    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "trace.json.gz"]
+    assert any("torch wrote no whole execution trace" in line for line in log.at("WARNING"))
+    monkeypatch.undo()
+    session = Session(output_dir=tmp_path, execution_trace=True)
+    with session:
+        step()
+    assert execution_trace(session.captures[0])
+    assert left_over(tmp_path) == []

@@ -1,0 +1,120 @@
+"""Options that depend on the torch at hand: its experimental ones, and the types of an activity."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from instrument import ProfilerConfig, Session, probe
+from instrument.capture import Capture
+from instrument.errors import ConfigError
+
+TORCH = torch.__version__
+
+
+def categories(capture: Capture) -> Counter[str]:
+    assert capture.trace_path is not None
+    with gzip.open(capture.trace_path) as file:
+        return Counter(event["cat"] for event in json.load(file)["traceEvents"] if "cat" in event)
+
+
+def recorded(tmp_path: Path, **options: Any) -> Capture:
+    with Session(output_dir=tmp_path, **options) as session, torch.profiler.record_function("mine"):
+        torch.ones(2) + 1
+    return session.captures[0]
+
+
+class OlderConfig:
+    """torch's options as they were before `trace_only`."""
+
+    def __init__(self, verbose: bool = False, profile_all_threads: bool = False) -> None:
+        """__init__(self: _ExperimentalConfig, verbose: bool = False, profile_all_threads: bool = False) -> None"""
+
+
+def test_an_experimental_option_reaches_torch(tmp_path: Path) -> None:
+    options = {"capture_overload_names": True}
+    without, told = recorded(tmp_path), recorded(tmp_path, experimental_config=options)
+    assert "Tensor" not in without.operators.by("overload").column("overload")
+    assert "Tensor" in told.operators.by("overload").column("overload"), "that of aten::add.Tensor"
+    assert told.metadata["config"]["experimental_config"] == options
+
+
+def test_the_users_options_stand_over_ours() -> None:
+    assert probe.experimental_options(ProfilerConfig()) == {"trace_only": True, "profile_all_threads": True}
+    assert probe.experimental_options(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
+    options = {"profile_all_threads": False, "trace_only": False, "enable_cuda_sync_events": True}
+    assert probe.experimental_options(ProfilerConfig(experimental_config=options)) == options
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"experimental_config": {"vebose": True}},
+            f"profiler.experimental_config.vebose is no option of torch {TORCH}: choose from adjust_profiler_step, ",
+        ),
+        (
+            {"experimental_config": {"verbose": "loud"}},
+            f"profiler.experimental_config.verbose is 'loud', but torch {TORCH} wants true or false.",
+        ),
+        (
+            {"experimental_config": {"profiler_metrics": "dram"}},
+            f"profiler.experimental_config.profiler_metrics is 'dram', but torch {TORCH} wants a list of text.",
+        ),
+        (
+            {"activities": [{"cpu": ["CPU_OPS"]}]},
+            f"torch {TORCH} refuses profiler.activities or profiler.experimental_config: "
+            "Unknown or non-member activity type name: 'CPU_OPS'.",
+        ),
+    ],
+)
+def test_what_this_torch_refuses_is_said_before_the_first_step(
+    tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Session(output_dir=tmp_path, **options).start()
+    assert str(raised.value).startswith(sentence)
+    assert "\n" not in str(raised.value)
+    assert "aten::add" in recorded(tmp_path).operators.column("name"), "nothing of it is left in the way of the next"
+
+
+def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", OlderConfig)
+    assert probe.experimental_options(ProfilerConfig()) == {"profile_all_threads": True}
+    with pytest.raises(ConfigError) as raised:
+        probe.refuse_unknown(ProfilerConfig(experimental_config={"trace_only": True}))
+    assert str(raised.value) == (
+        f"profiler.experimental_config.trace_only is unknown to torch {TORCH}: torch 2.13 has it."
+    )
+    with pytest.raises(ConfigError, match=r"choose from profile_all_threads, verbose\.$"):
+        probe.refuse_unknown(ProfilerConfig(experimental_config={"nothing": True}))
+
+
+def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_KinetoProfile", lambda activities: set(activities))  # as it did before torch 2.13
+    with pytest.raises(
+        ConfigError, match=r"chooses types of an activity, which torch .* cannot do and torch 2\.13 can"
+    ):
+        probe.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
+
+
+@pytest.mark.skipif(not TORCH.startswith("2.13."), reason="the options of torch 2.13")
+def test_the_options_said_to_be_of_torch_2_13_are() -> None:
+    documented = torch._C._profiler._ExperimentalConfig.__init__.__doc__.partition("->")[0]
+    assert set(re.findall(r"(\w+)(?=: [\w.\[\]]+ =)", documented)) == probe._OPTIONS_OF_2_13
+
+
+def test_only_the_types_chosen_are_recorded(tmp_path: Path) -> None:
+    every, some = recorded(tmp_path), recorded(tmp_path, activities=[{"cpu": ["USER_ANNOTATION"]}])
+    assert {"cpu_op", "user_annotation"} <= categories(every).keys()
+    assert "cpu_op" not in categories(some)
+    assert categories(some)["user_annotation"] == categories(every)["user_annotation"]
+    assert some.metadata["activities"] == ["cpu"]
+    assert some.metadata["config"]["activities"] == [{"cpu": ["USER_ANNOTATION"]}]
