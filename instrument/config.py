@@ -48,6 +48,8 @@ class ProfilerConfig(BaseModel):
 
     Attributes:
         enabled: False: the session does nothing, and the other options are not looked at further.
+        max_window_s: a window that has recorded for so many seconds ends with the step that runs then, labelled
+            truncated; later windows still come. None: no such limit.
         activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
             name keeps only these types of it (torch 2.13). Steps and ranges are cpu's USER_ANNOTATION.
         record_shapes: keep the operators' input shapes.
@@ -82,6 +84,7 @@ class ProfilerConfig(BaseModel):
     repeat: int = Field(1, ge=0)
     skip_first: int = Field(0, ge=0)
     skip_first_wait: int = Field(0, ge=0)
+    max_window_s: float | None = Field(None, gt=0)
     activities: Activities | None = None
     record_shapes: bool = False
     profile_memory: bool = False
@@ -369,9 +372,12 @@ def _sentence(error: ErrorDetails) -> str:
 def _must(error: ErrorDetails) -> str:
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"
+    if error["type"] == "greater_than":
+        return f"must be more than {error['ctx']['gt']:g}"
     expected = {
         "bool": "must be true or false",
         "int": "must be a whole number",
+        "float": "must be a number",
         "string": "must be text",
         "dict": "must be a mapping from names to what each of them holds",
         "list": "must be a list",

@@ -69,6 +69,8 @@ class Recorder:
         self._snapshot: Any = None
         self._execution_trace_folder = folder if config.execution_trace else None
         self._execution_trace: ExecutionTrace | None = None
+        self._max_s = config.max_window_s
+        self._ends_by_s = float("inf")
         self._graphs_before = 0
         self._prepared = False
         self._disturbed = False
@@ -102,11 +104,18 @@ class Recorder:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
+        if self._max_s is not None:
+            self._ends_by_s = time.monotonic() + self._max_s
         self._profile.start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         emit.arm(self._emitting)
         emit.mark("window begins")
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the window has recorded for as long as `max_window_s` lets it."""
+        return time.monotonic() >= self._ends_by_s
 
     def next_step(self, number: int) -> None:
         """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it."""

@@ -233,6 +233,8 @@ class Session:
         fired = self._watch.after(self.step_number - 1, loss) if self._watch else None
         if self._recording and self._window and self._window.last == self.step_number - 1:
             self._safely(self._end_window, None)  # what fails in it does not cost the next window
+        elif self._recorder and self._recorder.overdue:
+            self._safely(self._end_window, f"profiler.max_window_s={self.config.max_window_s:g} was reached")
         if fired is not None and idle:
             self._request_window(fired)
         self._begin_step()

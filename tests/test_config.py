@@ -77,6 +77,8 @@ class Never:
             "profiler.experimental_config.profile_all_threads is true, with which torch loses what "
             "profiler.profile_memory=true asks for: leave one of the two out.",
         ),
+        ({"max_window_s": 0}, "profiler.max_window_s is 0, but it must be more than 0."),
+        ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
         ({"metadata": {"traceEvents": 1}}, "profiler.metadata cannot hold 'traceEvents': torch writes that key."),
         (
             {"metadata": {"when": {1}}},

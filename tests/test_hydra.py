@@ -71,7 +71,7 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
             {"metadata": {"model": "vit", "n": 12}},
         ),
         (["+profiler.experimental_config.verbose=true"], {"experimental_config": {"verbose": True}}),
-        (["profiler.execution_trace=true"], {"execution_trace": True}),
+        (["profiler.execution_trace=true", "profiler.max_window_s=60"], {"execution_trace": True, "max_window_s": 60}),
         (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
     ],
 )
