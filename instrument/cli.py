@@ -109,9 +109,10 @@ def _show(arguments: argparse.Namespace) -> str:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "instrument export PATH --sink NAME [--to FOLDER] [KEY=VALUE ...]"
+    parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Run a sink on a capture, on all captures below a folder, or on a Chrome trace. KEY=VALUE are the sink's "
+        "Without --sink, finish what a run has recorded but not exported, with the sinks that its config named. With "
+        "it, run a sink on a capture, on all captures below a folder, or on a Chrome trace. KEY=VALUE are its "
         "options, in YAML, with dots for what is nested: rows=30 'columns=[calls, host_ns]' metadata.model=vit."
     )
     parser.set_defaults(run=_export, options=[])
@@ -120,7 +121,6 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add(
         "--sink",
         metavar="NAME",
-        required=True,
         help="one that ships, such as parquet, or a class: package.module.Class",
     )
     where = "where each capture gets its folder (the capture's own folder; a trace gets one of its name here)"
@@ -128,8 +128,10 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> str:
+    if arguments.sink is None:
+        return _finish(arguments.path)
     from instrument.capture import Capture
-    from instrument.config import build_sink, parse_options
+    from instrument.targets import build_sink, parse_options
 
     sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
     sink = build_sink(arguments.sink, parse_options(arguments.options))
@@ -147,6 +149,26 @@ def _export(arguments: argparse.Namespace) -> str:
         others = f" ({len(failures)} of {len(chosen)} captures failed; this was the first.)" if len(chosen) > 1 else ""
         raise CaptureError(f"{failures[0]}{others}")
     return f"The {arguments.sink} sink ran on {', '.join(map(str, chosen))}."
+
+
+def _finish(path: Path) -> str:
+    """Do what the exporter of a run has left: at a queued folder, or at all below a folder."""
+    from instrument import export
+
+    folders = [path] if export.is_queued(path) else export.queued(path, _DEPTH)
+    if not folders:
+        raise CaptureError(f"{path} holds no window that waits for its export; to run a sink on captures, add --sink.")
+    sys.path.append(str(Path.cwd()))
+    failed: set[str] = set()
+    places, errors = [], []
+    for folder in folders:
+        try:
+            places.append(export.finish(folder, failed=failed))
+        except (InstrumentError, OSError) as error:
+            errors.append(f"{export.name_of(folder)}: {error}")
+    if errors:
+        raise CaptureError(f"{len(errors)} of {len(folders)} could not be finished. {'; '.join(errors)}")
+    return f"Finished {', '.join(map(str, places))}."
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:

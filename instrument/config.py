@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import is_dataclass
-from functools import cache
-from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from instrument import activities
 from instrument.activities import Activities
-from instrument.errors import ConfigError, InstrumentError
+from instrument.errors import ConfigError
+from instrument.presets import meant, preset
 from instrument.sinks.chrome_trace import as_json
-
-_PRESETS = files("instrument") / "conf" / "profiler"
-_SINK_METHOD = ("write", "write(self, capture, folder)")
+from instrument.targets import can_be_rebuilt, described, sink_of, trigger_of
 
 
 class ModulesConfig(BaseModel):
@@ -67,6 +69,14 @@ class ProfilerConfig(BaseModel):
         modules: which submodules of the session's model get a range.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
+        export: `process`: another process compresses the traces and runs the sinks while training goes on; `inline`:
+            the session does, at the end of each window, as short scripts and notebooks want it.
+        export_queue: windows that may wait for that process; further ones are dropped.
+        export_timeout_s: seconds that one window may take there, and that `stop` waits for what is left.
+        keep: captures of this run and rank that are kept, the last ones; None: all.
+        disk_budget: bytes that they may take, as a number or as in "2GB": the oldest go first, the last stays.
+        preemption_grace_s: seconds from SIGTERM until the process is killed, of which half may pass before an open
+            window is saved; None: SIGTERM is left alone.
         sinks: name -> what writes something from each capture: an instance, or a mapping with `_target_`; the sinks
             that ship need no `_target_`.
         triggers: name -> what may ask for a window after any step: an instance, or a mapping with `_target_`.
@@ -98,10 +108,18 @@ class ProfilerConfig(BaseModel):
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
+    export: Literal["process", "inline"] = "process"
+    export_queue: int = Field(8, ge=1)
+    export_timeout_s: float = Field(600, gt=0)
+    keep: int | None = Field(None, ge=1)
+    disk_budget: ByteSize | None = None
+    preemption_grace_s: float | None = Field(30, gt=0)
     sinks: dict[str, Any] = Field(default_factory=dict)
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
+    _described: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)  # the sinks, as JSON can hold them
+    _inline: list[str] = PrivateAttr(default_factory=list)
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -113,6 +131,11 @@ class ProfilerConfig(BaseModel):
     def notes(self) -> list[str]:
         """What was changed on the user's behalf, a sentence each; the session says them at its start."""
         return list(self._notes)
+
+    @property
+    def inline_sinks(self) -> list[str]:
+        """The sinks that only this process can run: they ask for it, or another could not build their like."""
+        return list(self._inline)
 
     @field_validator("activities", mode="before")
     @classmethod
@@ -145,8 +168,11 @@ class ProfilerConfig(BaseModel):
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
         self._refuse_what_torch_would_lose()
-        self.sinks = {name: _sink(name, given) for name, given in self.sinks.items()}
-        self.triggers = {name: _trigger(name, given) for name, given in self.triggers.items()}
+        given = self.sinks
+        self.sinks = {name: sink_of(name, each) for name, each in given.items()}
+        self._described = {name: described(sink, given[name]) for name, sink in self.sinks.items()}
+        self._inline = [name for name, sink in self.sinks.items() if not can_be_rebuilt(sink, given[name])]
+        self.triggers = {name: trigger_of(name, given) for name, given in self.triggers.items()}
         for name, sink in self.sinks.items():
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):
@@ -173,8 +199,8 @@ class ProfilerConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
-        for group in ("sinks", "triggers"):
-            options[group] = {name: _described(value) for name, value in getattr(self, group).items()}
+        options["sinks"] = self._described
+        options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
         return options
 
 
@@ -208,150 +234,6 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
-def build_sink(name: str, options: Mapping[str, Any]) -> Any:
-    """A sink that ships, by its name, or one of anybody's by its import path, with these options; without Hydra.
-
-    Raises:
-        ConfigError: there is no such sink, it has no method `write`, or an option cannot work.
-        MissingPackage: the sink needs a package that is not installed.
-    """
-    shipped = _shipped_sinks()
-    target = shipped.get(name, name)
-    module, _, attribute = target.rpartition(".")
-    if not module:
-        hint = _meant(name, shipped) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(shipped)}){hint}")
-    try:
-        return _built(f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD)
-    except InstrumentError:
-        raise
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"The sink {name} cannot be built: {' '.join(str(error).split())}") from error
-
-
-def parse_options(given: Iterable[str]) -> dict[str, Any]:
-    """Options written as `key=value`, with values as YAML has them and dots in a key for what is nested.
-
-    Raises:
-        ConfigError: one of them cannot be read so.
-    """
-    options = OmegaConf.create()
-    for text in given:
-        try:
-            options.merge_with_dotlist([text])
-        except Exception:  # of OmegaConf's grammar or of YAML's, which have no base in common
-            raise ConfigError(f"The option {text!r} cannot be read; write key=value, as in rows=30.") from None
-    plain = OmegaConf.to_container(options)
-    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
-
-
-def presets() -> list[str]:
-    """The names of the presets that ship."""
-    return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and not p.name.startswith("_"))
-
-
-def preset(name: str) -> dict[str, Any]:
-    """The options of a preset that ships, equal to what Hydra composes for `profiler=NAME`.
-
-    Reads the same files without Hydra, whose composing needs its global state.
-
-    Raises:
-        ConfigError: no such preset ships.
-    """
-    if name not in presets():
-        raise ConfigError(f"{name!r} is no preset (those are {', '.join(presets())}){_meant(name, presets()) or '.'}")
-    return _composed(f"{name}.yaml")
-
-
-def _composed(path: str) -> dict[str, Any]:
-    """One file of the config group with its defaults list merged in, as far as our own files use such lists."""
-    options = _yaml(path)
-    merged: dict[str, Any] = {}
-    for entry in options.pop("defaults", []):
-        if entry == "_self_":
-            continue
-        if isinstance(entry, str):
-            merged |= _composed(f"{entry}.yaml")
-        else:
-            for group, names in entry.items():
-                merged[group] = {key: value for each in names for key, value in _yaml(f"{group}/{each}.yaml").items()}
-    return _merged(merged, options)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
-
-
-def _yaml(path: str) -> dict[str, Any]:
-    loaded = OmegaConf.create((_PRESETS.joinpath(*path.split("/"))).read_text(encoding="utf-8"))
-    options = OmegaConf.to_container(loaded)
-    return {str(key): value for key, value in options.items()} if isinstance(options, dict) else {}
-
-
-@cache
-def _shipped_sinks() -> dict[str, str]:
-    """Name -> `_target_` of the sinks that ship."""
-    names = [p.name[:-5] for p in (_PRESETS / "sinks").iterdir() if p.name.endswith(".yaml")]
-    return {name: _yaml(f"sinks/{name}.yaml")[name]["_target_"] for name in sorted(names)}
-
-
-def _sink(name: str, given: Any) -> Any:
-    shipped = _shipped_sinks()
-    if isinstance(given, Mapping) and "_target_" not in given:
-        if name not in shipped:
-            raise ConfigError(
-                f"profiler.sinks.{name} is no sink that ships (those are {', '.join(shipped)}), and has no _target_"
-                f"{_meant(name, shipped) or ', the class to build.'}"
-            )
-        given = {"_target_": shipped[name], **given}
-    return _built(f"profiler.sinks.{name}", given, *_SINK_METHOD)
-
-
-def _trigger(name: str, given: Any) -> Any:
-    return _built(f"profiler.triggers.{name}", given, "fires", "fires(self, step) -> bool")
-
-
-def _built(path: str, given: Any, method: str, signature: str) -> Any:
-    """The instance that a `_target_` mapping describes, or the instance given; checked for the method it must have."""
-    instance = _instantiated(path, given) if isinstance(given, Mapping) else given
-    if inspect.isclass(instance) or not callable(getattr(instance, method, None)):
-        raise ConfigError(f"{path} is {instance!r}, but it must have a method {signature}.")
-    return instance
-
-
-def _instantiated(path: str, given: Mapping[str, Any]) -> Any:
-    if "_target_" not in given:
-        raise ConfigError(f"{path} is {dict(given)!r}, but it needs _target_, the class to build.")
-    from hydra.errors import InstantiationException  # 0.3 s: only where something is built from a config
-    from hydra.utils import instantiate
-
-    try:
-        return instantiate(dict(given), _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, InstrumentError):
-            raise cause from None
-        reason = " ".join(str(cause or error).split())
-        raise ConfigError(f"{path}._target_ is {given['_target_']!r}, which cannot be built: {reason}") from error
-
-
-def _described(value: Any) -> Any:
-    target = f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, BaseModel):
-        with suppress(Exception):  # a field of the user's that JSON cannot hold
-            return {"_target_": target, **value.model_dump(mode="json")}
-    return {"_target_": target} if not isinstance(value, Mapping) else dict(value)
-
-
-def _meant(word: str, known: Iterable[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
-
-
 def _sentence(error: ErrorDetails) -> str:
     """One sentence for the first thing that pydantic found wrong."""
     cause = error.get("ctx", {}).get("error")
@@ -362,7 +244,7 @@ def _sentence(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         *above, last = map(str, error["loc"])
         known = ModulesConfig.model_fields if above else ProfilerConfig.model_fields
-        hint = _meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
+        hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
         return f"{path} is not an option{hint}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
         return f"profiler.active is {value}, but a window needs at least one step."
@@ -389,4 +271,4 @@ def _must(error: ErrorDetails) -> str:
     return expected.get(kind, "cannot be used: " + error["msg"])
 
 
-__all__ = ["ProfilerConfig", "as_config", "build_sink", "parse_options", "preset", "presets"]
+__all__ = ["ProfilerConfig", "as_config"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import weakref
 from pathlib import Path
@@ -24,7 +25,7 @@ class ExecutionTrace:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / f".execution_trace_{os.getpid()}_{time.time_ns()}.partial.json"
+        self.path = folder / f".execution_trace_{socket.gethostname()}_{os.getpid()}_{time.time_ns()}.partial.json"
         self.observer: ExecutionTraceObserver | None = ExecutionTraceObserver().register_callback(str(self.path))
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():

@@ -1,26 +1,37 @@
-"""Hands finished windows to their sinks.
+"""A window's folder, from the raw trace to the finished capture.
 
-A window is written once, into a hidden folder beside its place, and appears under its name by one rename: whoever
-lists captures sees a whole one or none. After that nothing can lose the trace: a sink that fails is logged, and the
-others go on.
+It is called `.NAME.partial` while torch writes the trace, `.NAME.queued` once the trace and capture.json are whole, and
+`NAME` when every sink has run: one rename each. Whoever lists captures sees whole ones, and whatever ends a process in
+between leaves nothing, or a queued folder that `instrument export` finishes later.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from instrument.capture import Capture
+from instrument.capture import METADATA_FILE, Capture
+from instrument.capture.cache import path_of
 from instrument.config import ProfilerConfig
-from instrument.errors import ConfigError, InstrumentError
-from instrument.sinks.chrome_trace import rewrite
+from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.sinks.chrome_trace import replacing, rewrite
+from instrument.targets import rebuilt_sink
+
+RAW, PACKED = "trace.json", "trace.json.gz"
+_PARTIAL, _QUEUED = ".partial", ".queued"
+_OWNER_FILE = "owner"
 
 
 def output_dir(config: ProfilerConfig) -> Path:
@@ -57,57 +68,77 @@ def writable(folder: Path) -> Path:
         ) from error
 
 
-def staging_folder(output_dir: Path, name: str) -> Path:
-    """A new hidden folder beside where the capture will be."""
-    for attempt in count():
-        folder = output_dir / f".{name}.{attempt}.partial"
+def stage(output_dir: Path, name: str) -> Path:
+    """A new partial folder, whose capture will have this name, with a number behind it where that is taken."""
+    for attempt in count(1):
+        staging = output_dir / f".{name if attempt == 1 else f'{name}-{attempt}'}{_PARTIAL}"
         try:
-            folder.mkdir(parents=True)
+            staging.mkdir(parents=True)
         except FileExistsError:
             continue
-        return folder
-    raise AssertionError("unreachable")
-
-
-def deliver(
-    staging: Path, output_dir: Path, metadata: Mapping[str, Any], sinks: Mapping[str, Any], failed: set[str]
-) -> Capture:
-    """Turn a staged `trace.json` into a capture folder and run the sinks on it.
-
-    The folder is named after `metadata["name"]`, with a number behind it where that is taken. `failed` are the sinks
-    that have failed before in this run, which is said once.
-    """
-    # put in here and not by torch, whose export turns backslashes into slashes and the trace into what is no JSON
-    rewrite(staging / "trace.json", staging / "trace.json.gz", metadata["user_metadata"])
-    (staging / "trace.json").unlink()
-    folder = _published(staging, output_dir, metadata)
-    capture = Capture.load(folder)
-    for name, sink in sorted(sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))):
-        _run(name, sink, capture, folder, failed)
-    return Capture.load(folder)  # without the events that the sinks had it read
-
-
-def _published(staging: Path, output_dir: Path, metadata: Mapping[str, Any]) -> Path:
-    """Write `capture.json` and rename the folder to the first free name; renaming onto a folder with files fails."""
-    for attempt in count(1):
-        name = metadata["name"] if attempt == 1 else f"{metadata['name']}-{attempt}"
-        (staging / "capture.json").write_text(
-            json.dumps({**metadata, "name": name}, indent=2, default=repr), encoding="utf-8"
-        )
-        folder = output_dir / name
-        if folder.exists():
+        # Asked in the order in which a folder changes its name: one on its way cannot slip by.
+        if staging.with_suffix(_QUEUED).exists() or (output_dir / name_of(staging)).exists():
+            staging.rmdir()
             continue
-        try:
-            staging.rename(folder)
-        except OSError:
-            if folder.exists():  # another process took the name in between
-                continue
-            raise
-        return folder
+        (staging / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()}")
+        return staging
     raise AssertionError("unreachable")
 
 
-def _run(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
+def name_of(folder: Path) -> str:
+    """The name of the capture that a partial or queued folder becomes."""
+    return folder.name.removeprefix(".").removesuffix(_PARTIAL).removesuffix(_QUEUED)
+
+
+def is_queued(folder: Path) -> bool:
+    """Whether a folder holds a whole trace whose sinks have not all run."""
+    return folder.name.endswith(_QUEUED) and (folder / METADATA_FILE).exists()
+
+
+def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
+    """Say that the trace in a partial folder is whole; gives the queued folder."""
+    (staging / _OWNER_FILE).unlink()
+    _describe(staging, {**metadata, "name": name_of(staging)})
+    return staging.rename(staging.with_suffix(_QUEUED))
+
+
+def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[str]) -> Path:
+    """Compress a queued folder's trace, run the sinks on it, and give it its name.
+
+    Without `sinks`, those that its metadata names are built anew. `failed` are the sinks that have failed before in
+    this run, which is said once; they are added to it.
+
+    Raises:
+        CaptureError: another process is at it.
+        OSError: the trace cannot be compressed, for one because the disk is full; the folder stays queued.
+    """
+    with _alone(folder):
+        began = time.perf_counter_ns()
+        for half_written in folder.glob(".*.tmp"):  # by one that was killed at it
+            half_written.unlink()
+        raw = folder / RAW
+        if raw.exists():
+            # put in here and not by torch, whose export turns backslashes into slashes and the trace into no JSON
+            rewrite(raw, folder / PACKED, Capture.load(folder).metadata.get("user_metadata", {}))
+            raw.unlink()
+            path_of(raw).unlink(missing_ok=True)
+        capture = Capture.load(folder)
+        sinks = sinks_of(capture.metadata, failed) if sinks is None else sinks
+        cost = capture.metadata.setdefault("cost", {})
+        cost["packed_bytes"] = (folder / PACKED).stat().st_size
+        with suppress(InstrumentError):  # a sink that needs them will say it
+            _ = sinks and capture.events
+        for name, sink in sorted(sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))):
+            cost["export_ns"] = time.perf_counter_ns() - began  # until now
+            run_sink(name, sink, capture, failed)
+        cost["export_ns"] = time.perf_counter_ns() - began
+        _describe(folder, capture.metadata)
+        return _published(folder, capture.metadata)
+
+
+def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
+    """Let one sink write into the capture's folder; what it raises is logged, once for each sink in `failed`."""
+    folder = capture.folder or Path()
     try:
         sink.write(capture, folder)
     except (Exception, SystemExit) as error:  # a sink may fail in any way; training and the other sinks go on
@@ -119,7 +150,111 @@ def _run(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str])
         logger.opt(exception=unexpected).error(
             "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.",
             name,
-            folder.name,
+            name_of(folder),
             str(error).rstrip("."),
-            folder,
+            folder.with_name(name_of(folder)),
         )
+
+
+def sinks_of(metadata: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:
+    """The sinks that a capture's metadata names, built anew; without those that ran where it was recorded.
+
+    One that cannot be built is logged, and added to `failed`.
+    """
+    sinks = {}
+    for name, described in metadata.get("config", {}).get("sinks", {}).items():
+        if name in metadata.get("sinks_inline", ()):
+            continue
+        try:
+            sinks[name] = rebuilt_sink(described)
+        except Exception as error:
+            if name not in failed:
+                failed.add(name)
+                logger.error("The {} sink cannot be built where captures are finished: {}", name, error)
+    return sinks
+
+
+def queued(output_dir: Path, depth: int = 1) -> list[Path]:
+    """The queued folders in a folder for captures, or down to a depth below it, oldest first."""
+    found = [f for level in range(depth) for f in output_dir.glob("*/" * level + f".*{_QUEUED}") if is_queued(f)]
+    return sorted(found, key=lambda folder: (folder / METADATA_FILE).stat().st_mtime_ns)
+
+
+def tidy(output_dir: Path) -> None:
+    """Remove what processes that have ended left half written, and say which windows they left queued."""
+    for staging in output_dir.glob(f".*{_PARTIAL}"):
+        with suppress(OSError, ValueError):  # taken away by another that tidies
+            host, pid = (staging / _OWNER_FILE).read_text().split()
+            if _has_ended(host, int(pid)):
+                shutil.rmtree(staging)
+    for half_written in output_dir.glob(".execution_trace_*.partial.json"):
+        host, pid, _ = half_written.name.removeprefix(".execution_trace_").rsplit("_", 2)
+        if _has_ended(host, int(pid)):
+            half_written.unlink(missing_ok=True)
+    left = []
+    for folder in queued(output_dir):
+        with suppress(CaptureError):
+            about = Capture.load(folder).metadata
+            left += [name_of(folder)] if _has_ended(str(about.get("host")), int(about.get("pid", 0))) else []
+    if left:
+        logger.warning(
+            "An earlier run left {} recorded but without its tables: `instrument export {}` finishes that.",
+            ", ".join(left),
+            output_dir,
+        )
+
+
+def _has_ended(host: str, pid: int) -> bool:
+    """Whether a process is known to have ended; of another machine's nothing is known."""
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is there, and somebody else's
+        return False
+    return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from finishing the same folder; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaptureError(f"{folder} is just being finished by another process: wait for that.") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _describe(folder: Path, metadata: Mapping[str, Any]) -> None:
+    with replacing(folder / METADATA_FILE) as file:
+        file.write(json.dumps(metadata, indent=2, default=repr).encode())
+
+
+def _published(folder: Path, metadata: dict[str, Any]) -> Path:
+    """Give the folder its name, or where that is taken meanwhile a free one; renaming onto files fails."""
+    for attempt in count(1):
+        name = name_of(folder) if attempt == 1 else f"{name_of(folder)}-{attempt}"
+        place = folder.with_name(name)
+        if place.exists():
+            continue
+        if attempt > 1:
+            _describe(folder, metadata | {"name": name})
+        try:
+            return folder.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+    raise AssertionError("unreachable")

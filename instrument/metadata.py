@@ -48,12 +48,11 @@ def in_words(facts: dict[str, Any]) -> str:
 
 
 def describe(
-    name: str, window: Mapping[str, Any], started_at: float, activities: list[str], config: Mapping[str, Any]
+    window: Mapping[str, Any], started_at: float, activities: list[str], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of `capture.json`. `started_at` is in seconds since the epoch, when the window's recording began."""
     return {
         "format": FORMAT,
-        "name": name,
         "window": dict(window),
         "started_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
         "rank": rank(),

@@ -198,8 +198,11 @@ class Recorder:
         if not _ends_whole(path):
             raise CaptureError(f"torch wrote no whole trace to {path}: look at the free space and quota there.")
         self._keep_execution_trace(path.with_name("execution_trace.json"))
-        if self._snapshot is not None:
-            path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+        try:
+            if self._snapshot is not None:
+                path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+        except OSError as error:  # the trace is whole
+            logger.error("The memory snapshot cannot be written ({}): make room for the next.", error)
 
     def _keep_execution_trace(self, target: Path) -> None:
         trace = self._execution_trace

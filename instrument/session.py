@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import chain, dropwhile
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +18,11 @@ from instrument import emit, export, metadata, probe, schedule
 from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
+from instrument.cost import Cost
+from instrument.delivery import Delivery
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.modules import forget, instrument_model, is_instrumented
+from instrument.preemption import Preemption
 from instrument.recorder import Recorder, refuse_company, refuse_options
 from instrument.schedule import Window
 from instrument.sinks.chrome_trace import as_json
@@ -87,7 +89,10 @@ class Session:
         self._began_at = 0  # the step number at the start
         self._ended_at: int | None = None  # the one at the last stop; None: never stopped
         self._process = os.getpid()
-        self._failed_sinks: set[str] = set()
+        self._delivery: Delivery | None = None  # while it runs
+        self._cost = Cost()
+        self._preemption = Preemption(self.config.preemption_grace_s, lambda: self._recording, self._save_now)
+        self._at_work = False  # within what `_safely` runs
         self._loss: Any = None  # given within that step
         self._said: set[str] = set()
 
@@ -115,6 +120,8 @@ class Session:
         self.output_dir = export.writable(export.output_dir(self.config))
         refuse_options(self.config, self.activities, self.output_dir)
         metadata.origin()  # asks git now, and not at the end of a window
+        export.tidy(self.output_dir)
+        self._delivery = Delivery(self.config, self.output_dir, self.captures)
         self._emitting = emit.backend_for(self.config.emit)
         self._take_model(model if model is not None else self._model)
         self._running = True
@@ -122,6 +129,7 @@ class Session:
             self.step_number = 0
         self._began_at, self._process = self.step_number, os.getpid()
         atexit.register(self._stop, "the interpreter ended")
+        self._preemption.install()
         self._watch = Watch(self.config.triggers)
         self._plan, self._window = self._scheduled(), None  # nothing of an earlier run's plan
         self._skip_missed()
@@ -135,6 +143,7 @@ class Session:
         if self.config.memory_snapshot and "cuda" not in self.activities:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         self._safely(self._begin_step)
+        self._cost.resume()
         return self
 
     def step(self, loss: Any = None) -> None:
@@ -219,8 +228,13 @@ class Session:
                 self._say(
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )
-        elif self.step_number >= self._wakes_at or self._watch:
+            return
+        self._cost.step_ended(recorded=self._recording)
+        if self.step_number >= self._wakes_at or self._watch:
             self._safely(self._end_step, loss)
+            if self._preemption.noticed:
+                self._save_now()
+        self._cost.resume()
 
     def _end_step(self, loss: Any) -> None:
         """Do what is due between step `step_number - 1` and step `step_number`."""
@@ -257,10 +271,12 @@ class Session:
         self._wakes_at = self.step_number + 1
         if self._recorder is None:
             self._recorder = Recorder(self.config, self.activities, self._emitting, self.output_dir or Path())
-            self._recorder.prepare()
+            with self._cost.standing_still("start"):
+                self._recorder.prepare()
         if self.step_number >= window.first:
             if not self._recording:
-                self._recorder.start()
+                with self._cost.standing_still("start"):
+                    self._recorder.start()
             self._recorder.next_step(self.step_number)
 
     @property
@@ -274,31 +290,28 @@ class Session:
             return
         if cut:
             self._warn_cut(window, cut)
-        recorder.stop()
+        with self._cost.standing_still("stop"):
+            recorder.stop()
         self._recorder, self._window = None, next(self._plan, None)
         facts = metadata.facts(window, self.step_number, cut)
         last = max(window.first, self.step_number - 1)
-        capture = self._deliver(recorder, f"steps_{window.first:06d}-{last:06d}_rank{metadata.rank()}", facts)
-        self.captures.append(capture)
-        logger.info("Recorded {} into {}", metadata.in_words(facts), capture.folder)
+        name = f"steps_{window.first:06d}-{last:06d}_rank{metadata.rank()}"
+        if self._delivery is not None:
+            self._delivery.take(recorder, name, self._cost, lambda: self._about(recorder, facts))
 
-    def _deliver(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> Capture:
-        """Save the raw trace first: whatever fails after that, it is there."""
-        output_dir = self.output_dir or Path()
-        staging = export.staging_folder(output_dir, name)
-        try:
-            recorder.save(staging / "trace.json")
-            about = metadata.describe(name, facts, recorder.started_at or 0.0, self.activities, self.config.plain())
-            about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
-            about["user_metadata"] = dict(self._metadata)
-            _warn_compiled(about["graphs_compiled"], facts)
-            return export.deliver(staging, output_dir, about, self.config.sinks, self._failed_sinks)
-        except Exception:
-            with suppress(OSError):
-                staging.rmdir()  # where nothing was written
-            if staging.exists():
-                logger.warning("What was written of {} is kept in {}", name, staging)
-            raise
+    def _about(self, recorder: Recorder, facts: dict[str, Any]) -> dict[str, Any]:
+        about = metadata.describe(facts, recorder.started_at or 0.0, self.activities, self.config.plain())
+        about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
+        about["user_metadata"] = dict(self._metadata)
+        _warn_compiled(about["graphs_compiled"], facts)
+        return about
+
+    def _save_now(self) -> None:
+        """End the open window because SIGTERM came, and let the signal go on; not in the middle of work of ours."""
+        if not self._at_work:
+            if self._recording:
+                self._safely(self._finish, "SIGTERM")
+            self._preemption.pass_on()
 
     def _stop(self, cut: str | None) -> None:
         if cut is None:
@@ -306,6 +319,11 @@ class Session:
         self._batch_open = False
         if self._running and os.getpid() == self._process:
             self._safely(self._finish, cut)
+            self._preemption.uninstall()
+            if self._preemption.noticed:
+                self._preemption.pass_on()
+            if self._delivery is not None:
+                self._safely(self._delivery.close)
             self._running, self._ended_at = False, self.step_number
             atexit.unregister(self._stop)
             if self._instrumented is not None:
@@ -322,7 +340,7 @@ class Session:
             self._recorder = None
             if recorder is not None:
                 recorder.stop()
-            if not self.captures:
+            if self._delivery is None or not self._delivery.taken:
                 self._warn_nothing_recorded(window)
             return
         if window.last is None:
@@ -363,12 +381,14 @@ class Session:
 
     def _safely(self, act: Callable[..., None], *args: Any) -> None:
         """Do a part of ours; what goes wrong in it costs this window, is logged, and never reaches the caller."""
-        recorder = self._recorder
+        recorder, outer, self._at_work = self._recorder, self._at_work, True
         try:
             act(*args)
         except Exception as error:
             self._recover(self._recorder or recorder)
             self._say(f"Recording failed and training goes on: {error}", error)
+        finally:
+            self._at_work = outer
 
     def _recover(self, recorder: Recorder | None) -> None:
         try:

@@ -9,7 +9,7 @@ import torch
 from collected import Log
 from loguru import logger
 
-from instrument import emit
+from instrument import ProfilerConfig, emit
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,16 @@ def log() -> Iterator[Log]:
     logger.remove(handler)
     if not lines.errors_expected:
         assert not lines.at("ERROR"), "something failed behind the test's back"
+
+
+@pytest.fixture
+def inline_export(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sessions finish their windows themselves unless told otherwise: starting another process takes a second."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ProfilerConfig.model_fields["export"], "default", "inline")
+        ProfilerConfig.model_rebuild(force=True)
+        yield
+    ProfilerConfig.model_rebuild(force=True)
 
 
 @pytest.fixture(autouse=True)

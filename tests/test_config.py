@@ -8,10 +8,12 @@ from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
-from instrument.config import _shipped_sinks, _yaml, as_config, build_sink, preset, presets
+from instrument.config import as_config
 from instrument.errors import ConfigError
+from instrument.presets import _yaml, preset, presets, shipped_sinks
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
+from instrument.targets import build_sink
 
 
 class Loud(Sink):
@@ -219,7 +221,7 @@ def test_a_config_survives_the_way_through_json() -> None:
 
 
 def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config() -> None:
-    for name in _shipped_sinks():
+    for name in shipped_sinks():
         by_config = ProfilerConfig(with_stack=True, profile_memory=True, sinks={name: {}}).sinks[name]
         assert build_sink(name, {}) == by_config
     assert build_sink(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)

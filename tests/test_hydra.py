@@ -12,7 +12,8 @@ from hydra import compose, initialize
 from omegaconf import OmegaConf
 
 from instrument import ProfilerConfig
-from instrument.config import as_config, preset, presets
+from instrument.config import as_config
+from instrument.presets import preset, presets
 
 FOREIGN = """
 import hydra

@@ -85,6 +85,13 @@ class Capture:
             return self.trace_path.name.removesuffix(".gz").removesuffix(".json") if self.trace_path else ""
         return str(self.metadata.get("name") or self.folder.name)
 
+    @property
+    def place(self) -> Path | None:
+        """Where the capture lies, or will lie once its sinks have run; of a bare trace the file."""
+        if self.folder is not None and self.folder.name.startswith("."):
+            return self.folder.with_name(self.name)
+        return self.folder or self.trace_path
+
     @cached_property
     def events(self) -> Events:
         """Every event with a duration, and memory, as columns.

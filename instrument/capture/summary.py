@@ -6,7 +6,7 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING
 
-from instrument.capture.table import Table
+from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def heading(capture: Capture) -> str:
     cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
     if capture.events.cut_short:
         cut += f"\nThe trace file ends too early: only its first {capture.events.recorded} events are here."
-    where = capture.folder or capture.trace_path
+    where = capture.place
     return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute() if where else ''}".rstrip()
 
 
@@ -46,6 +46,28 @@ def _steps(capture: Capture) -> str:
         return "no steps marked"
     first, last = min(numbers), max(numbers)
     return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def cost(capture: Capture) -> str:
+    """What recording cost the run, in a sentence; empty where that was not measured.
+
+    Within a sink, the export's time is that until then.
+    """
+    about = capture.metadata.get("cost", {})
+    recorded, before = about.get("recorded_step_ns"), about.get("unrecorded_step_ns")
+    said = []
+    if recorded is not None:
+        beside = f", {duration(before)} before the window ({recorded / before - 1:+.0%})" if before else ""
+        said.append(f"a recorded step took {duration(recorded)}{beside}")
+    if "stop_ns" in about:
+        start, end = about["start_ns"], about["stop_ns"] + about["save_ns"]
+        said.append(f"the loop stood still {duration(start)} at the start and {duration(end)} at the end")
+    if "trace_bytes" in about:
+        packed = f", {about['packed_bytes'] / 1e6:.3g} packed" if "packed_bytes" in about else ""
+        said.append(f"the trace has {about['trace_bytes'] / 1e6:.3g} MB{packed}")
+    if "export_ns" in about:
+        said.append(f"its export took {duration(about['export_ns'])}")
+    return f"Cost of recording: {'; '.join(said)}." if said else ""
 
 
 def outline(ranges: Table, rows: int) -> Table:

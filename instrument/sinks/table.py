@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from instrument.capture import Capture
 from instrument.capture.ranges import NO_RANGE
-from instrument.capture.summary import heading, outline
+from instrument.capture.summary import cost, heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks import Sink, did_you_mean
@@ -195,6 +195,8 @@ def render(
         parts.append(_operator_part(table, rows, sort, chosen, by))
     if operators and chosen is None:
         parts.append(_not_recorded(capture, table))
+    if chosen is None:
+        parts.append(cost(capture))
     return "\n\n".join(filter(None, parts))
 
 

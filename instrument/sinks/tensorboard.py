@@ -15,6 +15,15 @@ from instrument.errors import MissingPackage
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import replacing, rewrite, trace_of
 
+# What recording cost, in ms of the sums of these.
+_COSTS = {
+    "recorded_step_ms": ["recorded_step_ns"],
+    "unrecorded_step_ms": ["unrecorded_step_ns"],
+    "start_ms": ["start_ns"],
+    "end_ms": ["stop_ns", "save_ns"],
+    "export_ms": ["export_ns"],
+}
+
 
 class TensorBoard(Sink):
     """Writes each window's trace and its scalars into one folder, so that scalars become curves over the windows.
@@ -100,7 +109,9 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
     `ranges/<path>/host_ms` and `device_ms` are milliseconds per step, or for the whole recording where it holds no
     steps, and `ranges/<path>/calls` counts the calls of the window. `window/steps`, `window/step_ms` (mean),
-    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window.
+    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window. `cost/…` is what recording it
+    cost the run: medians of a recorded step and of those before the window, how long the loop stood still at its start
+    and end, how long the export took until this was written, and the size of the trace.
     """
     steps, operators = capture.steps, capture.operators
     yield "window/steps", len(steps)
@@ -110,6 +121,12 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
         known = [value for value in operators.column(column) if value is not None]
         if known:
             yield f"window/{tag}", sum(known) / 1e6
+    for tag, parts in _COSTS.items():
+        found = [capture.metadata.get("cost", {}).get(part) for part in parts]
+        if None not in found:
+            yield f"cost/{tag}", sum(found) / 1e6
+    if "cost" in capture.metadata:
+        yield "cost/trace_bytes", capture.metadata["cost"]["trace_bytes"]
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
         yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6

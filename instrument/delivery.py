@@ -1,0 +1,134 @@
+"""From a window that has just ended to its capture: saved in the training loop, finished beside it, kept in bounds."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from instrument import export
+from instrument.capture import Capture
+from instrument.config import ProfilerConfig
+from instrument.cost import Cost
+from instrument.exporter import Exporter
+from instrument.recorder import Recorder
+
+
+class Delivery:
+    """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
+
+    With `profiler.export=process` that happens on a thread which waits for the exporter and needs next to no time.
+    """
+
+    def __init__(self, config: ProfilerConfig, output_dir: Path, captures: list[Capture]) -> None:
+        self.output_dir = output_dir
+        self._config = config
+        self._captures = captures
+        self._sizes: dict[Path, int] = {}
+        self._failed: set[str] = set()
+        self._dropped: list[str] = []
+        self._exporter = Exporter(config.export_timeout_s, self._arrived) if config.export == "process" else None
+        self._inline = self._chosen_inline() if self._exporter is not None else {}
+        self.taken = 0
+        """How many windows were saved."""
+
+    def take(self, recorder: Recorder, name: str, cost: Cost, describe: Callable[[], dict[str, Any]]) -> None:
+        """Save a window's raw trace before anything else, and have the rest done.
+
+        Raises:
+            CaptureError: the trace cannot be saved.
+            OSError: as for `CaptureError`.
+        """
+        if self._exporter is not None and self._exporter.waiting >= self._config.export_queue:
+            self._drop(name)
+            return
+        staging = export.stage(self.output_dir, name)
+        try:
+            with cost.standing_still("save"):
+                recorder.save(staging / export.RAW)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)  # no whole trace, and its space may be what is missing
+            raise
+        about = {"name": name, **self._described(describe)}
+        about["sinks_inline"] = list(self._inline)
+        about["cost"] = cost.window() | {"trace_bytes": (staging / export.RAW).stat().st_size}
+        folder = export.queue(staging, about)
+        self.taken += 1
+        if self._exporter is None:
+            self._arrived(export.finish(folder, self._config.sinks, failed=self._failed))
+            return
+        self._hand_over(folder)
+
+    def close(self) -> None:
+        """Wait for what is not finished yet, as long as the config allows."""
+        left = self._exporter.close() if self._exporter is not None else []
+        if left:
+            logger.warning(
+                "The exporter goes on with {} after profiler.export_timeout_s={:g}; should it not come to an end, "
+                "`instrument export {}` finishes them.",
+                ", ".join(map(export.name_of, left)),
+                self._config.export_timeout_s,
+                self.output_dir,
+            )
+        if len(self._dropped) > 1:
+            logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
+
+    def _chosen_inline(self) -> dict[str, Any]:
+        """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
+        names = self._config.inline_sinks
+        if not names:
+            return {}
+        logger.info("Only this process can run the sink {}: it does, on a thread beside training.", " and ".join(names))
+        last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
+        return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
+
+    def _described(self, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return describe()
+        except Exception:  # the trace is there, and is worth more than what is said of it
+            logger.exception("What capture.json says of a window is not all that it should.")
+            return {"config": self._config.plain()}
+
+    def _hand_over(self, folder: Path) -> None:
+        assert self._exporter is not None
+        try:
+            self._exporter.submit(folder)
+        except RuntimeError:  # no thread can be started any more: the interpreter ends, and no training waits
+            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self._inline}
+            self._arrived(export.finish(folder, sinks, failed=self._failed))
+        except OSError as error:
+            if "exporter" not in self._failed:
+                what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+                logger.error(what, error, self.output_dir)
+            self._failed.add("exporter")
+
+    def _drop(self, name: str) -> None:
+        if not self._dropped:
+            logger.warning(
+                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
+                "until it has caught up. Record less often, or give it a core.",
+                self._config.export_queue,
+                name,
+            )
+        self._dropped.append(name)
+
+    def _arrived(self, folder: Path) -> None:
+        for name, sink in self._inline.items():
+            export.run_sink(name, sink, Capture.load(folder), self._failed)
+        self._captures.append(Capture.load(folder))
+        self._sizes[folder] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        logger.info("Recorded {}", folder)
+        self._keep_in_bounds()
+
+    def _keep_in_bounds(self) -> None:
+        """Remove the oldest captures of this run while there are too many, or they are too large; never the last."""
+        keep, budget = self._config.keep or sys.maxsize, self._config.disk_budget or sys.maxsize
+        while len(self._sizes) > 1 and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
+            oldest = next(iter(self._sizes))
+            del self._sizes[oldest]
+            shutil.rmtree(oldest, ignore_errors=True)
+            self._captures[:] = [capture for capture in self._captures if capture.folder != oldest]

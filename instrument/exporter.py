@@ -1,0 +1,245 @@
+"""The process that finishes a run's windows while training goes on, and the trainer's handle on it.
+
+`python -m instrument.exporter SECONDS` reads paths of queued folders from its standard input, a JSON string a line,
+until a null or its end, and finishes one after the other at low priority. It answers, a JSON object a line, where each
+came to lie, and with what is logged meanwhile. It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the
+trainer, outlives the trainer until its queue is done, and is ended by an alarm when a window takes longer than SECONDS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any, TextIO
+
+from loguru import logger
+
+from instrument import export
+from instrument.capture import Capture
+
+_NICENESS = 10
+# How long `close` waits without a word, and then between two.
+_SILENT_S, _PATIENT_S = 2.0, 60.0
+
+
+class Exporter:
+    """The trainer's side: `submit` hands a queued folder over, `finished` is called with each capture's folder.
+
+    The process starts with the first window. Where it ends before its work is done, that is said once, the window it
+    was at is left queued, and the next window, or `close`, starts it again for the others.
+
+    Cost for the training loop: starting the process once, some 2 ms, and a line in a pipe for each window.
+    """
+
+    def __init__(self, timeout_s: float, finished: Callable[[Path], None]) -> None:
+        self._timeout_s = timeout_s
+        self._finished = finished
+        self._process: subprocess.Popen[str] | None = None
+        self._listener: Thread | None = None
+        self._changed = Condition()
+        self._pending: list[Path] = []  # submitted and not answered, in order
+        self._answered = False  # by the present process
+        self._said_death = False
+
+    @property
+    def waiting(self) -> int:
+        """How many windows it has yet to finish."""
+        return len(self._pending)
+
+    def submit(self, folder: Path) -> None:
+        """Have a queued folder finished.
+
+        Raises:
+            OSError: the process cannot be started.
+            RuntimeError: the interpreter is ending, which starts no threads.
+        """
+        with self._changed:
+            self._pending.append(folder)
+            if self._process is not None:
+                _write(self._process, folder)
+                return
+            try:
+                self._start()
+            except (OSError, RuntimeError):
+                self._pending.remove(folder)
+                raise
+
+    def close(self) -> list[Path]:
+        """Wait until all is finished, at most the time allowed, and say what for; gives what is not finished.
+
+        The process goes on with that by itself, and then ends.
+        """
+        began, total = time.monotonic(), len(self._pending)
+        with self._changed:
+            while self._pending and (waited := time.monotonic() - began) < self._timeout_s:
+                if self._process is None:
+                    self._start()
+                pause = _SILENT_S if waited < _SILENT_S else _tell_waiting(self._pending, total, self._timeout_s)
+                self._changed.wait(min(pause, self._timeout_s - waited))
+            left, process, listener = list(self._pending), self._process, self._listener
+        if sys.stderr.isatty():
+            print(end="\r\033[K", file=sys.stderr)
+        if process is not None:
+            _write(process, None)  # closing the pipe is not enough: forked workers hold it too
+            if listener is not None and not left:
+                listener.join()
+        return left
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "instrument.exporter", str(self._timeout_s)]
+        self._process = process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
+        )
+        try:
+            self._listener = Thread(target=self._listen, args=(process,), name="instrument exporter", daemon=True)
+            self._listener.start()
+        except RuntimeError:
+            process.kill()
+            self._process = None
+            raise
+        self._answered = False
+        for folder in self._pending:
+            _write(process, folder)
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        at: Path | None = None
+        with suppress(BrokenPipeError), process:  # closes the pipes, one with words that nobody took, and waits
+            for line in process.stdout or ():
+                try:
+                    at = self._hear(json.loads(line), at)
+                except Exception:
+                    logger.exception("What the exporter said cannot be taken in: {}", line.strip())
+        with self._changed:
+            self._process = None
+            if at is None and self._pending and not self._answered:
+                at = self._pending[0]  # one that cannot even begin is not asked again for the same window
+            if at in self._pending:
+                self._pending.remove(at)
+            if at is not None:
+                self._mourn(at, process.returncode)
+            self._changed.notify_all()
+
+    def _hear(self, answer: dict[str, Any], at: Path | None) -> Path | None:
+        """Take one answer in; gives the folder that the process is at."""
+        if "text" in answer:
+            logger.log(answer["level"], "exporter: {}", answer["text"])
+            return at
+        self._answered, folder = True, Path(answer["folder"])
+        if "finished" not in answer:
+            return folder
+        if answer["finished"] is not None:
+            self._finished(Path(answer["finished"]))
+        with self._changed:
+            self._pending.remove(folder)
+            self._changed.notify_all()
+        return None
+
+    def _mourn(self, folder: Path, status: int) -> None:
+        if self._said_death:
+            return
+        self._said_death = True
+        how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        logger.error(
+            "The exporter ended ({}) while it worked on {}, whose raw trace is kept: `instrument export {}` finishes "
+            "it. Training goes on, and another exporter takes the windows after it.",
+            f"profiler.export_timeout_s={self._timeout_s:g} were over" if status == -signal.SIGALRM else how,
+            export.name_of(folder),
+            folder.parent,
+        )
+
+
+def _write(process: subprocess.Popen[str], folder: Path | None) -> None:
+    """Name the next folder, or with None the end; where the process has just ended, its listener sees to that."""
+    with suppress(OSError, ValueError):  # broken, or closed by the listener
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(folder and str(folder)) + "\n")
+        process.stdin.flush()
+
+
+def _tell_waiting(pending: list[Path], total: int, timeout_s: float) -> float:
+    """Say what is waited for, on a terminal as a bar that is drawn anew; gives the seconds until the next word."""
+    now = export.name_of(pending[0])
+    if not sys.stderr.isatty():
+        logger.info(
+            "Waits for the exporter, at most {:g} s: {} of {} windows to go, now {}",
+            timeout_s,
+            len(pending),
+            total,
+            now,
+        )
+        return _PATIENT_S
+    done = total - len(pending)
+    bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
+    print(f"\r\033[KExporting [{bar}] {done}/{total}, now {now}", end="", file=sys.stderr, flush=True)
+    return 1.0
+
+
+def main() -> None:
+    """Finish the folders that standard input names, until it ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a sink prints is no answer
+    os.nice(_NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logger.remove()
+    logger.add(lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)), level=0)
+    timeout_s, sinks, failed = float(sys.argv[1]), dict[str, dict[str, Any]](), set[str]()
+    for path in iter(lambda: json.loads(sys.stdin.readline() or "null"), None):
+        folder = Path(path)
+        _tell(answers, folder=str(folder))
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)  # its signal ends the process
+        place = _finish(folder, sinks, failed)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _tell(answers, folder=str(folder), finished=str(place) if place else None)
+
+
+def _finish(folder: Path, sinks: dict[str, dict[str, Any]], failed: set[str]) -> Path | None:
+    """Finish one folder; None where that is not possible. `sinks` are those built so far, by their descriptions."""
+    try:
+        about = Capture.load(folder).metadata
+        wanted = json.dumps([about.get("config", {}).get("sinks"), about.get("sinks_inline")])
+        if wanted not in sinks:
+            sinks[wanted] = export.sinks_of(about, failed)
+        return export.finish(folder, sinks[wanted], failed=failed)
+    except Exception as error:
+        logger.error(
+            "{} cannot be finished ({}); its raw trace is kept: `instrument export {}` tries again.",
+            export.name_of(folder),
+            error,
+            folder.parent,
+        )
+        return None
+
+
+def _text(message: Any) -> str:
+    """A log message with the traceback that belongs to it."""
+    text, error = message.record["message"], message.record["exception"]
+    if error is None or error.value is None:
+        return str(text)
+    import traceback
+
+    return f"{text}\n{''.join(traceback.format_exception(error.value)).rstrip()}"
+
+
+def _tell(answers: TextIO, **answer: Any) -> None:
+    with suppress(OSError):  # the trainer has ended, and the work goes on
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Windows finished in another process: what arrives, what it says, and what happens when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+from instrument import Session, Sink, cli, export
+from instrument.capture import Capture
+
+SINKS = """
+    import os, signal, time
+    from pathlib import Path
+    from loguru import logger
+    from instrument import Sink
+
+    class Notes(Sink):
+        word: str = "noted"
+        def write(self, capture, folder):
+            print("a sink that prints disturbs nothing")
+            logger.info("{} by {}", self.word, "the trainer" if os.getpid() == capture.metadata["pid"] else "another")
+            (folder / "note.txt").write_text(f"{self.word} {os.getpid()}")
+
+    class Plain:
+        def __init__(self, word="plain"):
+            self.word = word
+        def write(self, capture, folder):
+            (folder / "plain.txt").write_text(f"{self.word} {os.getpid()}")
+
+    class DiesOn(Sink):
+        step: int
+        def write(self, capture, folder):
+            if capture.metadata["window"]["first_step"] == self.step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class SleepsOn(Sink):
+        step: int
+        def write(self, capture, folder):
+            if capture.metadata["window"]["first_step"] == self.step:
+                time.sleep(600)
+
+    class WaitsFor(Sink):
+        file: str
+        def write(self, capture, folder):
+            while not Path(self.file).exists():
+                time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A config with three windows of one step; `their_sinks` can be imported."""
+    (tmp_path / "their_sinks.py").write_text(dedent(SINKS))
+    monkeypatch.syspath_prepend(tmp_path)
+    return {"active": 1, "repeat": 3, "output_dir": str(tmp_path / "profile")}
+
+
+def run(config: dict[str, Any], steps: int = 3, **options: Any) -> Session:
+    with Session(config, **options) as session:
+        for _ in range(steps):
+            torch.ones(2).sum()
+            session.step()
+    return session
+
+
+def names(session: Session) -> list[str]:
+    return [capture.name for capture in session.captures]
+
+
+ALL = [f"steps_{n:06d}-{n:06d}_rank0" for n in range(3)]
+
+
+def test_another_process_makes_each_capture_and_its_words_arrive_in_order(profiler: dict[str, Any], log: Log) -> None:
+    session = run(profiler, sinks={"notes": {"_target_": "their_sinks.Notes", "word": "seen"}, "table": {}})
+    assert names(session) == ALL
+    for capture in session.captures:
+        assert capture.folder is not None
+        word, pid = (capture.folder / "note.txt").read_text().split()
+        assert word == "seen"
+        assert int(pid) != os.getpid()
+        assert "Operators" in (capture.folder / "table.txt").read_text()
+        assert str(capture.folder) in (capture.folder / "table.txt").read_text(), "where it lies in the end"
+        assert not (capture.folder / "trace.json").exists()
+    said = [line for line in log.at("INFO") if line.startswith(("exporter: ", "Recorded "))]
+    order = ["exporter: seen by another", "exporter: ", "Recorded "] * 3
+    assert [line[: len(start)] for line, start in zip(said, order)] == order
+    assert [p for p in Path(profiler["output_dir"]).iterdir() if p.name.startswith(".")] == []
+
+
+def test_the_exporter_loads_no_torch(profiler: dict[str, Any]) -> None:
+    code = "import sys, instrument.exporter; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(profiler: dict[str, Any], log: Log) -> None:
+    class Here(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            seen.append(
+                (os.getpid(), folder.name, (folder / "plain.txt").exists(), (folder / "trace.json.gz").exists())
+            )
+
+    seen: list[Any] = []
+    sinks = {"chrome_trace": {"keep": False}, "here": Here(), "plain": {"_target_": "their_sinks.Plain"}}
+    session = run(profiler, sinks=sinks)
+    assert seen == [(os.getpid(), name, True, True) for name in ALL]
+    assert [capture.trace_path for capture in session.captures] == [None] * 3, "the last sink is still the last"
+    assert len([line for line in log.at("INFO") if line.startswith("Only this process can run the sink here")]) == 1
+
+
+def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]) -> None:
+    from their_sinks import Notes, Plain  # type: ignore[import-not-found]
+
+    sinks = {"notes": Notes(word="given"), "plain": {"_target_": "their_sinks.Plain", "word": "mapped"}, "own": Plain()}
+    session = run(profiler, steps=1, sinks=sinks)
+    assert session.config.inline_sinks == ["own"], "a plain object does not tell its options"
+    (capture,) = session.captures
+    assert capture.folder is not None
+    assert (capture.folder / "note.txt").read_text().startswith("given ")
+    assert json.loads((capture.folder / "capture.json").read_text())["sinks_inline"] == ["own"]
+
+
+def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later(
+    profiler: dict[str, Any], log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.errors_expected = True
+    sinks = {"dies": {"_target_": "their_sinks.DiesOn", "step": 1}, "notes": {"_target_": "their_sinks.Notes"}}
+    session = run(profiler, sinks=sinks)
+    output = Path(profiler["output_dir"])
+    assert names(session) == [ALL[0], ALL[2]]
+    (error,) = log.at("ERROR")
+    assert error.startswith(f"The exporter ended (SIGKILL) while it worked on {ALL[1]}, whose raw trace is kept")
+    queued = output / f".{ALL[1]}.queued"
+    assert export.queued(output) == [queued]
+
+    about = json.loads((queued / "capture.json").read_text())
+    about["config"]["sinks"]["dies"]["step"] = 7
+    (queued / "capture.json").write_text(json.dumps(about))
+    assert cli.main(["export", str(output)]) == 0
+    assert capsys.readouterr().out.endswith(f"Finished {output / ALL[1]}.\n")
+    assert (output / ALL[1] / "note.txt").exists()
+    assert Capture.load(output / ALL[1]).metadata["window"]["first_step"] == 1
+    assert cli.main(["export", str(output)]) == 2
+    assert "holds no window that waits for its export" in capsys.readouterr().err
+
+
+def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(profiler: dict[str, Any], log: Log) -> None:
+    log.errors_expected = True
+    sinks = {"sleeps": {"_target_": "their_sinks.SleepsOn", "step": 0}}
+    with Session(profiler, sinks=sinks, export_timeout_s=1.5) as session:
+        session.step()
+        while not log.at("ERROR"):
+            time.sleep(0.02)
+        session.config.export_timeout_s = 60
+        session.step()
+        session.step()
+    assert names(session) == ALL[1:]
+    assert log.at("ERROR")[0].startswith("The exporter ended (profiler.export_timeout_s=1.5 were over) while it worked")
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
+def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
+    profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(sys, "executable", python)
+    session = run(profiler)
+    assert session.captures == []
+    assert len(log.at("ERROR")) == 1
+    assert cli.main(["export", profiler["output_dir"]]) == 0
+    assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
+
+
+def test_a_full_queue_drops_windows_and_names_them(profiler: dict[str, Any], log: Log, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
+    with Session(profiler | {"repeat": 5}, sinks=sinks, export_queue=2) as session:
+        for _ in range(5):
+            session.step()
+        gate.touch()
+    assert names(session) == ALL[:2]
+    first, all_of_them = (line for line in log.at("WARNING") if "dropped" in line)
+    assert f"The exporter is 2 windows behind (profiler.export_queue): {ALL[2]} is dropped" in first
+    dropped = (f"steps_{n:06d}-{n:06d}_rank0" for n in (2, 3, 4))
+    assert all_of_them == f"The windows dropped in all: {', '.join(dropped)}"
+
+
+def test_stop_says_what_it_waits_for_and_gives_up_in_time(
+    profiler: dict[str, Any], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("instrument.exporter._SILENT_S", 0.0)
+    gate = tmp_path / "gate"
+    sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
+    session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
+    assert session.captures == []
+    assert f"Waits for the exporter, at most 1 s: 2 of 2 windows to go, now {ALL[0]}" in log.at("INFO")
+    (warning,) = log.at("WARNING")
+    assert warning.startswith(f"The exporter goes on with {ALL[0]}, {ALL[1]} after profiler.export_timeout_s=1")
+    gate.touch()
+    log.errors_expected = True  # its own second may be over first
+    for thread in threading.enumerate():
+        if thread.name == "instrument exporter":
+            thread.join()
+
+
+def test_two_processes_do_not_finish_the_same_window(
+    profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(profiler["output_dir"])
+    folder = export.queue(export.stage(output, "w"), {"config": {"sinks": {}}})
+    (folder / "trace.json").write_text('{"traceEvents": []}')
+    with export._alone(folder):
+        assert cli.main(["export", str(output)]) == 2
+    assert "just being finished by another process" in capsys.readouterr().err
+    assert cli.main(["export", str(folder)]) == 0
+
+
+def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -> None:
+    first = export.stage(tmp_path, "w")
+    second = export.stage(tmp_path, "w")
+    queued = export.queue(first, {})
+    third = export.stage(tmp_path, "w")
+    (queued / "trace.json").write_text("{}")
+    assert export.finish(queued, {}, failed=set()) == tmp_path / "w"
+    fourth = export.stage(tmp_path, "w")
+    assert [export.name_of(folder) for folder in (first, second, third, fourth)] == ["w", "w-2", "w-3", "w-4"]
+    assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
+
+
+def test_a_description_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
+    log.errors_expected = True
+    about = {"config": {"sinks": {"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}}}
+    assert export.sinks_of(about, set()) == {}
+    assert not (tmp_path / "made").exists()
+    assert "'os.mkdir' is no class of a sink" in log.at("ERROR")[0]
