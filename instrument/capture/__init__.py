@@ -13,6 +13,7 @@ from instrument.capture import cache
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
+from instrument.capture.host import Host
 from instrument.capture.kernels import copies as _copies
 from instrument.capture.kernels import kernels as _kernels
 from instrument.capture.kernels import launches as _launches
@@ -107,14 +108,19 @@ class Capture:
         return cache.read(self.trace_path)
 
     @cached_property
+    def host(self) -> Host:
+        """The host's side as one nesting, which several views stand on; see `instrument.capture.host`."""
+        return Host(self.events)
+
+    @cached_property
     def operators(self) -> OperatorTable:
         """The operator table, as torch's `key_averages()`; see `instrument.capture.operators`."""
-        return _operators(self.events)
+        return _operators(self.host)
 
     @cached_property
     def ranges(self) -> RangeTable:
         """The range tree of the annotations, and the whole in parts; see `instrument.capture.ranges.RangeTable`."""
-        return _ranges(self.events)
+        return _ranges(self.host)
 
     @cached_property
     def work(self) -> Work:
@@ -164,7 +170,7 @@ class Capture:
     @cached_property
     def memory(self) -> MemoryView:
         """What lived in memory over time, by device; see `instrument.capture.live_memory`."""
-        return MemoryView(self.events)
+        return MemoryView(self.host)
 
     @cached_property
     def swallowed(self) -> Table:

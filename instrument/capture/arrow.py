@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.capture.events import Codes, Events, Flags, Ints, is_runtime
-from instrument.capture.host import host_forest
+from instrument.capture.host import Host
 from instrument.capture.launches import launches
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def to_arrow(events: Events) -> pyarrow.Table:
 
 def _spans(events: Events) -> dict[str, Any]:
     categories = [_TODAY.get(category, category) for category in events.categories]
-    forest = host_forest(events)
+    forest = Host(events).forest
     is_host = np.zeros(len(events), np.bool_)
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
     is_host[forest.index] = True

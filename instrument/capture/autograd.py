@@ -1,4 +1,4 @@
-"""Which range's backward pass a node of the autograd engine is: a join on (forward thread, sequence number).
+"""The ranges, and whose backward pass a node of the autograd engine is: a join on (forward thread, sequence number).
 
 While gradients are recorded, every operator notes the sequence number that the next node of the graph will bear on its
 thread; the engine notes the same number, and the forward thread, on the node that it runs. No hook is needed. The last
@@ -15,15 +15,62 @@ guess, and told apart.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.events import OPERATOR, Events, Flags, Ints, flags
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, flags, is_step
 from instrument.capture.nesting import Forest
+from instrument.capture.paths import Paths, paths_of
+from instrument.names import RESUMED
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATION = "torch::autograd::AccumulateGrad"
 _BACKWARD = re.compile(r"Backward\d*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The ranges and the backward nodes of the host's nesting, nested in each other as `nodes`, and where each belongs.
+
+    `inner` is the innermost mark at or above each node of the nesting; `backward` tells the backward nodes from the
+    ranges. `ranges` are the ranges alone, `opened` is the path of each.
+
+    `around` is the path of the innermost range at or above each mark, `placed` the one that its own time belongs to: of
+    a range its own path, of a backward node that of the innermost range around its forward operator. -1: there is none.
+    `lost` are the backward nodes of which it is not known.
+    """
+
+    nodes: Forest
+    inner: Ints
+    backward: Flags
+    ranges: Forest
+    opened: Ints
+    paths: Paths
+    around: Ints
+    placed: Ints
+    lost: Flags
+
+
+def marks(events: Events, forest: Forest) -> Marks:
+    """The ranges and backward nodes of a host's nesting, and to which range each belongs."""
+    is_range = events.among(ANNOTATION) & ~events.named(is_step)
+    nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
+    backward = ~is_range[nodes.index]
+    ranges, range_of = nodes.only(~backward)
+    codes, names = _plain_names(events)
+    paths, opened = paths_of(ranges, codes[events.name[ranges.index]], names)
+    around = np.append(opened, -1)[range_of]
+    home, lost = _homes(events, forest, nodes, inner, backward)
+    placed = np.where(home >= 0, around[home], -1)
+    return Marks(nodes, inner, backward, ranges, opened, paths, around, placed, lost)
+
+
+def _plain_names(events: Events) -> tuple[Ints, list[str]]:
+    """For each name of an event the number of its range's name, and those names."""
+    plain = [name.removesuffix(RESUMED) for name in events.names]
+    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
+    return np.array([index[name] for name in plain], np.int64), list(index)
 
 
 def is_backward(events: Events) -> Flags:
@@ -38,7 +85,7 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
     return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
 
 
-def homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
+def _homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
     """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
 
     `marks` are the ranges and the backward nodes of the host's nesting `forest`, `inner` the innermost mark at or above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,26 @@ PYTHON = frozenset({"python_function"})
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events", "hpu_op"})
 STEP_PREFIX = "ProfilerStep#"
 
+_WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
+
 
 def is_runtime(category: str) -> bool:
     """Whether a category holds calls into a device's runtime or driver (`cuda_runtime`, `mtia_runtime`, …)."""
     return category == "Runtime" or category.endswith(("_runtime", "_driver"))
+
+
+def is_step(name: str) -> bool:
+    """Whether an event of this name is a step of the profiler."""
+    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
+
+
+def split_overload(name: str) -> tuple[str, str]:
+    """An operator's name and its overload, "" for the default one; `aten::add.Tensor` is what torch writes of both.
+
+    A range that is recorded as an operator and named like that cannot be told from one.
+    """
+    found = _WITH_OVERLOAD.fullmatch(name)
+    return (found[1], found[2]) if found else (name, "")
 
 
 @dataclass(frozen=True, slots=True)

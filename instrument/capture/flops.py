@@ -17,8 +17,7 @@ from math import prod
 import msgspec
 import numpy as np
 
-from instrument.capture.events import OPERATOR, Events, Flags, Ints
-from instrument.capture.host import is_step, split_overload
+from instrument.capture.events import OPERATOR, Events, Flags, Ints, is_step, split_overload
 from instrument.capture.nesting import Forest
 
 Shapes = list[list[int]]
@@ -50,12 +49,11 @@ def has_rule(name: str) -> bool:
     return split_overload(name)[0] in RULES
 
 
-def uncounted(events: Events, forest: Forest) -> Flags:
+def uncounted(events: Events, forest: Forest, own: Ints | None) -> Flags:
     """Which operators no rule counted: neither themselves, nor in what they call, nor in what called them.
 
-    Of those inside each other the outermost alone.
+    `own` is what `node_flops` gives. Of those inside each other the outermost alone.
     """
-    own = node_flops(events, forest)
     operator = events.among(OPERATOR)[forest.index] & ~events.named(is_step)[forest.index]
     counted = np.zeros(len(forest), np.bool_) if own is None else own != UNKNOWN
     bare = operator & (forest.with_descendants(counted.astype(np.int64)) == 0) & (forest.nearest(counted) < 0)

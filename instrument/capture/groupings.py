@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints
-from instrument.capture.host import host_forest, is_step, paths, range_events, split_overload
-from instrument.capture.launches import devices_below
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Flags, Ints, is_step, split_overload
+from instrument.capture.host import Host
 from instrument.capture.stacks import frames_around
 
 Quantities = dict[str, Ints | None]
@@ -37,8 +36,9 @@ class Calls:
     quantities: Quantities
 
 
-def by_input_shapes(events: Events, calls: Calls, _: int) -> Grouping:
+def by_input_shapes(host: Host, calls: Calls, _: int) -> Grouping:
     """Input shapes as torch prints them; all None where the trace holds none."""
+    events = host.events
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
@@ -46,13 +46,14 @@ def by_input_shapes(events: Events, calls: Calls, _: int) -> Grouping:
     return codes[code], labels
 
 
-def by_stack(events: Events, calls: Calls, depth: int) -> Grouping:
+def by_stack(host: Host, calls: Calls, depth: int) -> Grouping:
     """The innermost Python frames around each call."""
-    return frames_around(events, calls.event, depth)
+    return frames_around(host.events, calls.event, depth)
 
 
-def by_overload(events: Events, calls: Calls, _: int) -> Grouping:
+def by_overload(host: Host, calls: Calls, _: int) -> Grouping:
     """The operator's overload, "" for the default one; all None where the trace names no overload."""
+    events = host.events
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last for memory outside any call
     for code in operators.tolist():
@@ -63,13 +64,14 @@ def by_overload(events: Events, calls: Calls, _: int) -> Grouping:
     return codes[_of_event(events.name, calls, -1)], labels
 
 
-def by_thread(events: Events, calls: Calls, _: int) -> Grouping:
+def by_thread(host: Host, calls: Calls, _: int) -> Grouping:
     """The thread as "process/thread", that of the operator for a launch."""
-    return calls.thread, [f"{process}/{thread}" for process, thread in events.threads]
+    return calls.thread, [f"{process}/{thread}" for process, thread in host.events.threads]
 
 
-def by_step(events: Events, calls: Calls, _: int) -> Grouping:
+def by_step(host: Host, calls: Calls, _: int) -> Grouping:
     """The number of the step in which the call began, on whatever thread; None outside all steps."""
+    events = host.events
     steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
     if not steps.size:
         return _unknown(calls)
@@ -81,34 +83,42 @@ def by_step(events: Events, calls: Calls, _: int) -> Grouping:
     return codes[np.where(inside, at, len(steps))], labels
 
 
-def by_device(events: Events, calls: Calls, _: int) -> Grouping:
+def by_device(host: Host, calls: Calls, _: int) -> Grouping:
     """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
-    forest = host_forest(events)
-    used = devices_below(events, forest)
+    used = _devices_below(host)
     if not used:
         return _unknown(calls)
     distinct, code = np.unique(np.stack([*used.values()]), axis=1, return_inverse=True)
     names = [",".join(device for device, is_used in zip(used, column) if is_used) or None for column in distinct.T]
-    of_event = np.full(len(events) + 1, len(names))  # the last for memory outside any call
-    of_event[forest.index] = code.reshape(-1)
     codes, labels = _interned([*names, None])
-    return codes[of_event[calls.event]], labels
+    return codes[_of_node(code.reshape(-1), calls, len(names))], labels
 
 
-def by_range(events: Events, calls: Calls, _: int) -> Grouping:
-    """The path of the ranges around the call on its own thread, without the call itself; None outside of any."""
-    chosen = range_events(events)
-    forest = host_forest(events)
-    above = np.append(forest.nearest(chosen[forest.index]), -1)[forest.parent]
-    around = np.full(len(events) + 1, -1)
-    around[forest.index] = np.where(above >= 0, forest.index[above], -1)
-    ranges, path, texts = paths(events, chosen)
-    of_range = np.full(len(events) + 1, len(texts))
-    of_range[ranges.index] = path
-    return of_range[around[calls.event]], [*texts, None]
+def _devices_below(host: Host) -> dict[str, Flags]:
+    """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
+    device, node = host.launched
+    on = np.array([str(process) for process, _ in host.events.threads])[host.events.thread[device]]
+    found = {}
+    for name in np.unique(on[node >= 0]).tolist():
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(host.forest))
+        found[name] = host.forest.with_descendants(own) > 0
+    return found
 
 
-GROUPINGS: dict[str, Callable[[Events, Calls, int], Grouping]] = {
+def by_range(host: Host, calls: Calls, _: int) -> Grouping:
+    """The path of the range to which the call belongs, that of a range's own row being the one above it.
+
+    What ran in a backward node belongs to the range of that node's forward operator. None outside of any.
+    """
+    marks = host.marks
+    is_itself = np.append(marks.nodes.index, -1)[marks.inner] == host.forest.index
+    above = np.append(np.where(marks.backward, np.arange(len(marks.nodes)), marks.nodes.parent), -1)
+    path = np.append(marks.placed, -1)[np.where(is_itself, above[marks.inner], marks.inner)]
+    texts: list[str | None] = [*marks.paths.texts, None]
+    return _of_node(np.where(path >= 0, path, len(texts) - 1), calls, len(texts) - 1), texts
+
+
+GROUPINGS: dict[str, Callable[[Host, Calls, int], Grouping]] = {
     "input_shapes": by_input_shapes,
     "stack": by_stack,
     "overload": by_overload,
@@ -122,6 +132,12 @@ GROUPINGS: dict[str, Callable[[Events, Calls, int], Grouping]] = {
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
     """A column's value for each call, another where the call is no event."""
     found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
+    return found
+
+
+def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
+    """A node's value for each call, another where the call is no node."""
+    found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 
 

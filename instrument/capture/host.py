@@ -1,14 +1,16 @@
-"""The host's side of a trace as one nesting: operators, annotations and runtime calls."""
+"""The host's side of a trace as one nesting, and what several views ask of it."""
 
 from __future__ import annotations
 
-import re
+from functools import cached_property
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, PYTHON, STEP_PREFIX, Events, Flags, Ints, is_runtime
-from instrument.capture.launches import launching_operator
-from instrument.capture.nesting import Forest, nest, number_paths
+from instrument.capture.autograd import Marks, marks
+from instrument.capture.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
+from instrument.capture.flops import node_flops
+from instrument.capture.launches import launching_nodes, launching_operator
+from instrument.capture.nesting import Forest, nest
 
 # Utility operators that torch leaves out of its tables.
 _HIDDEN = frozenset(
@@ -22,48 +24,54 @@ _HIDDEN = frozenset(
     }
 )
 
-_WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 
+class Host:
+    """The operators, annotations and runtime calls of a trace, nested by time; with `python` its Python frames too.
 
-def split_overload(name: str) -> tuple[str, str]:
-    """An operator's name and its overload, "" for the default one; `aten::add.Tensor` is what torch writes of both.
-
-    A range that is recorded as an operator and named like that cannot be told from one.
+    Each part is made when it is first asked for, and kept for the other views that ask.
     """
-    found = _WITH_OVERLOAD.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "")
 
+    def __init__(self, events: Events, *, python: bool = False) -> None:
+        self.events = events
+        self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
-def is_step(name: str) -> bool:
-    """Whether an event of this name is a step of the profiler."""
-    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
+    @cached_property
+    def forest(self) -> Forest:
+        """The nesting; a runtime call belongs to the thread of the operator that it names, as for torch."""
+        events = self.events
+        runtime = events.among(is_runtime)
+        chosen = (events.among(self._kinds) | runtime) & ~events.named(_HIDDEN.__contains__)
+        calls = np.flatnonzero(runtime)
+        operator = launching_operator(events, calls)
+        thread = events.thread.copy()
+        thread[calls[operator >= 0]] = events.thread[operator[operator >= 0]]
+        return nest(events, chosen, thread)
 
+    @cached_property
+    def marks(self) -> Marks:
+        """The ranges and the backward nodes, and the range to which each belongs."""
+        return marks(self.events, self.forest)
 
-def range_events(events: Events) -> Flags:
-    """A mask of the annotations that are ranges: all but the steps."""
-    return events.among(ANNOTATION) & ~events.named(is_step)
+    @cached_property
+    def flops(self) -> Ints | None:
+        """The operations that each node performs itself; see `instrument.capture.flops.node_flops`."""
+        return node_flops(self.events, self.forest)
 
+    @cached_property
+    def launched(self) -> tuple[Ints, Ints]:
+        """The device events and the node that launched each; see `instrument.capture.launches.launching_nodes`."""
+        return launching_nodes(self.events, self.forest)
 
-def paths(events: Events, chosen: Flags) -> tuple[Forest, Ints, list[str]]:
-    """The nesting of some events, each node's path of names from the outermost in, and the paths' texts, by "/"."""
-    forest = nest(events, chosen)
-    path, above, name = number_paths(forest, events.name[forest.index].astype(np.int64))
-    texts: list[str] = []
-    for parent, code in zip(above.tolist(), name.tolist()):
-        texts.append(f"{texts[parent]}/{events.names[code]}" if parent >= 0 else events.names[code])
-    return forest, path, texts
+    def device_own_ns(self, *, annotations: bool = False) -> Ints | None:
+        """For each node the time of the device events that it launched itself; None where the trace has none.
 
-
-def host_forest(events: Events, *, python: bool = False) -> Forest:
-    """The nesting of operators, annotations and runtime calls, with the Python frames where they are wanted.
-
-    A runtime call belongs to the thread of the operator that it names, as for torch.
-    """
-    kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
-    runtime = events.among(is_runtime)
-    chosen = (events.among(kinds) | runtime) & ~events.named(_HIDDEN.__contains__)
-    calls = np.flatnonzero(runtime)
-    operator = launching_operator(events, calls)
-    thread = events.thread.copy()
-    thread[calls[operator >= 0]] = events.thread[operator[operator >= 0]]
-    return nest(events, chosen, thread)
+        A device event whose launch was not recorded counts nowhere. With `annotations` the device's copies of
+        annotations count as device events, as they do for torch.
+        """
+        found = launching_nodes(self.events, self.forest, annotations=True) if annotations else self.launched
+        device, node = found
+        if not len(device):
+            return None
+        own = np.zeros(len(self.forest), np.int64)
+        np.add.at(own, node[node >= 0], self.events.duration_ns[device[node >= 0]])
+        return own

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.events import (
-    ANNOTATION,
-    DEVICE,
-    DEVICE_ANNOTATION,
-    OPERATOR,
-    Events,
-    Flags,
-    Ints,
-    is_runtime,
-)
+from instrument.capture.events import ANNOTATION, DEVICE, DEVICE_ANNOTATION, OPERATOR, Events, Flags, Ints, is_runtime
 from instrument.capture.nesting import Forest
 
 _LINKED = ANNOTATION | OPERATOR
@@ -77,27 +68,3 @@ def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False
     around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
     node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
     return found.device, node
-
-
-def device_own_ns(events: Events, forest: Forest, *, annotations: bool = False) -> Ints | None:
-    """For each node the time of the device events that it launched itself; None where the trace has none.
-
-    A device event whose launch was not recorded counts nowhere.
-    """
-    device, node = launching_nodes(events, forest, annotations=annotations)
-    if not len(device):
-        return None
-    own = np.zeros(len(forest), np.int64)
-    np.add.at(own, node[node >= 0], events.duration_ns[device[node >= 0]])
-    return own
-
-
-def devices_below(events: Events, forest: Forest) -> dict[str, Flags]:
-    """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
-    device, node = launching_nodes(events, forest)
-    found = {}
-    on = np.array([str(process) for process, _ in events.threads])[events.thread[device]] if len(device) else device
-    for name in np.unique(on[node >= 0]).tolist():
-        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(forest))
-        found[name] = forest.with_descendants(own) > 0
-    return found

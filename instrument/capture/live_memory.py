@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, PYTHON, Events, Flags, Ints, Memory
-from instrument.capture.host import is_step, paths, range_events, split_overload
-from instrument.capture.nesting import nest
+from instrument.capture.events import Events, Ints, Memory
+from instrument.capture.host import Host
+from instrument.capture.memory import By, around, module_frames
+from instrument.capture.steps import finished_steps, step_number
 from instrument.capture.table import Table
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import CaptureError
 
 # c10/core/DeviceType.h
 _DEVICE_NAMES = (
     "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu", "mps",
     "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
 )  # fmt: skip
-_MODULE = "nn.Module: "
 BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
-By = Literal["operator", "range", "module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ class MemoryView:
     Cost: about 1 µs a memory event, each view once.
     """
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, host: Host) -> None:
+        self._host, self._events = host, host.events
         self._told: dict[By, tuple[Ints, list[str]]] = {}
 
     @cached_property
@@ -110,8 +109,9 @@ class MemoryView:
         """What lived on a device at one time, the largest first: `name bytes allocations since_ns`.
 
         The time is that of the peak, and the device the first of `devices`, unless given. `name` is the outermost
-        operator around the allocation on its thread, the path of the ranges around it, or the path of the modules,
-        which only `with_stack` records; "[no operator]" and so on where there is none. `since_ns` is when the oldest
+        operator around the allocation on its thread, the path of the range that it belongs to, or the path of the
+        modules around it on its thread, which only `with_stack` records; "[no operator]" and so on where there is none.
+        What backward allocates belongs to the range of its forward, as in the range tree. `since_ns` is when the oldest
         of the allocations was made. The row "[before the window]" holds what no recorded allocation made. The rows sum
         to what lived, as `peak_bytes` and where that is unknown `peak_net_bytes` tell it for the peak. Where the trace
         has no addresses, one row without a name holds all.
@@ -145,10 +145,8 @@ class MemoryView:
         `net_bytes` is what the step left behind: a leak is one that stays above 0 step after step. `start_bytes` is
         what lived at its start, `peak_bytes` the most during it; both are None where the trace does not tell.
         """
-        events = self._events
-        steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
-        steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
-        rows = [_step_row(line, events, step) for line in self.timelines.values() for step in steps.tolist()]
+        steps = finished_steps(self._events).tolist()
+        rows = [_step_row(line, self._events, step) for line in self.timelines.values() for step in steps]
         return Table({name: [row[k] for row in rows] for k, name in enumerate(_STEP_COLUMNS)})
 
     @cached_property
@@ -182,7 +180,7 @@ class MemoryView:
             ConfigError: there is no such `by`.
         """
         if by not in self._told:
-            self._told[by] = self._around(by)
+            self._told[by] = around(self._host, by)
         codes, labels = self._told[by]
         origin = self._partner[line.instant]
         frees = line.size_bytes < 0
@@ -194,8 +192,8 @@ class MemoryView:
         """By what the trace can tell memory apart: operator, and range and module where there are any."""
         has: dict[By, Any] = {
             "operator": True,
-            "range": range_events(self._events).any(),
-            "module": _module_frames(self._events).any(),
+            "range": self._host.marks.paths.names,
+            "module": module_frames(self._events).any(),
         }
         return tuple(by for by, there in has.items() if there)
 
@@ -263,29 +261,6 @@ class MemoryView:
         codes, labels = self.labels(line, by)
         named = (line.size_bytes > 0) | self._has_addresses
         return [labels[code] if is_named else None for code, is_named in zip(codes.tolist(), named.tolist())]
-
-    def _around(self, by: By) -> tuple[Ints, list[str]]:
-        """What was around each memory event, as an index into names."""
-        events, memory = self._events, self._events.memory
-        if by == "operator":
-            forest = nest(events, events.among(OPERATOR) & ~events.named(is_step))
-            outermost = forest.index[forest.nearest(forest.parent < 0)]
-            code, names = events.name[outermost].astype(np.int64), [split_overload(name)[0] for name in events.names]
-        elif by == "range":
-            forest, code, names = paths(events, range_events(events))
-        elif by == "module":
-            frames = _module_frames(events)
-            if not frames.any():
-                raise CaptureError("The trace names no modules; record it with with_stack=true.")
-            forest, code, names = paths(events, frames)
-            names = [name.replace(_MODULE, "") for name in names]
-        else:
-            raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
-        node = forest.around(memory.thread, memory.time_ns)
-        every = [*names, f"[no {by}]"]
-        index = {name: position for position, name in enumerate(dict.fromkeys(every))}  # overloads share a name
-        plain = np.array([index[name] for name in every], np.int64)
-        return plain[np.where(node >= 0, np.append(code, -1)[node], len(names))], list(index)
 
     @cached_property
     def _has_addresses(self) -> bool:
@@ -368,7 +343,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(line: Timeline, events: Events, step: int) -> tuple[str, int, int | None, int, int | None]:
     """What a step did: the events from its start on, up to its end."""
     first, after = np.searchsorted(line.time_ns, [events.start_ns[step], events.end_ns[step]], "left").tolist()
-    number = int(events.names[events.name[step]].rpartition("#")[2])
+    number = step_number(events, step)
     net = int(line.size_bytes[first:after].sum())
     if line.allocated_bytes is None:
         return line.device, number, None, net, None
@@ -393,8 +368,3 @@ def _extremes(line: Timeline, points: int) -> Ints:
     bounds = np.searchsorted(span[rising], np.unique(span))
     ends = np.array([0, len(level) - 1, line.peak])
     return np.unique(np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends]))
-
-
-def _module_frames(events: Events) -> Flags:
-    """The Python frames that torch names after a module."""
-    return events.among(PYTHON) & events.named(lambda name: name.startswith(_MODULE))

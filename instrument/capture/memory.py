@@ -1,18 +1,24 @@
-"""Bytes allocated and freed within calls."""
+"""Bytes allocated and freed within calls, and what was around each allocation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
-from instrument.capture.events import Ints, Memory
-from instrument.capture.nesting import Forest
+from instrument.capture.events import OPERATOR, PYTHON, Events, Flags, Ints, Memory, is_step, split_overload
+from instrument.capture.host import Host
+from instrument.capture.nesting import Forest, nest
+from instrument.capture.paths import paths_of
 from instrument.capture.rules import Rules
+from instrument.errors import CaptureError, ConfigError
 
 # Numbers of torch's DeviceType: CPU, MKLDNN and IDEEP; CUDA, HIP, XPU and PrivateUse1.
 _HOST = (0, 2, 5)
 _TORCH_DEVICES = (1, 6, 12, 20)
+_MODULE = "nn.Module: "
+By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory, rules: Rules) -> dict[str, Ints | None]:
@@ -54,3 +60,52 @@ def _lanes(forest: Forest, memory: Memory, rules: Rules) -> Iterator[tuple[Ints,
         return
     for thread in np.unique(memory.thread):
         yield np.flatnonzero(forest.thread == thread), np.flatnonzero(memory.thread == thread)
+
+
+def around(host: Host, by: By) -> tuple[Ints, list[str]]:
+    """What was around each instant, as an index into names, of which the last is "[no operator]" and its like.
+
+    Raises:
+        CaptureError: there are no modules to tell of.
+        ConfigError: there is no such `by`.
+    """
+    tellers = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
+    if by not in tellers:
+        raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
+    found, names = tellers[by](host)
+    every = [*names, f"[no {by}]"]
+    index = {name: position for position, name in enumerate(dict.fromkeys(every))}  # overloads share a name
+    return np.array([index[name] for name in every], np.int64)[found], list(index)
+
+
+def module_frames(events: Events) -> Flags:
+    """The Python frames that torch names after a module."""
+    return events.among(PYTHON) & events.named(lambda name: name.startswith(_MODULE))
+
+
+def _operators_around(host: Host) -> tuple[Ints, list[str]]:
+    """The outermost operator around each instant on its thread."""
+    events, memory = host.events, host.events.memory
+    forest = nest(events, events.among(OPERATOR) & ~events.named(is_step))
+    outermost = forest.index[forest.nearest(forest.parent < 0)]
+    name = np.append(events.name[outermost], -1)[forest.around(memory.thread, memory.time_ns)]
+    return name, [split_overload(name)[0] for name in events.names]
+
+
+def _ranges_around(host: Host) -> tuple[Ints, list[str]]:
+    """The range to which each instant belongs: the one around it on its thread, or that of the forward in backward."""
+    marks, memory = host.marks, host.events.memory
+    mark = marks.nodes.around(memory.thread, memory.time_ns)
+    return np.append(marks.placed, -1)[mark], marks.paths.texts
+
+
+def _modules_around(host: Host) -> tuple[Ints, list[str]]:
+    """The path of the modules around each instant on its thread."""
+    events, memory = host.events, host.events.memory
+    frames = module_frames(events)
+    if not frames.any():
+        raise CaptureError("The trace names no modules; record it with with_stack=true.")
+    forest = nest(events, frames)
+    names = [name.removeprefix(_MODULE) for name in events.names]
+    paths, path = paths_of(forest, events.name[forest.index].astype(np.int64), names)
+    return np.append(path, -1)[forest.around(memory.thread, memory.time_ns)], paths.texts

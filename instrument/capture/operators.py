@@ -7,11 +7,10 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints
-from instrument.capture.flops import UNKNOWN, has_rule, node_flops, uncounted
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints, split_overload
+from instrument.capture.flops import UNKNOWN, has_rule, uncounted
 from instrument.capture.groupings import GROUPINGS, Calls, Quantities
-from instrument.capture.host import host_forest, split_overload
-from instrument.capture.launches import device_own_ns
+from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
 from instrument.capture.rules import HONEST, TORCH, Rules
 from instrument.capture.table import Table
@@ -33,9 +32,9 @@ class OperatorTable(Table):
     The row "[memory]" holds the allocations and frees that lie in no call.
     """
 
-    def __init__(self, events: Events, calls: Calls) -> None:
+    def __init__(self, host: Host, calls: Calls) -> None:
         super().__init__(_rows(calls, np.zeros(len(calls.name), np.int64), {}))
-        self._events = events
+        self._host = host
         self._calls = calls
 
     def by(self, what: By, *, depth: int = 5) -> Table:
@@ -49,8 +48,9 @@ class OperatorTable(Table):
         - `step`: the number of the step during which the call began, on whatever thread; None outside of steps.
         - `device`: the devices that worked for the call and what it called, by the trace's own numbers, such as "0",
           or "0,1" for one call that used two; None for a call that used none.
-        - `range`: the path of the ranges around the call on its own thread, the row of a range being in the one
-          above it; None outside of any. Backward runs on a thread of its own, outside of the forward's ranges.
+        - `range`: the path of the range that the call belongs to, the row of a range being in the one above it: the
+          ranges around it on its own thread, and in the backward, wherever it ran, those around the forward operator,
+          for the accumulation of gradients by a guess. None outside of any, or where that operator was not recorded.
 
         The column is None throughout where the trace holds nothing to tell it from.
 
@@ -60,7 +60,7 @@ class OperatorTable(Table):
         if what not in GROUPINGS:
             *most, last = GROUPINGS
             raise ConfigError(f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}.")
-        codes, labels = GROUPINGS[what](self._events, self._calls, depth)
+        codes, labels = GROUPINGS[what](self._host, self._calls, depth)
         return Table(_rows(self._calls, codes, {what: labels}))
 
     @property
@@ -72,10 +72,10 @@ class OperatorTable(Table):
         `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
         not understood: of what is missing, that is the part to mind.
         """
-        events, forest = self._events, host_forest(self._events)
-        nodes = np.flatnonzero(uncounted(events, forest))
+        events, forest = self._host.events, self._host.forest
+        nodes = np.flatnonzero(uncounted(events, forest, self._host.flops))
         names, code = _display_names(events, forest)
-        device = device_own_ns(events, forest)
+        device = self._host.device_own_ns()
         rows, group = np.unique(code[nodes], return_inverse=True)
         order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
         totals = None if device is None else forest.with_descendants(device)[nodes]
@@ -90,7 +90,7 @@ class OperatorTable(Table):
         return Table(columns).sort("host_ns" if device is None else "device_ns")
 
 
-def operators(events: Events, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
+def operators(host: Host, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
     """The operator table of a trace; its columns and their units are those of `OperatorTable`.
 
     With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording; by default
@@ -98,19 +98,21 @@ def operators(events: Events, rules: Literal["honest", "torch"] = "honest") -> O
 
     Cost: about 0.5 µs an event.
     """
-    return OperatorTable(events, _calls(events, TORCH if rules == "torch" else HONEST))
+    counted = TORCH if rules == "torch" else HONEST
+    nested = Host(host.events, python=True) if counted.python_rows else host
+    return OperatorTable(nested, _calls(nested, counted))
 
 
-def _calls(events: Events, rules: Rules) -> Calls:
-    forest = host_forest(events, python=rules.python_rows)
+def _calls(host: Host, rules: Rules) -> Calls:
+    events, forest = host.events, host.forest
     names, name = _display_names(events, forest)
     kept, top = _folded(forest, name)
     quantities: Quantities = {
         "host_ns": forest.total_ns[kept],
         "self_host_ns": _at_top(forest.own(forest.total_ns), top)[kept],
-        **_device_times(events, forest, kept, top, rules),
+        **_device_times(host, kept, top, rules),
         **_bytes(events, forest, kept, top, rules),
-        "flops": _flops(events, forest, kept, top),
+        "flops": _flops(host.flops, kept, top),
     }
     nodes = np.arange(len(forest))
     size = np.ones(len(forest), np.int64)
@@ -157,15 +159,15 @@ def _at_top(own: Ints, top: Ints) -> Ints:
     return total
 
 
-def _device_times(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules) -> Quantities:
-    own = device_own_ns(events, forest, annotations=rules.annotations_as_kernels)
+def _device_times(host: Host, kept: Flags, top: Ints, rules: Rules) -> Quantities:
+    own = host.device_own_ns(annotations=rules.annotations_as_kernels)
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
     lifted = _at_top(own, top)
     if rules.folding_loses_kernels:
         lifted[top] = own  # the innermost of a chain comes last
     lifted[~kept] = 0
-    return {"device_ns": forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
+    return {"device_ns": host.forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
 
 
 def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules) -> Quantities:
@@ -177,9 +179,8 @@ def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules)
     return found
 
 
-def _flops(events: Events, forest: Forest, kept: Flags, top: Ints) -> Ints | None:
+def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
     """Each call's own operations with those folded into it, -1 where they are not known."""
-    own = node_flops(events, forest)
     if own is None:
         return None
     known = _at_top((own != UNKNOWN).astype(np.int64), top) > 0

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.autograd import homes, is_accumulation
-from instrument.capture.events import Events, Flags, Ints
-from instrument.capture.flops import UNKNOWN, node_flops
-from instrument.capture.launches import launching_nodes
+from instrument.capture.autograd import Marks, is_accumulation
+from instrument.capture.events import Events, Ints
+from instrument.capture.flops import UNKNOWN
+from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
-from instrument.capture.paths import Paths
 
 OPTIMIZER_STEP = "Optimizer.step#"
 KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
@@ -42,39 +41,24 @@ class Places:
     device: tuple[Ints, Ints, Ints]
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The ranges and the backward nodes of the host's nesting `forest`, nested in each other.
-
-    `inner` is the innermost mark at or above each node of the forest, `backward` tells the nodes from the ranges, and
-    `path` is that of the innermost range at or above each mark: -1 where there is none.
-    """
-
-    forest: Forest
-    nodes: Forest
-    inner: Ints
-    backward: Flags
-    path: Ints
-
-
-def places(events: Events, marks: Marks, paths: Paths) -> Places:
+def places(host: Host) -> Places:
     """Put the host's time, what it launched and what it computed where it belongs."""
-    home, lost = homes(events, marks.forest, marks.nodes, marks.inner, marks.backward)
-    placed = np.where(home >= 0, marks.path[home], -1)
-    kind = _kinds(events, marks, paths, lost)
-    key = ((marks.path + 1) * (len(paths.names) + 1) + placed + 1) * len(KINDS) + kind
+    events, marks = host.events, host.marks
+    width = len(marks.paths.names) + 1
+    kind = _kinds(events, marks)
+    key = ((marks.around + 1) * width + marks.placed + 1) * len(KINDS) + kind
     distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
     place = place.reshape(-1)
     count = len(distinct)
     own = marks.nodes.own(marks.nodes.total_ns)
-    outside = _roots_ns(marks.forest) - _roots_ns(marks.nodes)
-    recorded, launcher = launching_nodes(events, marks.forest)
+    outside = _roots_ns(host.forest) - _roots_ns(marks.nodes)
+    recorded, launcher = host.launched
     device, launched = recorded[launcher >= 0], place[marks.inner[launcher[launcher >= 0]]]
     device_ns = summed(events.duration_ns[device], launched, count) if len(recorded) else None
-    flops, operations = _operations(events, marks, place, count)
+    flops, operations = _operations(host, place, count)
     return Places(
-        around=distinct // len(KINDS) // (len(paths.names) + 1) - 1,
-        placed=distinct // len(KINDS) % (len(paths.names) + 1) - 1,
+        around=distinct // len(KINDS) // width - 1,
+        placed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
         host_ns=summed(np.append(own, outside), place, count),
         device_ns=device_ns,
@@ -95,22 +79,22 @@ def _roots_ns(forest: Forest) -> int:
     return int(forest.total_ns[forest.parent < 0].sum())
 
 
-def _kinds(events: Events, marks: Marks, paths: Paths, lost: Flags) -> Ints:
+def _kinds(events: Events, marks: Marks) -> Ints:
     """What each mark's own time is."""
-    stepping = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.int64)
-    path, steps = paths.upwards(stepping, np.arange(len(stepping)))
+    stepping = np.array([name.startswith(OPTIMIZER_STEP) for name in marks.paths.names], np.int64)
+    path, steps = marks.paths.upwards(stepping, np.arange(len(stepping)))
     under_step = np.zeros(len(stepping) + 1, np.bool_)
     under_step[path[steps == 1]] = True
-    of_range = np.where(under_step[marks.path], OPTIMIZER, FORWARD)
+    of_range = np.where(under_step[marks.around], OPTIMIZER, FORWARD)
     of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
-    return np.where(marks.backward, np.where(lost, UNPLACED, of_node), of_range)
+    return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
 
 
-def _operations(events: Events, marks: Marks, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
+def _operations(host: Host, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
     """The FLOPs of each place, and how many operators they are of."""
-    flops = node_flops(events, marks.forest)
+    flops = host.flops
     if flops is None:
         return None, None
     known = np.flatnonzero(flops != UNKNOWN)
-    of = place[marks.inner[known]]
+    of = place[host.marks.inner[known]]
     return summed(flops[known], of, count), np.bincount(of, minlength=count)

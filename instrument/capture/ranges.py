@@ -10,16 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.autograd import is_backward
 from instrument.capture.busy import covered_ns, idle_ns
-from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Flags, Ints, flags, is_runtime
-from instrument.capture.host import host_forest
+from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Flags, Ints, flags, is_runtime, is_step
+from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
-from instrument.capture.paths import Paths, paths_of
-from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Marks, Places, places
+from instrument.capture.paths import Paths
+from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Places, places
 from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
-from instrument.capture.steps import finished_steps, is_step
+from instrument.capture.steps import finished_steps
 from instrument.capture.table import Table
 from instrument.errors import ConfigError
 from instrument.names import RESUMED
@@ -61,7 +60,8 @@ class RangeTable(Table):
       `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
       `device_idle_ns` is how much of `host_ns` passed while no device event ran, whoever launched it.
     - `allocated_bytes`, `bytes`: allocated, and allocated less freed, by the range's own thread while it ran, on the
-      host and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone.
+      host and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone. What its backward allocates
+      is not here, as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is.
     - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the host
       time of both where no device was recorded.
     - `share`: `host_ns` as a fraction of the recorded whole: the finished steps where there are any, or the time from
@@ -196,29 +196,16 @@ class RangeTable(Table):
         return covered_ns(np.repeat(groups, many), order[np.repeat(first, many) + offset], start, end, count)
 
 
-def ranges(events: Events) -> RangeTable:
+def ranges(host: Host) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
 
     Cost: about 0.4 µs an event, half of it the host's nesting; for `device_busy_ns` each device event is sorted once
     for every range that it counts in.
     """
-    forest = host_forest(events)
-    is_range = events.among(ANNOTATION) & ~events.named(is_step)
-    nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
-    opened, range_of = nodes.only(is_range[nodes.index])
-    codes, names = _plain_names(events)
-    paths, path = paths_of(opened, codes[events.name[opened.index]], names)
-    marks = Marks(forest, nodes, inner, ~is_range[nodes.index], np.append(path, -1)[range_of])
-    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[opened.index]]
-    slices = Slices(opened, path, resumed, _spans(events, opened))
-    return RangeTable(paths, slices, places(events, marks, paths), _whole_ns(events), len(finished_steps(events)))
-
-
-def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """For each name of an event the number of its range's name, and those names."""
-    plain = [name.removesuffix(RESUMED) for name in events.names]
-    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
-    return np.array([index[name] for name in plain], np.int64), list(index)
+    events, marks = host.events, host.marks
+    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
+    slices = Slices(marks.ranges, marks.opened, resumed, _spans(events, marks.ranges))
+    return RangeTable(marks.paths, slices, places(host), _whole_ns(events), len(finished_steps(events)))
 
 
 def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:

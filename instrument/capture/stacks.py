@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, PYTHON, Events, Flags, Ints, flags
-from instrument.capture.host import host_forest, paths, range_events
-from instrument.capture.launches import device_own_ns
+from instrument.capture.autograd import Marks
+from instrument.capture.events import PYTHON, Events, Flags, Ints
+from instrument.capture.host import Host
 from instrument.capture.nesting import Forest, nest, number_paths
 from instrument.errors import CaptureError, ConfigError
 
@@ -40,8 +40,9 @@ def stacks(
     Torch before 1.12 wrote frames only as a text with each operator: there a path is the frames of the operator, then
     the annotations and operators around it, and time in Python alone is not known.
 
-    With `range`, an annotation's name or its path as in the range tree, only what ran inside of it on its own thread
-    counts. With `threads`, each path begins with its thread; otherwise threads are put together.
+    With `range`, a range's name or its path as in the range tree, only what ran inside of it counts, and the backward
+    of that, wherever it ran; what accumulates gradients is a guess, as in the tree. With `threads`, each path begins
+    with its thread; otherwise threads are put together.
 
     Cost: about 1 µs an event.
 
@@ -55,25 +56,27 @@ def stacks(
         raise CaptureError(
             "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
         )
-    forest = host_forest(events, python=True)
-    values = forest.own(forest.total_ns) if metric == "host" else device_own_ns(events, forest)
+    host = Host(events, python=True)
+    forest = host.forest
+    values = forest.own(forest.total_ns) if metric == "host" else host.device_own_ns()
     if values is None:
         raise CaptureError("The trace holds no device activity, so it has no device stacks; choose host.")
     if range is not None:
-        values = np.where(forest.nearest(_ranges_called(events, forest, range)) >= 0, values, 0)
+        values = np.where(_belonging(host.marks, range), values, 0)
     return _paths(events, forest, values, threads=threads)
 
 
-def _ranges_called(events: Events, forest: Forest, wanted: str) -> Flags:
-    """Which nodes are annotations of this name or path."""
-    ranges, path, texts = paths(events, range_events(events))
-    marked = events.among(ANNOTATION) & events.named(wanted.__eq__)
-    marked[ranges.index] |= flags(wanted.__eq__, tuple(texts))[path]
-    if not marked.any():
-        near = get_close_matches(wanted, texts, n=1)
+def _belonging(marks: Marks, wanted: str) -> Flags:
+    """Which nodes ran in a range of this name or path, or in the backward of what ran there."""
+    chosen: list[bool] = []
+    for name, text, above in zip(marks.paths.names, marks.paths.texts, marks.paths.above.tolist()):
+        chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
+    if not any(chosen):
+        near = get_close_matches(wanted, marks.paths.texts, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists those it holds."
         raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
-    return marked[forest.index]
+    inside = np.array([*chosen, False])
+    return np.append(inside[marks.around] | inside[marks.placed], False)[marks.inner]
 
 
 def folded(found: Sequence[Stack]) -> str:

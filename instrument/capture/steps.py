@@ -7,15 +7,10 @@ from typing import Any
 import numpy as np
 
 from instrument.capture.breakdown import Work, by_group, layers_of, masks, with_idle
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Ints
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Ints, is_step
 from instrument.capture.idle import waits
 from instrument.capture.table import Table
 from instrument.capture.timeline import sweep
-
-
-def is_step(name: str) -> bool:
-    """Whether a range of this name is a step of the profiler."""
-    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
 
 
 def step_number(events: Events, event: int) -> int:

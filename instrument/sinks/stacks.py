@@ -34,7 +34,7 @@ class Stacks(Sink):
     """Which time: `host`, or `device` for what the kernels took; torch's names for them are understood."""
 
     range: str | None = None
-    """Only what ran inside this range, given by its name or its path; None: everything."""
+    """Only what ran inside this range and its backward, given by its name or its path; None: everything."""
 
     threads: bool = False
     """Whether each path begins with its thread; otherwise threads are put together."""

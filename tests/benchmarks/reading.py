@@ -51,9 +51,10 @@ def _torch(plain: Path) -> None:
 
 def _ours(path: Path) -> object:
     from instrument.capture import chrome
+    from instrument.capture.host import Host
     from instrument.capture.operators import operators
 
-    return operators(chrome.read(path))
+    return operators(Host(chrome.read(path)))
 
 
 def _events(path: Path) -> object:

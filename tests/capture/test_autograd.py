@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capture.by_hand import backward_by_flows, ns, raw, top_level_ns
 from capture.conftest import BODIES, record
-from capture.traces import annotation, capture, kernel, span
+from capture.traces import allocation, annotation, capture, frame, kernel, span
 from instrument.capture import Capture
 
 ENGINE = "autograd::engine::evaluate_function: "
@@ -389,3 +389,64 @@ def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_
         body()
     assert rows["0"].flops + rows["3"].flops == counter.get_total_flops()
     assert 0 < rows["backward"].flops < counter.get_total_flops()
+
+
+def test_operators_of_the_backward_are_grouped_with_the_range_of_their_forward(tmp_path) -> None:
+    """The node that names no forward operator of the trace, and what accumulates after it, are in no range."""
+    found: dict[str | None, set[str]] = defaultdict(set)
+    for row in capture(tmp_path, TRAINING).operators.by("range"):
+        found[row.range].add(row.name.removeprefix(ENGINE))
+    assert found == {
+        None: {
+            *("ProfilerStep*", "forward", "backward", "optimizer", "aten::neg", "NegBackward0"),
+            *("UnknownBackward0", SUM),
+        },
+        "forward": {"block", "aten::sum", "SumBackward0"},
+        "forward/block": {"aten::addmm", "AddmmBackward0", "aten::mm", SUM, "hook"},
+        "optimizer": {"Optimizer.step#SGD.step"},
+        "optimizer/Optimizer.step#SGD.step": {"aten::add_"},
+    }
+
+
+@pytest.mark.parametrize("name", BODIES.keys() - {"checkpointed"})  # there a range directly in its like is no row
+def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings, name) -> None:
+    """A range's own row is grouped with the range above it, so its time is moved to its own path here."""
+    found = recordings(name).capture
+    paths = {row.path for row in found.ranges}
+    by_range: dict[str, int] = defaultdict(int)
+    for row in found.operators.by("range"):
+        own = row.name if row.range is None else f"{row.range}/{row.name}"
+        by_range[own if own in paths else row.range or "(no range)"] += row.self_host_ns
+    placed: dict[str, int] = defaultdict(int)
+    for row in found.ranges.parts:
+        placed[row.path] += row.host_ns
+    assert {path: ns for path, ns in by_range.items() if ns} == {path: ns for path, ns in placed.items() if ns}
+    assert by_range["forward"] > 0
+
+
+def test_the_stacks_of_a_range_hold_its_backward(tmp_path) -> None:
+    """A range that is opened in a backward node is one of its own, here as in the tree."""
+    found = capture(tmp_path, [frame("main", 0, 200), *TRAINING])
+    own = {stack.frames[-1]: stack.value_ns for stack in found.stacks(range="block")}
+    assert own == {
+        "block": 10000, "aten::addmm": 10000,
+        ENGINE + "AddmmBackward0": 2000, "AddmmBackward0": 8000, "aten::mm": 10000, ENGINE + SUM: 2000, SUM: 1000,
+    }  # fmt: skip
+    assert sum(own.values()) == sum(ns for (path, _), ns in parts(found).items() if path == "forward/block")
+    assert own.items() < {stack.frames[-1]: stack.value_ns for stack in found.stacks(range="forward")}.items()
+
+
+def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(tmp_path) -> None:
+    found = record(tmp_path / "trace.json", BODIES["transformer"](), with_stack=True).capture
+    (forward,) = found.ranges.where(path="forward")
+    whole = sum(stack.value_ns for stack in found.stacks(range="forward"))
+    assert whole == forward.host_ns + forward.backward_ns + forward.accumulate_ns
+    assert forward.backward_ns > 0
+
+
+def test_what_backward_allocates_belongs_to_the_range_of_its_forward(tmp_path) -> None:
+    held = [allocation(95, 64, tid=2), allocation(79, 16, tid=2), allocation(121, 4, tid=2), allocation(42, 2)]
+    for address, event in enumerate(held, start=1):
+        event["args"]["Addr"] = address
+    live = capture(tmp_path, [*TRAINING, *held]).memory.live("range")
+    assert {row.name: row.bytes for row in live} == {"forward/block": 64, "forward": 16 + 2, "[no range]": 4}

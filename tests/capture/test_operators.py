@@ -15,6 +15,7 @@ from capture.conftest import BODIES, COLUMNS, convolutions, record
 from capture.traces import allocation, annotation, capture, frame, kernel, read, span
 from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
+from instrument.capture.host import Host
 from instrument.capture.operators import operators
 from instrument.errors import ConfigError
 
@@ -39,14 +40,14 @@ def test_every_row_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert recording.by_name.keys() >= SEEN[name] | ALWAYS
     assert len(recording.by_name) > 40
-    assert values(operators(recording.capture.events, rules="torch"), "name") == recording.by_name
+    assert values(operators(recording.capture.host, rules="torch"), "name") == recording.by_name
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_every_row_by_shapes_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert len(recording.by_shapes) > len(recording.by_name) > 40
-    table = operators(recording.capture.events, rules="torch").by("input_shapes")
+    table = operators(recording.capture.host, rules="torch").by("input_shapes")
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -80,10 +81,10 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
 def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
     recording = record(tmp_path / "trace.json", convolutions(), with_stack=True)
     events = recording.capture.events
-    assert values(operators(events, rules="torch"), "name") == recording.by_name
+    assert values(operators(Host(events), rules="torch"), "name") == recording.by_name
     frames = {name for name in recording.by_name if "conftest.py" in name}
     assert frames
-    assert not frames & {row.name for row in operators(events)}
+    assert not frames & {row.name for row in operators(Host(events))}
 
 
 def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
@@ -93,7 +94,7 @@ def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
 
     recording = record(tmp_path / "trace.json", body)
     assert ("aten::cat", "[[], []]") in recording.by_shapes
-    table = operators(recording.capture.events, rules="torch").by("input_shapes")
+    table = operators(recording.capture.host, rules="torch").by("input_shapes")
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -173,7 +174,7 @@ def test_kernels_belong_to_the_operator_that_launched_them(tmp_path) -> None:
 
 
 def test_torchs_rules_take_the_devices_copy_of_a_range_for_a_kernel(tmp_path) -> None:
-    table = operators(read(tmp_path, GPU), rules="torch")
+    table = operators(Host(read(tmp_path, GPU)), rules="torch")
     assert device_times(table)["forward"] == (56000, 44000)
 
 
@@ -211,7 +212,7 @@ def test_folded_calls_keep_their_kernels_but_not_by_torchs_rules(tmp_path) -> No
         kernel("inner", 40, 3, External_id=2, correlation=71),
     ]
     assert device_times(capture(tmp_path, events).operators) == {"aten::copy_": (8000, 8000)}
-    assert device_times(operators(read(tmp_path, events), rules="torch")) == {"aten::copy_": (3000, 3000)}
+    assert device_times(operators(Host(read(tmp_path, events)), rules="torch")) == {"aten::copy_": (3000, 3000)}
 
 
 def test_device_work_launched_before_the_window_counts_nowhere(tmp_path) -> None:
@@ -263,7 +264,7 @@ def test_memory_counts_on_its_own_thread(tmp_path) -> None:
 
 
 def test_by_torchs_rules_memory_of_every_thread_counts(tmp_path) -> None:
-    assert sizes(operators(read(tmp_path, MEMORY), rules="torch")) == {
+    assert sizes(operators(Host(read(tmp_path, MEMORY)), rules="torch")) == {
         "aten::empty": (1, 1099, 3, 4096, 0),
         "aten::far": (1, 1096, 1096, 4096, 4096),
         "aten::inner": (1, 1096, 1096, 4096, 4096),
@@ -333,9 +334,9 @@ def totals(table):
 def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
     own = 2000 + 3000 + 5000 + 2000
     events = read(tmp_path, RECURSIVE)
-    assert totals(operators(events))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
-    assert totals(operators(events, rules="torch"))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
-    assert totals(operators(events))["g"] == totals(operators(events, rules="torch"))["g"]
+    assert totals(operators(Host(events)))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
+    assert totals(operators(Host(events), rules="torch"))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
+    assert totals(operators(Host(events)))["g"] == totals(operators(Host(events), rules="torch"))["g"]
 
 
 def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:
