@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -59,6 +60,10 @@ class ProfilerConfig(BaseModel):
         with_stack: keep the Python stack; needed by the stacks sink. The costliest option.
         with_flops: compute FLOPs from the shapes when the capture is read; turns `record_shapes` on.
         with_modules: torch's module hierarchy, which it records for TorchScript models only.
+        capture_overload_names: write operators with their overload, `aten::add.Tensor`, so that they can be grouped by
+            it; tables name them without it as ever.
+        communication: regular expressions for names of kernels that count as communication, in any case, besides those
+            that are known to be; they are kept with the capture, and whoever reads it counts so.
         memory_snapshot: put the snapshot of CUDA's allocator, with its allocations and frees during the window, into
             the capture as memory_snapshot.pickle (pytorch.org/memory_viz opens it). A history that the program has
             `torch.cuda.memory` record itself ends with the window.
@@ -101,6 +106,8 @@ class ProfilerConfig(BaseModel):
     with_stack: bool = False
     with_flops: bool = False
     with_modules: bool = False
+    capture_overload_names: bool = False
+    communication: list[str] = Field(default_factory=list)
     memory_snapshot: bool = False
     execution_trace: bool = False
     experimental_config: dict[str, Any] = Field(default_factory=dict)
@@ -146,6 +153,24 @@ class ProfilerConfig(BaseModel):
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         return as_json(metadata, "profiler.metadata")
+
+    @field_validator("communication")
+    @classmethod
+    def _regular(cls, communication: list[str]) -> list[str]:
+        for names in communication:
+            try:
+                everything = re.compile(f"(?:{names})").search("")  # in brackets, as it is read among others
+            except re.error as error:
+                raise ConfigError(
+                    f"profiler.communication holds {names!r}, which is no regular expression ({error.msg}); "
+                    "give some for kernel names, such as [my_all_reduce]."
+                ) from None
+            if everything:
+                raise ConfigError(
+                    f"profiler.communication holds {names!r}, which every kernel's name matches; give a part of those "
+                    "that are communication, such as my_all_reduce."
+                )
+        return communication
 
     @field_validator("sinks", mode="before")
     @classmethod

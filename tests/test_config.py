@@ -101,6 +101,17 @@ class Never:
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
             "must have a method write(self, capture, folder).",
         ),
+        ({"communication": "nccl"}, "profiler.communication is 'nccl', but it must be a list."),
+        (
+            {"communication": ["mine", "ring("]},
+            "profiler.communication holds 'ring(', which is no regular expression (missing ), unterminated "
+            "subpattern); give some for kernel names, such as [my_all_reduce].",
+        ),
+        (
+            {"communication": ["a|"]},
+            "profiler.communication holds 'a|', which every kernel's name matches; give a part of those that are "
+            "communication, such as my_all_reduce.",
+        ),
         ({"emit": ["nvtxx"]}, "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'."),
         ({"emit": []}, "profiler.emit is [], but it needs at least one."),
         ({"modules": {"dept": 2}}, "profiler.modules.dept is not an option; did you mean profiler.modules.depth?"),

@@ -97,6 +97,14 @@ def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.Mon
         probe.refuse_unknown(ProfilerConfig(experimental_config={"nothing": True}))
 
 
+def test_an_older_torch_has_no_overload_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", OlderConfig)
+    with pytest.raises(ConfigError) as raised:
+        probe.refuse_unknown(ProfilerConfig(capture_overload_names=True))
+    sentence = f"profiler.capture_overload_names is unknown to torch {TORCH}: torch 2.13 has it."
+    assert str(raised.value) == sentence
+
+
 def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_KinetoProfile", lambda activities: set(activities))  # as it did before torch 2.13
     with pytest.raises(

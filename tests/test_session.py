@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -804,3 +805,21 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
     assert done[1:] == ["snapshot", {"enabled": None}]
     window.save(tmp_path / "trace.json")
     assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}
+
+
+def test_what_counts_as_communication_is_kept_with_the_capture(tmp_path: Path) -> None:
+    with Session(communication=["my_exchange"], output_dir=str(tmp_path)) as session:
+        torch.ones(2).sum()
+    (capture,) = session.captures
+    assert capture.metadata["config"]["communication"] == ["my_exchange"]
+    assert re.search(capture.communication, "My_Exchange_kernel", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+def test_overloads_are_recorded_where_they_are_asked_for(tmp_path: Path, *, with_stack: bool) -> None:
+    options = {"capture_overload_names": True, "with_stack": with_stack, "output_dir": str(tmp_path)}
+    with Session(options) as session:
+        torch.ones(2).sum().add(1).sum(dim=0)
+    table = session.captures[0].operators
+    assert {row.overload for row in table.by("overload") if row.name == "aten::sum"} == {"", "dim_IntList"}
+    assert table.where(name="aten::sum")[0].calls == 2

@@ -30,7 +30,7 @@ from instrument.capture.stacks import stacks as _stacks
 from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, ConfigError
 
 METADATA_FILE = "capture.json"
 TRACE_FILES = ("trace.json.gz", "trace.json")
@@ -60,24 +60,26 @@ class Capture:
         self.communication = communication
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, communication: str = COMMUNICATION_NAMES) -> Capture:
+    def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Capture:
         """Open a capture folder, or any Chrome/Kineto trace file; the events are read when a view asks for them.
 
-        `communication` is a regular expression for the names of the kernels that count as communication: add to the
-        default, `instrument.capture.breakdown.COMMUNICATION_NAMES`, what it does not know.
+        `communication` is a regular expression for the names of the kernels that count as communication. None: those of
+        `instrument.capture.breakdown.COMMUNICATION_NAMES`, and what `profiler.communication` added in the recording.
 
         Raises:
             CaptureError: the path does not exist, or it is a folder without a readable capture.json.
             ConfigError: `communication` is no regular expression.
         """
         path = Path(path)
-        check_names(communication)
+        if communication is not None:
+            check_names(communication)
         if path.is_dir():
-            traces = (path / name for name in TRACE_FILES)
-            return cls(next((t for t in traces if t.is_file()), None), path, _metadata(path), communication)
+            traces, metadata = (path / name for name in TRACE_FILES), _metadata(path)
+            names = _communication(path, metadata) if communication is None else communication
+            return cls(next((t for t in traces if t.is_file()), None), path, metadata, names)
         if not path.exists():
             raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
-        return cls(path, None, {}, communication)
+        return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
 
     @property
     def name(self) -> str:
@@ -200,6 +202,21 @@ class Capture:
     def _repr_html_(self) -> str:
         """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
         return to_html(self)
+
+
+def _communication(folder: Path, metadata: dict[str, Any]) -> str:
+    """The names that count as communication, with those that the recording's config added."""
+    config = metadata.get("config")
+    added = config.get("communication", []) if isinstance(config, dict) else []
+    try:
+        names = "|".join([COMMUNICATION_NAMES, *(f"(?:{each})" for each in added)])
+        check_names(names)
+    except (ConfigError, TypeError):
+        raise CaptureError(
+            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, which are no regular "
+            "expressions: mend it there, or give Capture.load its communication."
+        ) from None
+    return names
 
 
 def _metadata(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_captures import write_capture
 
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
@@ -13,7 +14,7 @@ from capture.traces import annotation, capture, kernel, read, span, write
 from instrument.capture import Capture
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, breakdown, by_group, device_work
 from instrument.capture.timeline import sweep
-from instrument.errors import ConfigError
+from instrument.errors import CaptureError, ConfigError
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {
@@ -135,6 +136,18 @@ def test_a_caller_may_add_to_the_rule_or_replace_it(tmp_path) -> None:
     assert breakdown(device_work(events))[0].communication_ns == 8000
     assert breakdown(device_work(events, COMMUNICATION_NAMES + "|my_exchange"))[0].communication_ns == 15000
     assert breakdown(device_work(events, "nccl|rccl"))[0].communication_ns == 3000
+
+
+def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> None:
+    made = [kernel("my_exchange<2>", 0, 7), kernel("Ring_Step", 10, 5), kernel("nccl", 20, 3), kernel("gemm", 30, 1)]
+    config = {"communication": ["my_exchange<.>", "ring"]}
+    folder = write_capture(tmp_path, made, config=config).folder
+    assert Capture.load(folder).breakdown[0].communication_ns == 15000
+    assert Capture.load(folder, communication="nccl").breakdown[0].communication_ns == 3000
+    assert write_capture(tmp_path, made, "older", config={}).breakdown[0].communication_ns == 3000
+    for number, wrong in enumerate((["ring("], 5)):
+        with pytest.raises(CaptureError, match=r"has .* for config\.communication, which are no regular expressions"):
+            write_capture(tmp_path, made, f"wrong{number}", config={"communication": wrong})
 
 
 def test_devices_that_write_one_category_tell_copies_by_name(tmp_path) -> None:
