@@ -35,6 +35,9 @@ _VIEWS = {
     "swallowed": "swallowed",
 }
 
+# What `--by` groups operators by, as the table sink's option of that name.
+_GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "device", "range")
+
 # How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
 _DEPTH = 5
 
@@ -81,7 +84,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="PATH", type=Path, help="a capture, a Chrome trace, or a folder that holds captures")
     add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; a view of --steps as it is)")
     add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
-    add("--by", choices=("name", "input_shapes", "stack"), default="name", help="group operators by (%(default)s)")
+    add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
     either = parser.add_mutually_exclusive_group()

@@ -16,6 +16,7 @@ from made_captures import kernels, record, span, steps, write_capture
 
 from instrument import cli, presets
 from instrument.capture import Capture
+from instrument.capture.groupings import GROUPINGS
 from instrument.cli import main
 from instrument.sinks.table import TableSink, render
 
@@ -52,7 +53,9 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert shown() == render(capture)
     assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="host_ns", rows=2)
-    assert shown("--by", "input_shapes") == render(capture, by="input_shapes")
+    assert ("name", *GROUPINGS) == cli._GROUPINGS
+    for by in ("input_shapes", "thread", "step", "range"):
+        assert shown("--by", by) == render(capture, by=by)
     assert shown("--columns", "calls, share") == render(capture, columns=["calls", "share"])
     assert shown("--ranges") == render(capture, operators=False)
     assert shown("--ops") == render(capture, ranges=False)

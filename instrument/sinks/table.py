@@ -12,13 +12,14 @@ from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
+from instrument.capture.operators import By as Grouping
 from instrument.capture.ranges import NO_RANGE
 from instrument.capture.summary import cost, heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks import Sink, did_you_mean
 
-By = Literal["name", "input_shapes", "stack"]
+By = Literal["name", Grouping]
 
 OPERATOR_COLUMNS = (
     "name",
@@ -78,6 +79,17 @@ _WHERE_BACKWARD = ("forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
 _LEAST_MISSED = ("host_bytes", "device_bytes", "host_ns_per_call")
 _WIDTH, _NARROWEST_NAME = 140, 28
+# What is short enough for a column; the others are shown below their row.
+_BESIDE = frozenset({"overload", "thread", "step", "device"})
+# What a grouping needs, and how to get it where the capture holds none; threads are always known.
+_GROUPED_BY = {
+    "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
+    "stack": ("stacks", "record it with profiler.with_stack=true"),
+    "overload": ("overloads", "record it with profiler.capture_overload_names=true"),
+    "step": ("steps", "call session.step() after each of them"),
+    "device": ("device work", "record it with a device among profiler.activities"),
+    "range": ("ranges", "mark code with @profiled"),
+}
 
 
 class TableSink(Sink):
@@ -98,7 +110,10 @@ class TableSink(Sink):
     """The columns of both tables, besides the name; None: those in which something is known."""
 
     by: By = "name"
-    """What makes two calls the same operator; `input_shapes` needs `record_shapes`, `stack` needs `with_stack`."""
+    """What makes two calls the same operator besides the name; see `instrument.capture.operators.OperatorTable.by`.
+
+    `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names`.
+    """
 
     stack_depth: int = Field(5, ge=1)
     """How many of the innermost Python frames make and show a stack."""
@@ -122,13 +137,14 @@ class TableSink(Sink):
     @property
     def needs(self) -> tuple[str, ...]:
         """What the recording must keep for this grouping."""
-        return {"input_shapes": ("record_shapes",), "stack": ("with_stack",)}.get(self.by, ())
+        flags = {"input_shapes": "record_shapes", "stack": "with_stack", "overload": "capture_overload_names"}
+        return (flags[self.by],) if self.by in flags else ()
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Log the text, and write it to `table.txt`.
 
         Raises:
-            CaptureError: the trace holds no shapes or stacks to group by.
+            CaptureError: the trace holds nothing of what to group by.
             TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))
@@ -182,7 +198,7 @@ def render(
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
-        CaptureError: the trace holds no shapes or stacks to group by.
+        CaptureError: the trace holds nothing of what to group by.
         TraceError: the trace cannot be read.
     """
     sort, chosen = check_sort(sort), check_columns(columns)
@@ -270,9 +286,10 @@ def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None
     shown = table.sort(sort).head(rows)
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     missable = [] if columns else [name for name in _LEAST_MISSED if name != sort]
-    text, left_out = _text(shown, columns or _known_columns(table, usual), missable)
+    beside = [by] if by in _BESIDE else []
+    text, left_out = _text(shown, [*beside, *(columns or _known_columns(table, usual))], missable)
     lines = text.splitlines()
-    if by != "name":
+    if by != "name" and not beside:
         lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
     if left_out:
         lines.append(f"Too wide to show: {', '.join(left_out)}.")
@@ -280,7 +297,7 @@ def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None
 
 
 def _below(group: str | None) -> str:
-    """What a row is grouped by, on lines of its own: neither shapes nor frames fit into a column."""
+    """What a row is grouped by, on lines of its own."""
     parts = [] if group in (None, "[]") else group.split(";")
     return "".join(f"\n    {textwrap.shorten(part, _WIDTH - 20, placeholder=' …')}" for part in parts)
 
@@ -290,10 +307,8 @@ def _grouped(capture: Capture, by: By, depth: int) -> Table:
         return capture.operators
     table = capture.operators.by(by, depth=depth)
     if len(table) and not _known(table, by):
-        what, option = {"input_shapes": ("input shapes", "record_shapes"), "stack": ("stacks", "with_stack")}[by]
-        raise CaptureError(
-            f"{capture.name} holds no {what} to group operators by: record it with profiler.{option}=true."
-        )
+        what, remedy = _GROUPED_BY[by]
+        raise CaptureError(f"{capture.name} holds no {what} to group operators by: {remedy}.")
     return table
 
 

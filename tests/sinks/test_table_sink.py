@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from collected import Log
 from made_captures import HOST, annotation, kernels, record, span, steps
 
 from instrument.capture import Capture
+from instrument.capture.groupings import GROUPINGS
 from instrument.capture.table import TORCH_NAMES
 from instrument.errors import CaptureError, ConfigError
-from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, TableSink, render
+from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, render
 
 Write = Callable[..., Capture]
 
@@ -174,18 +175,50 @@ def test_by_stack_shows_the_innermost_frames(tmp_path: Path) -> None:
     assert not any(";" in line for line in lines)
 
 
-def test_grouping_by_what_was_not_recorded(write: Write) -> None:
-    capture = write([span("aten::mm", 0, 10)])
-    for by, sentence in (
-        (
-            "input_shapes",
-            "steps_3-4 holds no input shapes to group operators by: record it with profiler.record_shapes=true.",
-        ),
-        ("stack", "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true."),
-    ):
-        with pytest.raises(CaptureError) as error:
-            render(capture, by=by)
-        assert str(error.value) == sentence
+def test_what_is_short_has_a_column_and_a_path_a_line_of_its_own(write: Write) -> None:
+    capture = write([*steps(), *kernels(), span("aten::add.Tensor", 450, 50)])
+
+    def shown(by: By) -> list[list[str]]:
+        text = render(capture, by=by, sort="name", columns=["calls"], rows=50)
+        return [re.split(r"  +", line.strip()) for line in block(text, "Operators")]
+
+    products = {"step": [["aten::mm", "3", "1"], ["aten::mm", "4", "1"]], "thread": [["aten::mm", "1/1", "2"]]}
+    products["device"] = [["aten::mm", "0", "2"]]
+    for by, rows in products.items():
+        assert [row for row in shown(by) if row[0] == "aten::mm"] == rows
+        assert headings(render(capture, by=by))[:3] == ["name", by, "calls"]
+    assert ["aten::add", "Tensor", "1"] in shown("overload")
+    by_range = shown("range")
+    at = by_range.index(["aten::mm", "2"])
+    assert by_range[at + 1] == ["forward/attention"]
+    assert by_range[by_range.index(["ProfilerStep*", "2"]) + 1] != ["forward"], "outside of all"
+
+
+def test_every_grouping_of_the_capture_is_an_option() -> None:
+    assert get_args(By) == ("name", *GROUPINGS)
+    needs = {by: TableSink(by=by).needs for by in get_args(By)}
+    assert {by: flags for by, flags in needs.items() if flags} == {
+        "input_shapes": ("record_shapes",),
+        "stack": ("with_stack",),
+        "overload": ("capture_overload_names",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("by", "what", "remedy"),
+    [
+        ("input_shapes", "input shapes", "record it with profiler.record_shapes=true"),
+        ("stack", "stacks", "record it with profiler.with_stack=true"),
+        ("overload", "overloads", "record it with profiler.capture_overload_names=true"),
+        ("step", "steps", "call session.step() after each of them"),
+        ("device", "device work", "record it with a device among profiler.activities"),
+        ("range", "ranges", "mark code with @profiled"),
+    ],
+)
+def test_grouping_by_what_was_not_recorded(write: Write, by: By, what: str, remedy: str) -> None:
+    with pytest.raises(CaptureError) as error:
+        render(write([span("aten::mm", 0, 10)]), by=by)
+    assert str(error.value) == f"steps_3-4 holds no {what} to group operators by: {remedy}."
 
 
 def test_a_bare_trace_tells_what_it_can(tmp_path: Path) -> None:
