@@ -79,6 +79,10 @@ def launches(events: Events, work: Work) -> Table:
     before the call had returned; of an even number of delays the median is the lower one. `short_calls` counts the
     calls that took longer than all that they launched.
 
+    The sums, delays and short calls are those of Holistic Trace Analysis (`get_cuda_kernel_launch_stats`) where both
+    look at the same launches: it leaves out the last step and all calls but cudaLaunchKernel, cudaLaunchKernelExC,
+    cudaMemcpyAsync and cudaMemsetAsync, tells each by its correlation, and rounds to whole microseconds.
+
     Lost: device work whose launch is not in the trace.
     """
     known = np.flatnonzero(work.call >= 0)
