@@ -17,7 +17,7 @@ from instrument.capture.idle import loading
 from instrument.capture.kernels import weighted_mean
 from instrument.capture.steps import finished_steps, launching_step, step_number
 from instrument.capture.table import Table
-from instrument.capture.timeline import Intervals, sweep
+from instrument.capture.timeline import Intervals, merged, sweep
 
 _ROLES = ("kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "loader_ns", "cpu_ns")
 # A last step with a smaller share of the device work of the one before was cut off, and is left out.
@@ -164,7 +164,7 @@ def _layers(events: Events, work: Work) -> list[Intervals]:
         _both(work.of(COMMUNICATION), communication),
         (events.start_ns[runtime], events.end_ns[runtime]),
         loading(events),
-        (events.start_ns[operator], events.end_ns[operator]),
+        merged(events.start_ns[operator], events.end_ns[operator]),
     ]
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.busy import covered_ns, idle_ns
 from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Flags, Ints, flags, is_runtime, is_step
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
@@ -20,6 +19,7 @@ from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
 from instrument.capture.steps import finished_steps
 from instrument.capture.table import Table
+from instrument.capture.timeline import covered_ns, sweep
 from instrument.errors import ConfigError
 from instrument.names import RESUMED
 
@@ -211,10 +211,7 @@ def ranges(host: Host) -> RangeTable:
 def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
     device = np.flatnonzero(events.among(DEVICE))
-    busy = events.start_ns[device], events.end_ns[device]
-    found: dict[str, Ints | None] = {
-        "device_idle_ns": idle_ns(opened.start_ns, opened.end_ns, *busy) if len(device) else None
-    }
+    found: dict[str, Ints | None] = {"device_idle_ns": _idle_ns(events, device, opened) if len(device) else None}
     sizes = memory.sizes(events.memory, HONEST)
     everywhere = events.memory.size_bytes if len(events.memory) else None
     for prefix, size in (("", everywhere), ("device_", sizes["device"])):
@@ -223,6 +220,12 @@ def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
             found[f"{prefix}{name}"] = total
     found["stepped_ns"] = _stepped_ns(events, opened)
     return found
+
+
+def _idle_ns(events: Events, device: Ints, opened: Forest) -> Ints:
+    """How long of each range none of the device events ran."""
+    timeline = sweep([(events.start_ns[device], events.end_ns[device])])
+    return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
 
 
 def _stepped_ns(events: Events, opened: Forest) -> Ints:

@@ -1,4 +1,4 @@
-"""Overlapping intervals in layers, swept exactly: how long which layers were active together."""
+"""Overlapping intervals: put together, in groups, and swept in layers."""
 
 from __future__ import annotations
 
@@ -72,3 +72,30 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     active = np.stack([np.cumsum(np.where(layer == k, change, 0))[:-1] > 0 for k in range(len(layers))])
     # From one group's last end to the next one's first start is no segment.
     return Timeline(times[:-1], np.where(twice[1:] == twice[:-1], times[1:], times[:-1]), twice[:-1], active)
+
+
+def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
+    """The intervals by start, those that touch or overlap put together.
+
+    Cost: a sort, cheap where they are nearly in order; before a sweep it spares two ends for each that lies in another.
+    """
+    order = np.argsort(start_ns, kind="stable")
+    start, until = start_ns[order], np.maximum.accumulate(end_ns[order])
+    apart = np.flatnonzero(start[1:] > until[:-1])
+    return start[np.append(0, apart + 1)[: len(start)]], until[np.append(apart, len(start) - 1)[: len(start)]]
+
+
+def covered_ns(group: Ints, interval: Ints, start_ns: Ints, end_ns: Ints, count: int) -> Ints:
+    """For each of `count` groups the length of the union of its intervals; pairs of a group and an interval's position.
+
+    Each group gets a stretch of its own on one axis, of ranks, as times themselves could run out of 64 bits there: a
+    third of what `sweep` takes for it.
+    """
+    times, rank = np.unique(np.concatenate([start_ns, end_ns]), return_inverse=True)
+    first, last = (group * len(times) + part[interval] for part in np.split(rank.reshape(-1), 2))
+    order = np.argsort(first)
+    first, last = first[order], np.maximum.accumulate(last[order])
+    fresh = np.maximum(first, np.concatenate([first[:1], last[:-1]]))
+    total = np.zeros(count, np.int64)
+    np.add.at(total, group[order], times[last % len(times)] - times[fresh % len(times)])
+    return total

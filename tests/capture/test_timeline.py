@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.capture.busy import covered_ns, idle_ns
+from instrument.capture.timeline import covered_ns, merged
 
 
 def drawn(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,15 +27,19 @@ def test_a_groups_union_counts_each_nanosecond_once(seed) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_idle_is_what_no_interval_covers(seed) -> None:
-    busy_start, busy_end = drawn(seed, 6)
-    start, end = drawn(seed + 100, 30)
-    busy = {at for first, last in zip(busy_start, busy_end) for at in range(first, last)}
-    expected = [len(set(range(first, last)) - busy) for first, last in zip(start, end)]
-    assert 0 < sum(expected) < sum(end - start)
-    assert idle_ns(start, end, busy_start, busy_end).tolist() == expected
+def test_merged_intervals_lie_apart_and_cover_the_same(seed) -> None:
+    start, end = drawn(seed, 6 + seed)
+    kept_start, kept_end = merged(start, end)
+    assert (kept_start[1:] > kept_end[:-1]).all()
+    assert _all(zip(kept_start, kept_end)) == _all(zip(start, end))
+    assert set(start) >= set(kept_start)
+
+
+def _all(intervals) -> set[int]:
+    return {at for first, last in intervals for at in range(first, last)}
 
 
 def test_nothing_covers_nothing() -> None:
     none = np.zeros(0, np.int64)
     assert covered_ns(none, none, none, none, 2).tolist() == [0, 0]
+    assert [part.tolist() for part in merged(none, none)] == [[], []]
