@@ -88,10 +88,13 @@ def by_device(host: Host, calls: Calls, _: int) -> Grouping:
     used = _devices_below(host)
     if not used:
         return _unknown(calls)
-    distinct, code = np.unique(np.stack([*used.values()]), axis=1, return_inverse=True)
-    names = [",".join(device for device, is_used in zip(used, column) if is_used) or None for column in distinct.T]
-    codes, labels = _interned([*names, None])
-    return codes[_of_node(code.reshape(-1), calls, len(names))], labels
+    by_node = np.stack([*used.values()])
+    working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
+    distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
+    names = [",".join(device for device, is_used in zip(used, column) if is_used) for column in distinct.T]
+    of_node = np.full(len(host.forest), len(names))
+    of_node[working] = code.reshape(-1)
+    return _of_node(of_node, calls, len(names)), [*names, None]
 
 
 def _devices_below(host: Host) -> dict[str, Flags]:

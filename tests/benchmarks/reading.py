@@ -19,6 +19,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,7 +30,6 @@ from rounds import Row, report
 EVENTS = 1_000_000
 SIZES = (50_000, 200_000, 1_000_000, 5_000_000)
 ROUNDS = 3
-VIEWS = ("operators", "ranges", "steps", "kernels", "memory", "breakdown")
 Measured = dict[str, float]
 
 
@@ -64,12 +65,23 @@ def _events(path: Path) -> object:
 
 
 def _every_table(path: Path) -> object:
+    """Every view of a capture and every table that a view gives, also those of what the recording does not hold."""
     from instrument import Capture
     from instrument.capture import chrome
+    from instrument.capture.groupings import GROUPINGS
+    from instrument.errors import CaptureError
 
     capture = Capture(path, None, {})
     capture.__dict__["events"] = chrome.read(path)
-    return [getattr(capture, view) for view in VIEWS if hasattr(Capture, view)]
+    operators, ranges, memory = capture.operators, capture.ranges, capture.memory
+    tables = [getattr(capture, name) for name, view in vars(Capture).items() if isinstance(view, cached_property)]
+    tables += [operators.uncounted, *(operators.by(what) for what in GROUPINGS), ranges.by("name"), ranges.parts]
+    tables += [memory.devices, memory.steps, memory.sizes, memory.events]
+    with suppress(CaptureError):  # no memory events
+        tables += [memory.live(by) for by in memory.kinds]
+    with suppress(CaptureError):  # no Python frames
+        tables.append(capture.stacks())
+    return tables
 
 
 def _opened(path: Path) -> object:
