@@ -18,8 +18,8 @@ from instrument.errors import CaptureError, InstrumentError
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# What `show` prints alone: its option, and the capture's view, which must be a table. The first two have a layout of
-# their own; the names stand here and not in Capture, so that --help needs no numpy.
+# What `show` prints when asked for: its option, and the capture's view, which must be a table. The first two have a
+# layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
 _VIEWS = {
     "ranges": "ranges",
     "ops": "operators",
@@ -78,37 +78,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the range tree and the costliest operators of a capture, or one of its views alone."
+    parser.description = "Print the range tree and the costliest operators of a capture, or those views that are named."
     parser.set_defaults(run=_show)
     add = parser.add_argument
     add("path", metavar="PATH", type=Path, help="a capture, a Chrome trace, or a folder that holds captures")
-    add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; a view of --steps as it is)")
+    add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; other views as they are)")
     add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
-    either = parser.add_mutually_exclusive_group()
     for option, view in _VIEWS.items():
-        title = view.split(".")[0]
-        either.add_argument(f"--{option}", dest="view", action="store_const", const=view, help=f"the {title} alone")
+        add(f"--{option}", dest="views", action="append_const", const=view, help=f"the {view.split('.')[0]}")
 
 
 def _show(arguments: argparse.Namespace) -> str:
     from instrument.sinks.table import render, render_view
 
-    capture, view = _capture(arguments.path), arguments.view
-    if view not in (None, "ranges", "operators"):
-        return render_view(capture, view, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
-    return render(
+    capture = _capture(arguments.path)
+    chosen = arguments.views or ["ranges", "operators"]
+    own = "ranges" in chosen or "operators" in chosen
+    text = render(
         capture,
         rows=arguments.rows,
-        sort=arguments.sort or "self_host_ns",
-        columns=arguments.columns,
+        sort=arguments.sort if arguments.sort and own else "self_host_ns",
+        columns=arguments.columns if own else None,
         by=arguments.by,
         stack_depth=arguments.stack_depth,
-        ranges=view != "operators",
-        operators=view != "ranges",
+        ranges="ranges" in chosen,
+        operators="operators" in chosen,
     )
+    others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
+    options = {"rows": arguments.rows, "sort": arguments.sort, "columns": arguments.columns}
+    return "\n\n".join([text, *(render_view(capture, view, **options) for view in others)])
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

@@ -73,3 +73,13 @@ def test_the_table_shown_is_the_one_printed(folder: Path) -> None:
 def test_what_is_said_to_be_disabled_is(folder: Path) -> None:
     assert "Ranges" not in run("python train.py profiler=disabled", folder)
     assert "Ranges" not in run("python train.py '~profiler.sinks.table'", folder)
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+def test_what_is_shown_of_a_device_is_printed(folder: Path) -> None:
+    command = re.search(r"`instrument show TRACE (--breakdown [^`]+)`", TEXT)
+    assert command
+    trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
+    printed = run(f"instrument show {trace} {command[1]}", folder)
+    shown = next(body for language, body in BLOCKS if language == "text" and body.startswith("Breakdown"))
+    assert shown == printed.partition("\n\n")[2]

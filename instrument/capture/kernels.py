@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -195,4 +196,5 @@ def _known(values: Ints, known: Flags) -> list[int | None]:
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    return [events.grids[code].decode() if code >= 0 else None for code in codes.tolist()]
+    """Lists as Python writes them; some versions of torch write each number on a line of its own."""
+    return [str(msgspec.json.decode(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

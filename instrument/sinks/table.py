@@ -78,6 +78,7 @@ _USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "self_host_
 _WHERE_BACKWARD = ("forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
 _LEAST_MISSED = ("host_bytes", "device_bytes", "host_ns_per_call")
+_LEAST_MISSED_OF_KERNELS = ("block", "grid", "blocks_per_sm")
 _WIDTH, _NARROWEST_NAME = 140, 28
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -219,7 +220,7 @@ def render(
 def render_view(
     capture: Capture, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> str:
-    """A view of the capture as text: what the capture is of, and the view's first rows, as they stand or sorted.
+    """A view of the capture as text: its first rows, as they stand or sorted.
 
     `view` names an attribute that is a table, such as "steps"; dots lead further in.
 
@@ -235,12 +236,11 @@ def render_view(
     names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
-        text = f"{title}: there are none."
-    elif not names:
-        text = f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
-    else:
-        text = f"{title}{few}\n{_text(first, names)[0]}"
-    return f"{heading(capture)}\n\n{text}"
+        return f"{title}: there are none."
+    if not names:
+        return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
+    text, left_out = _text(first, names, () if columns else _LEAST_MISSED_OF_KERNELS)
+    return f"{title}{few}\n{text}{_too_wide(left_out)}"
 
 
 def _since_the_first(table: Table) -> Table:
@@ -291,9 +291,11 @@ def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None
     lines = text.splitlines()
     if by != "name" and not beside:
         lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
-    if left_out:
-        lines.append(f"Too wide to show: {', '.join(left_out)}.")
-    return "\n".join([f"Operators, {len(shown)} of {len(table)}, by {sort}{note}", *lines])
+    return "\n".join([f"Operators, {len(shown)} of {len(table)}, by {sort}{note}", *lines]) + _too_wide(left_out)
+
+
+def _too_wide(left_out: Sequence[str]) -> str:
+    return f"\nToo wide to show: {', '.join(left_out)}." if left_out else ""
 
 
 def _below(group: str | None) -> str:

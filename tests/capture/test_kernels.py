@@ -18,6 +18,7 @@ from capture.test_real_traces import FOLDER, KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.test_steps import call
 from capture.traces import capture, kernel, span
+from instrument.capture import Capture
 
 
 def launch_shape(grid, blocks, occupancy):
@@ -58,6 +59,12 @@ def test_launch_calls_by_name(tmp_path) -> None:
         ("cudaLaunchKernel", 2, 2, 35000, 30000, 0, 5000, 1),
         ("cudaGraphLaunch", 1, 2, 6000, 7000, 24000, 24000, 0),
     ]
+
+
+def test_a_grid_is_text_on_one_line_however_it_was_written(tmp_path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [kernel("gemm", 0, 5, grid=[8, 1, 1], block=[2])]}, indent=2))
+    assert [(row.grid, row.block) for row in Capture.load(path).kernels] == [("[8, 1, 1]", "[2]")]
 
 
 def test_kernels_whose_launch_was_not_recorded(tmp_path) -> None:

@@ -15,7 +15,7 @@ from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
 from instrument.capture.table import TORCH_NAMES
 from instrument.errors import CaptureError, ConfigError
-from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, render
+from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, render, render_view
 
 Write = Callable[..., Capture]
 
@@ -270,6 +270,19 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     assert "Too wide" not in text
     product = next(line for line in block(text, "Operators") if line.startswith("aten::mm"))
     assert re.split(r"  +", product)[1:5] == ["4.00 KiB", "3.00 MiB", "4.00 KiB", "3.00 MiB"]
+
+
+def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write: Write) -> None:
+    shape = {"grid": [100000, 20000, 30000], "block": [1024, 1024, 1024], "blocks per SM": 3.25}
+    events = [*steps(), *kernels()]
+    for event in events:
+        if event["cat"] == "kernel":
+            event["name"] = "void at::native::" + "x" * 60
+            event["args"] |= {**shape, "est. achieved occupancy %": 37}
+    text = render_view(write(events), "kernels")
+    assert max(map(len, text.splitlines()[:-1])) <= 140
+    assert text.splitlines()[-1] == "Too wide to show: block, grid."
+    assert "grid" in headings(render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels")
 
 
 def test_a_column_sorted_by_is_shown(write: Write) -> None:
