@@ -58,6 +58,32 @@ def ns(event: dict[str, Any]) -> tuple[int, int]:
     return start, start + round(event["dur"] * 1000)
 
 
+def device_backward_by_flows(path: Path) -> dict[str, int]:
+    """As `backward_by_flows`, but what the backward launched on a device, joined by the correlation alone."""
+    events = [e for e in raw(path) if e.get("ph") in ("X", "s", "f")]
+    ranges = [(ns(e), e["tid"], e["name"]) for e in events if e.get("cat") == "user_annotation"]
+    nodes = [(e["tid"], *ns(e)) for e in events if e["name"].startswith("autograd::engine")]
+    tails = {e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"}
+    heads = [e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "f"]
+    calls = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    total: dict[str, int] = defaultdict(int)
+    for event in events:
+        call = calls.get(event.get("args", {}).get("correlation"))
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset") or call is None:
+            continue
+        launched, _ = ns(call)
+        (node,) = [n for n in nodes if n[0] == call["tid"] and n[1] <= launched < n[2]] or [None]
+        arrows = [h for h in heads if node and h["tid"] == node[0] and node[1] <= round(h["ts"] * 1000) < node[2]]
+        for name in {name for arrow in arrows for name in _around(ranges, tails[arrow["id"]])}:
+            total[name] += ns(event)[1] - ns(event)[0]
+    return dict(total)
+
+
+def _around(ranges: list[Any], tail: dict[str, Any]) -> set[str]:
+    at = round(tail["ts"] * 1000)
+    return {name for (first, last), tid, name in ranges if tid == tail["tid"] and first <= at <= last}
+
+
 def backward_by_flows(path: Path) -> dict[str, int]:
     """Backward time of each name of a range, by the arrows that torch itself draws from an operator to its backward."""
     events = raw(path)
@@ -66,11 +92,8 @@ def backward_by_flows(path: Path) -> dict[str, int]:
     from_: dict[int, Any] = {e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"}
     total: dict[str, int] = defaultdict(int)
     for arrow in (e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "f"):
-        tail = from_[arrow["id"]]
-        at = round(tail["ts"] * 1000)
         head = round(arrow["ts"] * 1000)
         ((start, end),) = [(a, b) for tid, a, b in nodes if tid == arrow["tid"] and a <= head < b]
-        around = {name for (first, last), tid, name in ranges if tid == tail["tid"] and first <= at <= last}
-        for name in around:
+        for name in _around(ranges, from_[arrow["id"]]):
             total[name] += end - start
     return dict(total)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
@@ -24,38 +25,59 @@ COLUMNS = {
     "host_bytes": "cpu_memory_usage",
     "self_host_bytes": "self_cpu_memory_usage",
 }
+DEVICE_COLUMNS = {
+    "device_ns": "device_time_total",
+    "self_device_ns": "self_device_time_total",
+    "device_bytes": "device_memory_usage",
+    "self_device_bytes": "self_device_memory_usage",
+}
 
 
 @dataclass
 class Recording:
-    """A trace, and torch's rows: by name, and by name and shapes, each a tuple in the order of COLUMNS."""
+    """A trace, and torch's rows: by name, and by name and shapes, each a tuple in the order of COLUMNS.
+
+    Where a device was recorded, DEVICE_COLUMNS follow, and `on_device` has the calls and nanoseconds of what ran there.
+    """
 
     path: Path
     by_name: dict[str, tuple[int, ...]]
     by_shapes: dict[tuple[str, str], tuple[int, ...]]
+    on_device: dict[str, tuple[int, int]]
 
     @property
     def capture(self) -> Capture:
         return Capture.load(self.path)
 
 
-def record(path: Path, body: Callable[[], None], **options: Any) -> Recording:
+def record(path: Path, body: Callable[[], None], device: str = "cpu", **options: Any) -> Recording:
     """Profile a body and export the trace; torch's µs are floats of whole nanoseconds."""
     options = {"record_shapes": True, "profile_memory": True, **options}
-    with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    columns = COLUMNS | (DEVICE_COLUMNS if device == "cuda" else {})
+    if device == "cuda":
+        torch.cuda.synchronize()  # so that nothing of the warm-up runs in the window
+    with profile(activities=activities, **options) as profiler:
         body()
     profiler.export_chrome_trace(str(path))
 
     def rows(*, shapes: bool) -> dict[Any, tuple[int, ...]]:
         found = {}
         for row in profiler.key_averages(group_by_input_shape=shapes):
+            if row.device_type != DeviceType.CPU:
+                continue
             key = (row.key, str(row.input_shapes)) if shapes else row.key
             assert key not in found, "torch has two rows of one name: the comparison would lose one"
-            values = {ours: getattr(row, theirs) for ours, theirs in COLUMNS.items()}
+            values = {ours: getattr(row, theirs) for ours, theirs in columns.items()}
             found[key] = tuple(round(v * 1000) if name.endswith("ns") else v for name, v in values.items())
         return found
 
-    return Recording(path, rows(shapes=False), rows(shapes=True))
+    on_device = {
+        row.key: (row.count, round(row.self_device_time_total * 1000))
+        for row in profiler.key_averages()
+        if row.device_type != DeviceType.CPU and not row.is_user_annotation
+    }
+    return Recording(path, rows(shapes=False), rows(shapes=True), on_device)
 
 
 def training(model: nn.Module, forward: Callable[[], torch.Tensor], steps: int = 3) -> Callable[[], None]:
@@ -77,11 +99,11 @@ def training(model: nn.Module, forward: Callable[[], torch.Tensor], steps: int =
     return body
 
 
-def convolutions() -> Callable[[], None]:
+def convolutions(device: str = "cpu") -> Callable[[], None]:
     """The only one with steps, so that in the others memory lies outside every call."""
     head = nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 5))
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), head)
-    step = training(model, lambda: model(torch.randn(2, 3, 8, 8)), steps=1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), head).to(device)
+    step = training(model, lambda: model(torch.randn(2, 3, 8, 8, device=device)), steps=1)
 
     def body() -> None:
         for number in range(3):
@@ -91,28 +113,29 @@ def convolutions() -> Callable[[], None]:
     return body
 
 
-def transformer() -> Callable[[], None]:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
-    return training(model, lambda: model(torch.randn(2, 5, 16)))
+def transformer(device: str = "cpu") -> Callable[[], None]:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).to(device)
+    return training(model, lambda: model(torch.randn(2, 5, 16, device=device)))
 
 
-def lstm() -> Callable[[], None]:
-    model = nn.LSTM(8, 16, 2)
-    return training(model, lambda: model(torch.randn(4, 3, 8))[0])
+def lstm(device: str = "cpu") -> Callable[[], None]:
+    model = nn.LSTM(8, 16, 2).to(device)
+    return training(model, lambda: model(torch.randn(4, 3, 8, device=device))[0])
 
 
-def checkpointed() -> Callable[[], None]:
+def checkpointed(device: str = "cpu") -> Callable[[], None]:
     """An embedding and a checkpointed MLP, in ranges of one name inside each other."""
     embedding, mlp = nn.Embedding(20, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model = nn.ModuleList([embedding, mlp]).to(device)
 
     def forward() -> torch.Tensor:
-        x = embedding(torch.randint(0, 20, (4, 6)))
+        x = embedding(torch.randint(0, 20, (4, 6), device=device))
         for _ in range(3):
             with record_function("block"), record_function("block"):
                 x = checkpoint(mlp, x, use_reentrant=False)
         return x
 
-    return training(nn.ModuleList([embedding, mlp]), forward)
+    return training(model, forward)
 
 
 def _work(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +147,7 @@ def _start(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
 
 
 def threaded() -> Callable[[], None]:
-    """Training after another thread has allocated, while a range of this one waited for it.
+    """Training on the CPU after another thread has allocated, while a range of this one waited for it.
 
     Of Python's own threads torch records either nothing or no memory; TorchScript's fork hands its state on.
     """
@@ -147,14 +170,15 @@ BODIES = {f.__name__: f for f in (convolutions, transformer, lstm, checkpointed,
 
 
 @pytest.fixture(scope="session")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
-    """The recording of a model by its function's name."""
-    made: dict[str, Recording] = {}
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recording]:
+    """The recording of a model by its function's name and the device."""
+    made: dict[tuple[str, str], Recording] = {}
 
-    def get(name: str) -> Recording:
-        if name not in made:
+    def get(name: str, device: str = "cpu") -> Recording:
+        if (name, device) not in made:
             torch.manual_seed(0)
-            made[name] = record(tmp_path_factory.mktemp(name) / "trace.json", BODIES[name]())
-        return made[name]
+            body = BODIES[name]() if device == "cpu" else BODIES[name](device)
+            made[name, device] = record(tmp_path_factory.mktemp(name) / "trace.json", body, device)
+        return made[name, device]
 
     return get

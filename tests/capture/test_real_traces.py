@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from capture.by_hand import backward_by_flows, top_level_ns
+from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
 from instrument.capture import Capture
 from instrument.capture.events import ANNOTATION
 from instrument.capture.launches import launches
 from instrument.capture.nesting import nest
+from instrument.capture.ranges import NO_RANGE
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 EXPECTED = FOLDER / "expected.json"
@@ -73,6 +75,23 @@ def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
     found = {row.name: row.backward_ns for row in load(name).ranges.by("name") if row.backward_ns}
     assert found == {name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")}
     assert found
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) -> None:
+    expected = device_backward_by_flows(FOLDER / f"{name}.json.gz")
+    found = device_backward(load(name))
+    assert found == {name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")}
+    assert found
+
+
+def device_backward(capture: Capture) -> dict[str, int]:
+    """The device time of the backward of each name of a range, with that of the ranges inside, without the guesses."""
+    found: dict[str, int] = defaultdict(int)
+    for row in capture.ranges.parts.where(kind="backward", device_ns=bool):
+        for name in set(row.path.split("/")) - {NO_RANGE}:
+            found[name] += row.device_ns
+    return dict(found)
 
 
 @pytest.mark.parametrize("name", ONE_AT_A_TIME)
