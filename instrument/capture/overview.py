@@ -13,9 +13,8 @@ import numpy as np
 
 from instrument.capture.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
 from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Floats, Ints, is_runtime, is_step
-from instrument.capture.idle import loading
 from instrument.capture.kernels import weighted_mean
-from instrument.capture.steps import finished_steps, launching_step, step_number
+from instrument.capture.steps import finished_steps, launching_step, loading, step_number
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, merged, sweep
 
