@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -136,6 +137,14 @@ class Events:
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test; the test runs once for each distinct name."""
         return flags(test, self.names)[self.name]
+
+
+def decoded(text: bytes) -> Any:
+    """The value of an argument kept as its JSON text; the text itself where Python cannot hold it, as of 1e400."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text.decode("utf-8", "replace")
 
 
 def flags(test: Callable[[Any], bool], values: tuple[Any, ...]) -> Flags:

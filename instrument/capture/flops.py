@@ -17,13 +17,14 @@ from math import prod
 import msgspec
 import numpy as np
 
-from instrument.capture.events import OPERATOR, Events, Flags, Ints, is_step, split_overload
+from instrument.capture.events import OPERATOR, Events, Flags, Ints, decoded, is_step, split_overload
 from instrument.capture.nesting import Forest
 
 Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
+_ABSURD = 2**60  # an hour of a petaflop device; sums of some such still fit into 64 bits
 
 
 def node_flops(events: Events, forest: Forest) -> Ints | None:
@@ -71,12 +72,13 @@ def _outermost(forest: Forest, flops: Ints) -> Ints:
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
     """One rule's answer; -1 for shapes that the rule does not understand, as of a nested tensor."""
-    dims = msgspec.json.decode(events.texts[shapes])
-    given = msgspec.json.decode(events.texts[concrete]) if concrete >= 0 else []
+    dims = decoded(events.texts[shapes])
+    given = decoded(events.texts[concrete]) if concrete >= 0 else []
     try:
-        return RULES[split_overload(events.names[name])[0]](dims, given)
-    except (ValueError, IndexError, TypeError):
+        count = RULES[split_overload(events.names[name])[0]](dims, given)
+    except (ValueError, IndexError, TypeError, ArithmeticError, msgspec.DecodeError):
         return UNKNOWN
+    return count if isinstance(count, int) and 0 <= count < _ABSURD else UNKNOWN
 
 
 def _product(a: list[int], b: list[int]) -> int:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Flags, Ints, is_step, split_overload
+from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Flags, Ints, decoded, is_step, split_overload
 from instrument.capture.host import Host
 from instrument.capture.stacks import frames_around
 
@@ -157,7 +156,7 @@ def _interned(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
 
 def _shape_text(text: bytes) -> str:
     """Shapes as torch prints them: a list of tensors has none of its own."""
-    shapes = msgspec.json.decode(text)
+    shapes = decoded(text)
     if not isinstance(shapes, list):
         return str(shapes)
     return str([[] if any(isinstance(n, list) for n in shape) else shape for shape in shapes])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from instrument.capture.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
-from instrument.capture.events import Codes, Events, Flags, Ints
+from instrument.capture.events import Codes, Events, Flags, Ints, decoded
 from instrument.capture.table import Table
 
 
@@ -197,4 +196,4 @@ def _known(values: Ints, known: Flags) -> list[int | None]:
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
     """Lists as Python writes them; some versions of torch write each number on a line of its own."""
-    return [str(msgspec.json.decode(events.grids[code])) if code >= 0 else None for code in codes.tolist()]
+    return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

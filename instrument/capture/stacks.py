@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
-import msgspec
 import numpy as np
 
 from instrument.capture.autograd import Marks
-from instrument.capture.events import PYTHON, Events, Flags, Ints
+from instrument.capture.events import PYTHON, Events, Flags, Ints, decoded
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest, nest, number_paths
 from instrument.errors import CaptureError, ConfigError
@@ -127,7 +126,7 @@ def _before_root(events: Events, forest: Forest, *, threads: bool) -> tuple[list
 
 def _told_frames(text: bytes) -> tuple[str, ...]:
     """The frames of an operator's "Call stack", the innermost first."""
-    return tuple(_ADDRESS.sub("", frame) for frame in str(msgspec.json.decode(text)).split(";") if frame)
+    return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
 
 
 def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
-from capture.traces import capture, span
+from capture.traces import capture, span, write
+from instrument.capture import Capture
 
 
 def counted(tmp_path, body: Callable[[], object]) -> dict[str, int]:
@@ -195,3 +196,19 @@ def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
     ).operators
     assert len(table) == 5
     assert {row.flops for row in table} == {None}
+
+
+@pytest.mark.parametrize("shape", [[2**40, 2**40], [10**30, 2], [1e400, 2], [-3, 2]])
+def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
+    given = {"Input_Dims": [shape, [shape[1], 2]]}
+    path = write(tmp_path, [span("aten::mm", 0, 5, **given), span("aten::mm", 9, 5, Input_Dims=[[1, 2], [2, 3]])])
+    path.write_text(path.read_text().replace("Infinity", "1e400"))
+    table = Capture.load(path).operators
+    assert [row.flops for row in table] == [12]
+    assert len(table.by("input_shapes")) == 2
+
+
+def test_a_convolution_without_a_stride_is_unknown(tmp_path) -> None:
+    dims, given = [[1, 1, 8], [1, 1, 3], []], ["", "", "", "[0]", "[0]", "[1]", "False", "[0]", "1"]
+    row = capture(tmp_path, [span("aten::convolution", 0, 5, Input_Dims=dims, Concrete_Inputs=given)]).operators[0]
+    assert row.flops is None
