@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from capture.traces import annotation, span, write
-from instrument.capture import Capture
+from instrument.capture import Capture, host
 from instrument.errors import CaptureError, TraceError
 
 METADATA = {"format": 1, "name": "run-000003-rank0", "window": {"first_step": 3, "last_step": 5}, "rank": 0}
@@ -48,6 +48,24 @@ def test_a_bare_trace_has_no_folder_and_no_metadata(tmp_path) -> None:
     capture = Capture.load(path)
     assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == ("trace", None, path, {})
     assert [row.name for row in capture.operators] == ["aten::mm"]
+
+
+def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
+    made = []
+
+    def counting(name):
+        real = getattr(host, name)
+        monkeypatch.setattr(host, name, lambda *given: made.append(name) or real(*given))
+
+    for name in ("nest", "node_flops", "launching_nodes", "marks"):
+        counting(name)
+    capture = Capture.load(
+        write(tmp_path, [annotation("a", 0, 9), span("aten::mm", 1, 5, Input_Dims=[[2, 3], [3, 4]])])
+    )
+    assert (capture.operators[1].flops, capture.ranges[0].flops) == (48, 48)
+    assert [row.range for row in capture.operators.by("range")] == [None, "a"]
+    assert len(capture.operators.uncounted) == 0
+    assert sorted(made) == ["launching_nodes", "marks", "nest", "node_flops"]
 
 
 def test_a_view_is_made_once_and_the_trace_is_read_at_the_first(tmp_path) -> None:
