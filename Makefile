@@ -2,6 +2,7 @@
 ## make test    run the whole test suite
 ## make check   ruff, mypy and the test suite
 ## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
+## make soak    record ten thousand windows and look for what is left of them: some minutes
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
 ## Each makes the virtual environment it needs; a second run installs nothing.
@@ -19,7 +20,7 @@ INSTALL := $(PIP) install -c constraints.txt
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench soak clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -51,6 +52,9 @@ check: $(VENV)/.installed-dev
 # Each file that can be run prints its table; all are run, and the target fails where one missed a ratio.
 bench: $(VENV)/.installed-bench
 	@failed=0; for file in $$(grep -l __main__ tests/benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m soak -s tests/soak
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache

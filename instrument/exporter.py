@@ -216,8 +216,12 @@ def _finish(folder: Path, sinks: dict[str, dict[str, Any]], failed: set[str]) ->
             sinks[wanted] = export.sinks_of(about, failed)
         return export.finish(folder, sinks[wanted], failed=failed)
     except Exception as error:
+        if "exporter" in failed:
+            return None
+        failed.add("exporter")
         logger.error(
-            "{} cannot be finished ({}); its raw trace is kept: `instrument export {}` tries again.",
+            "{} cannot be finished ({}), and further ones may not either, untold; their raw traces are kept: "
+            "`instrument export {}` tries again.",
             export.name_of(folder),
             error,
             folder.parent,

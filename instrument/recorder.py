@@ -191,12 +191,15 @@ class Recorder:
             raise CaptureError(
                 "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
             )
-        free = shutil.disk_usage(path.parent).free
-        if free < _LEAST_FREE_BYTES:
-            raise CaptureError(f"Only {free} bytes are free in {path.parent}: make room for the next trace.")
+        place = path.parent.parent
+        if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
+            least = _LEAST_FREE_BYTES >> 20
+            raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
         self._profile.export_chrome_trace(str(path))
         if not _ends_whole(path):
-            raise CaptureError(f"torch wrote no whole trace to {path}: look at the free space and quota there.")
+            raise CaptureError(
+                f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
+            )
         self._keep_execution_trace(path.with_name("execution_trace.json"))
         try:
             if self._snapshot is not None:

@@ -402,7 +402,7 @@ def test_a_full_disk_costs_one_line_and_the_window(
     session.stop()
     assert session.captures == []
     (error,) = log.at("ERROR")
-    assert error.startswith("Recording failed and training goes on: Only 7 bytes are free in ")
+    assert error.startswith("Recording failed and training goes on: Less than 16 MiB are free in ")
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
 

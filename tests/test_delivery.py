@@ -1,0 +1,99 @@
+"""What is kept of a run's captures, and what each says that it has cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+from instrument import Session
+from instrument.capture import Capture
+from instrument.config import as_config
+from instrument.errors import ConfigError
+from instrument.sinks.table import render
+from instrument.sinks.tensorboard import scalars
+
+
+def record(folder: Path, windows: int, **options: Any) -> Session:
+    with Session(active=1, repeat=windows, output_dir=str(folder), **options) as session:
+        for _ in range(windows):
+            torch.ones(2).sum()
+            session.step()
+    return session
+
+
+def on_disk(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("export", ["inline", "process"])
+def test_keep_leaves_the_last_captures(tmp_path: Path, export: str) -> None:
+    record(tmp_path, 1, export=export)  # another run's is nobody's to remove
+    session = record(tmp_path, 5, keep=2, export=export)
+    last = ["steps_000003-000003_rank0", "steps_000004-000004_rank0"]
+    assert [capture.name for capture in session.captures] == last
+    assert on_disk(tmp_path) == ["steps_000000-000000_rank0", *last]
+
+
+def test_a_disk_budget_removes_the_oldest_and_never_the_last(tmp_path: Path) -> None:
+    size = sum(
+        f.stat().st_size
+        for f in (record(tmp_path / "one", 1, export="inline").captures[0].folder or tmp_path).iterdir()
+    )
+    session = record(tmp_path / "many", 6, disk_budget=int(size * 2.5), export="inline")
+    assert len(session.captures) == len(on_disk(tmp_path / "many")) == 2
+    assert session.captures[-1].name == "steps_000005-000005_rank0"
+    tiny = record(tmp_path / "tiny", 3, disk_budget="1 kB", export="inline")
+    assert [capture.name for capture in tiny.captures] == ["steps_000002-000002_rank0"]
+
+
+def test_a_disk_budget_is_read_as_people_write_it() -> None:
+    assert as_config(disk_budget="2GB").disk_budget == 2_000_000_000
+    assert as_config(disk_budget="512 MiB").disk_budget == 512 << 20
+    with pytest.raises(ConfigError, match=r"^profiler.disk_budget is 'much', but it"):
+        as_config(disk_budget="much")
+
+
+def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
+    options: dict[str, Any] = {"wait": 4, "active": 2, "export": "inline", "sinks": ["table"]}
+    with Session(options, output_dir=str(tmp_path)) as session:
+        for step in range(6):
+            time.sleep(0.05 if step >= 4 else 0.02)
+            session.step()
+    (capture,) = session.captures
+    assert capture.folder is not None
+    cost = capture.metadata["cost"]
+    assert 20e6 <= cost["unrecorded_step_ns"] < 40e6
+    assert 50e6 <= cost["recorded_step_ns"] < 80e6
+    assert cost["unrecorded_steps"] == 4
+    assert cost["packed_bytes"] == (capture.folder / "trace.json.gz").stat().st_size
+    assert cost["trace_bytes"] > cost["packed_bytes"]
+    assert min(cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")) > 0
+    foot = (capture.folder / "table.txt").read_text().splitlines()[-1]
+    assert foot.startswith("Cost of recording: a recorded step took 5")
+    assert " before the window (+" in foot
+    assert "; the loop stood still " in foot
+    assert render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
+    told = dict(scalars(capture))
+    assert told["cost/recorded_step_ms"] == cost["recorded_step_ns"] / 1e6
+    assert told["cost/end_ms"] == (cost["stop_ns"] + cost["save_ns"]) / 1e6
+    assert told["cost/export_ms"] == cost["export_ns"] / 1e6
+    assert told["cost/trace_bytes"] == cost["trace_bytes"]
+
+
+def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
+    (capture,) = record(tmp_path, 1, export="inline").captures
+    assert capture.metadata["cost"]["unrecorded_step_ns"] is None
+    assert "before the window" not in render(capture)
+    assert "cost/unrecorded_step_ms" not in dict(scalars(capture))
+    about = json.loads((tmp_path / capture.name / "capture.json").read_text())
+    del about["cost"]
+    (tmp_path / capture.name / "capture.json").write_text(json.dumps(about))
+    older = Capture.load(tmp_path / capture.name)
+    assert "Cost of recording" not in render(older)
+    assert not [tag for tag, _ in scalars(older) if tag.startswith("cost/")]

@@ -1,0 +1,346 @@
+"""What can happen around a window, really done to a training process, and what is left on disk afterwards."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from instrument import export
+from instrument.capture import Capture
+
+HEAD = """
+    import os, signal, sys, time
+    from pathlib import Path
+    import torch
+    from instrument import Session
+    out = Path(sys.argv[1])
+    def say(word):
+        print(word, flush=True)
+    def train():
+        torch.ones(8, 8) @ torch.ones(8, 8)
+"""
+GATE = """
+    import time
+    from pathlib import Path
+    class Gate:
+        def __init__(self, folder):
+            self.folder = Path(folder)
+        def write(self, capture, folder):
+            (self.folder / "at the gate").write_text(str(folder))
+            while not (self.folder / "open").exists():
+                time.sleep(0.01)
+"""
+
+
+class Trainer:
+    """A training script in a process of its own."""
+
+    def __init__(self, folder: Path, body: str, **environment: str) -> None:
+        (folder / "gate.py").write_text(dedent(GATE))
+        script = folder / "train.py"
+        script.write_text(dedent(HEAD) + dedent(body))
+        self.out = folder / "profile"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(self.out)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def wait_for(self, word: str) -> None:
+        """Wait until it has said a word."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == word:
+                return
+        raise AssertionError(self.ended())
+
+    def ended(self) -> str:
+        """Wait for its end and give what it logged."""
+        _, log = self.process.communicate(timeout=60)
+        return log
+
+    def captures(self) -> list[Capture]:
+        """Its captures, once its exporter has finished them."""
+        until(lambda: not list(self.out.glob(".*.queued")))
+        return [Capture.load(folder) for folder in sorted(self.out.iterdir()) if not folder.name.startswith(".")]
+
+
+def until(true: Callable[[], Any]) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def reason(capture: Capture) -> str:
+    """Why a capture is truncated; its trace is read as proof that it is whole."""
+    assert capture.trace_path is not None
+    with gzip.open(capture.trace_path) as file:
+        assert json.load(file)["traceEvents"]
+    assert capture.metadata["window"]["truncated"] is True
+    return str(capture.metadata["window"]["reason"])
+
+
+LOOP = """
+    with Session(output_dir=str(out), active=1000) as session:
+        for step in range(1000):
+            train()
+            {fault}
+            session.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "why"),
+    [
+        ("if step == 3: raise ValueError('of the training')", 1, "exception ValueError"),
+        ("if step == 3: os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "exception KeyboardInterrupt"),
+        ("if step == 3: sys.exit(7)", 7, "exception SystemExit"),
+    ],
+)
+def test_what_leaves_the_loop_leaves_a_truncated_capture(tmp_path: Path, fault: str, status: int, why: str) -> None:
+    trainer = Trainer(tmp_path, LOOP.format(fault=fault))
+    log = trainer.ended()
+    assert trainer.process.returncode == status
+    (capture,) = trainer.captures()
+    assert reason(capture) == why
+    assert capture.metadata["window"]["steps"] == 3
+    assert "of 1000 steps" in log
+
+
+def test_an_interpreter_that_ends_without_stop_leaves_one_too(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        session = Session(output_dir=str(out), active=1000).start()
+        for _ in range(3):
+            train()
+            session.step()
+        """,
+    )
+    trainer.ended()
+    assert trainer.process.returncode == 0
+    (capture,) = trainer.captures()
+    assert reason(capture) == "the interpreter ended"
+
+
+def test_sigterm_is_held_back_until_the_step_ends(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        with Session(output_dir=str(out), active=1000) as session:
+            for step in range(1000):
+                train()
+                if step == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    say("the step goes on")
+                session.step()
+        """,
+    )
+    trainer.wait_for("the step goes on")
+    log = trainer.ended()
+    assert trainer.process.returncode == -signal.SIGTERM
+    (capture,) = trainer.captures()
+    assert (reason(capture), capture.metadata["window"]["steps"]) == ("SIGTERM", 4)
+    assert "SIGTERM: the open window is saved at the end of this step, or in 15 s" in log
+
+
+def test_sigterm_in_a_long_step_is_held_back_for_half_the_grace_time(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        with Session(output_dir=str(out), active=1000, preemption_grace_s=1) as session:
+            for step in range(1000):
+                train()
+                if step == 3:
+                    say("a long step")
+                    for _ in range(1000):
+                        time.sleep(0.1)
+                session.step()
+        """,
+    )
+    trainer.wait_for("a long step")
+    trainer.process.terminate()
+    trainer.ended()
+    assert trainer.process.returncode == -signal.SIGTERM
+    (capture,) = trainer.captures()
+    assert (reason(capture), capture.metadata["window"]["steps"]) == ("SIGTERM", 3)
+
+
+def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        signal.signal(signal.SIGTERM, lambda number, frame: say(f"theirs, with {len(os.listdir(out))} on disk"))
+        before = signal.getsignal(signal.SIGTERM)
+        with Session(output_dir=str(out), active=4, repeat=2, wait=1) as session:
+            for step in range(20):
+                train()
+                if step == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                session.step()
+        assert signal.getsignal(signal.SIGTERM) is before
+        """,
+    )
+    trainer.wait_for("theirs, with 1 on disk")
+    trainer.ended()
+    assert trainer.process.returncode == 0
+    cut, whole = trainer.captures()
+    assert (reason(cut), cut.metadata["window"]["steps"]) == ("SIGTERM", 2)
+    assert whole.metadata["window"]["truncated"] is False
+
+
+def test_sigterm_outside_windows_is_not_held_back(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        with Session(output_dir=str(out), wait=1000, active=1) as session:
+            train()
+            session.step()
+            say("waiting")
+            time.sleep(60)
+        """,
+    )
+    trainer.wait_for("waiting")
+    trainer.process.terminate()
+    trainer.ended()
+    assert trainer.process.returncode == -signal.SIGTERM
+    assert list(trainer.out.iterdir()) == []
+
+
+GATED = """
+    sys.path.insert(0, str(out.parent))
+    with Session(output_dir=str(out), active=1, sinks={"gate": {"_target_": "gate.Gate", "folder": str(out.parent)}},
+                 export_timeout_s=60) as session:
+        train()
+        session.step()
+        say("recorded")
+        time.sleep(60)
+"""
+
+
+def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, GATED)
+    trainer.wait_for("recorded")
+    until((tmp_path / "at the gate").exists)
+    trainer.process.kill()
+    trainer.process.wait()
+    assert [folder.name for folder in trainer.out.iterdir()] == [".steps_000000-000000_rank0.queued"]
+    (tmp_path / "open").touch()
+    (capture,) = trainer.captures()
+    assert (capture.name, len(capture.steps)) == ("steps_000000-000000_rank0", 1)
+    trainer.ended()
+
+
+def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_says_so(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, GATED)
+    trainer.wait_for("recorded")
+    until((tmp_path / "at the gate").exists)
+    for process in (*_children_of(trainer.process.pid), trainer.process.pid):
+        os.kill(process, signal.SIGKILL)
+    trainer.ended()
+    (queued,) = export.queued(trainer.out)
+    (tmp_path / "open").touch()
+    following = Trainer(tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass").ended()
+    assert "An earlier run left steps_000000-000000_rank0 recorded but without its tables: `instrument ex" in following
+    done = subprocess.run(
+        [sys.executable, "-m", "instrument", "export", str(queued)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (capture,) = trainer.captures()
+    assert len(capture.steps) == 1
+
+
+def _children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_trainer_killed_while_torch_writes_leaves_no_capture_and_the_next_run_cleans_up(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        from torch.profiler.profiler import _KinetoProfile
+        def killed(self, path):
+            Path(path).write_text('{"traceEvents": [')
+            os.kill(os.getpid(), signal.SIGKILL)
+        _KinetoProfile.export_chrome_trace = killed
+        with Session(output_dir=str(out), active=1) as session:
+            session.step()
+        """,
+    )
+    trainer.ended()
+    (left,) = trainer.out.iterdir()
+    assert left.name == ".steps_000000-000000_rank0.partial"
+    Trainer(tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass").ended()
+    assert list(trainer.out.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 24 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+FULL = """
+    with Session(output_dir=str(out), active=1, repeat=3) as session:
+        train()
+        session.step()
+        while not session.captures:
+            time.sleep(0.01)
+        {fault}
+        for _ in range({size}):
+            train()
+        session.step()
+        for _ in range({size}):
+            train()
+        session.step()
+        say("training went on")
+"""
+LEAVES_LITTLE = "(out.parent / 'ballast').write_bytes(b'x' * (os.statvfs(out).f_bavail * 4096 - {leaves}))"
+
+
+# Too little to begin with, and too little for the whole trace.
+@pytest.mark.parametrize(("leaves", "size"), [(2**20, 1), (16.2 * 2**20, 20_000)])
+def test_a_full_disk_costs_the_window_alone(small_disk: Path, leaves: float, size: int) -> None:
+    trainer = Trainer(small_disk, FULL.format(fault=LEAVES_LITTLE.format(leaves=int(leaves)), size=size))
+    trainer.wait_for("training went on")
+    log = trainer.ended()
+    assert trainer.process.returncode == 0, log
+    errors = [line for line in log.splitlines() if "| ERROR" in line]
+    assert len(errors) == 1, errors
+    assert "free" in errors[0]
+    (capture,) = trainer.captures()
+    assert (capture.name, len(capture.steps)) == ("steps_000000-000000_rank0", 1)
+    assert [folder.name for folder in trainer.out.iterdir()] == [capture.name]
+
+
+def test_a_quota_costs_the_window_alone(tmp_path: Path) -> None:
+    quota = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))"
+    trainer = Trainer(tmp_path, FULL.format(fault=quota, size=2_000))
+    trainer.wait_for("training went on")
+    log = trainer.ended()
+    assert trainer.process.returncode == 0, log
+    errors = [line for line in log.splitlines() if "| ERROR" in line]
+    assert len(errors) == 1, errors
+    assert "quota" in errors[0]
+    assert [folder.name for folder in trainer.out.iterdir()] == ["steps_000000-000000_rank0"]
