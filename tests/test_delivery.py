@@ -13,6 +13,7 @@ from collected import Log
 
 from instrument import Session
 from instrument.capture import Capture
+from instrument.capture.table import duration
 from instrument.config import as_config
 from instrument.errors import ConfigError
 from instrument.sinks.table import render
@@ -41,10 +42,8 @@ def test_keep_leaves_the_last_captures(tmp_path: Path, export: str) -> None:
 
 
 def test_a_disk_budget_removes_the_oldest_and_never_the_last(tmp_path: Path) -> None:
-    size = sum(
-        f.stat().st_size
-        for f in (record(tmp_path / "one", 1, export="inline").captures[0].folder or tmp_path).iterdir()
-    )
+    record(tmp_path / "one", 1, export="inline")
+    size = sum(file.stat().st_size for file in (tmp_path / "one").rglob("*.*"))
     session = record(tmp_path / "many", 6, disk_budget=int(size * 2.5), export="inline")
     assert len(session.captures) == len(on_disk(tmp_path / "many")) == 2
     assert session.captures[-1].name == "steps_000005-000005_rank0"
@@ -68,16 +67,16 @@ def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     (capture,) = session.captures
     assert capture.folder is not None
     cost = capture.metadata["cost"]
-    assert 20e6 <= cost["unrecorded_step_ns"] < 40e6
-    assert 50e6 <= cost["recorded_step_ns"] < 80e6
+    assert cost["unrecorded_step_ns"] >= 20e6
+    assert cost["recorded_step_ns"] >= 50e6
     assert cost["unrecorded_steps"] == 4
     assert cost["packed_bytes"] == (capture.folder / "trace.json.gz").stat().st_size
     assert cost["trace_bytes"] > cost["packed_bytes"]
     assert min(cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")) > 0
     foot = (capture.folder / "table.txt").read_text().splitlines()[-1]
-    assert foot.startswith("Cost of recording: a recorded step took 5")
-    assert " before the window (+" in foot
-    assert "; the loop stood still " in foot
+    more = cost["recorded_step_ns"] / cost["unrecorded_step_ns"] - 1
+    assert foot.startswith(f"Cost of recording: a recorded step took {duration(cost['recorded_step_ns'])}, ")
+    assert f" before the window ({more:+.0%}); the loop stood still " in foot
     assert render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
     told = dict(scalars(capture))
     assert told["cost/recorded_step_ms"] == cost["recorded_step_ns"] / 1e6
