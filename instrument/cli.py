@@ -160,8 +160,10 @@ def _finish(path: Path) -> str:
     from instrument import export
 
     folders = [path] if export.is_queued(path) else export.queued(path, _DEPTH)
+    if not path.exists():
+        raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
     if not folders:
-        raise CaptureError(f"{path} holds no window that waits for its export; to run a sink on captures, add --sink.")
+        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
     sys.path.append(str(Path.cwd()))
     failed: set[str] = set()
     places, errors = [], []

@@ -42,6 +42,9 @@ class Sink(BaseModel):
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
 
+    inline: ClassVar[bool] = False
+    """Whether it must run in the training process, on a thread there, and not in the one that exports beside it."""
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
@@ -56,6 +59,7 @@ class Sink(BaseModel):
     def write(self, capture: Capture, folder: Path) -> None:
         """Write this sink's output for `capture` into `folder`, the capture's own folder.
 
+        The folder takes its final name, `capture.place`, when all sinks that run with this one are done.
         What it raises is logged once by the caller; it stops neither the other sinks nor the training.
         """
 

@@ -30,7 +30,7 @@ def held(output: Path) -> Held:
     gc.collect()
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
     exporter = sum(resident_mb(pid) for pid in children)
-    return Held(resident_mb("self"), exporter, len(os.listdir("/proc/self/fd")), len(list(output.iterdir())))
+    return Held(resident_mb("self"), exporter, len(list(Path("/proc/self/fd").iterdir())), len(list(output.iterdir())))
 
 
 def resident_mb(process: str) -> float:
