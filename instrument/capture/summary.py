@@ -51,7 +51,7 @@ def _steps(capture: Capture) -> str:
 def cost(capture: Capture) -> str:
     """What recording cost the run, in a sentence; empty where that was not measured.
 
-    Within a sink, the export's time is that until then.
+    What a sink is told of the export's time is that until then.
     """
     about = capture.metadata.get("cost", {})
     recorded, before = about.get("recorded_step_ns"), about.get("unrecorded_step_ns")
@@ -66,7 +66,9 @@ def cost(capture: Capture) -> str:
         packed = f", {about['packed_bytes'] / 1e6:.3g} packed" if "packed_bytes" in about else ""
         said.append(f"the trace has {about['trace_bytes'] / 1e6:.3g} MB{packed}")
     if "export_ns" in about:
-        said.append(f"its export took {duration(about['export_ns'])}")
+        unfinished = capture.place != (capture.folder or capture.trace_path)
+        said.append(f"its export {'had taken' if unfinished else 'took'} {duration(about['export_ns'])}")
+        said[-1] += " when this was written" if unfinished else ""
     return f"Cost of recording: {'; '.join(said)}." if said else ""
 
 
