@@ -19,6 +19,7 @@ ROOT = Path(instrument.__file__).parent
 LINES: list[tuple[set[str], set[str]]] = [
     ({"errors", "names"}, set()),
     ({"activities"}, set()),
+    ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow"}),
     ({"presets"}, {"omegaconf"}),

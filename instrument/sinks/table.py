@@ -17,7 +17,8 @@ from instrument.capture.ranges import NO_RANGE
 from instrument.capture.summary import cost, heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
-from instrument.sinks import Sink, did_you_mean
+from instrument.options import did_you_mean
+from instrument.sinks import Sink
 
 By = Literal["name", Grouping]
 

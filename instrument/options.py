@@ -1,0 +1,69 @@
+"""`Options`: a model whose fields are options, and whose mistakes are told in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from instrument.errors import ConfigError
+
+
+class Options(BaseModel):
+    """Fields that are checked when it is built.
+
+    Raises:
+        ConfigError: when built with an option that does not exist or has a value that cannot work.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**{name: _plain(value) for name, value in options.items()})
+        except ValidationError as error:
+            raise ConfigError(_sentence(type(self), error)) from None
+
+    @classmethod
+    def spoken(cls) -> str:
+        """What error sentences call it: "The table sink"."""
+        return f"The {cls.__name__}"
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest of those known, or all where none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; it knows {', '.join(map(repr, names))}." if names else "."
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dicts in place of OmegaConf's own, which pydantic does not take for such."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _sentence(model: type[Options], error: ValidationError) -> str:
+    """The first thing pydantic found wrong, told in one sentence; a name that does not exist goes first."""
+    errors = sorted(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    first = errors[0]
+    where = [str(part) for part in first["loc"]]
+    option, given, kind = ".".join(where), first["input"], first["type"]
+    if kind == "extra_forbidden":
+        return f"{model.spoken()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
+    if kind == "missing":
+        return f"{model.spoken()} needs a value for its option {option!r}."
+    if kind == "value_error":
+        return str(first["ctx"]["error"])
+    if kind == "literal_error":
+        choices = map(str, get_args(model.model_fields[where[0]].annotation))
+        return f"{model.spoken()}'s option {option!r} cannot be {given!r}{did_you_mean(given, choices)}"
+    rule = first["msg"].removeprefix("Input ").rstrip(".")
+    return f"{model.spoken()}'s option {option!r} {rule}, not {given!r}."
