@@ -1,7 +1,7 @@
 """The commands.
 
 `instrument show PATH` prints the tables of a capture or of any Chrome/Kineto trace, and `instrument export PATH --sink
-NAME` runs a sink on captures that were recorded before.
+NAME` runs a sink on captures that were recorded before. `instrument trigger FOLDER` has a run record its next window.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_show(commands.add_parser("show", help="print the range tree and the costliest operators, or another view"))
     _add_export(commands.add_parser("export", help="run a sink on captures or traces recorded before"))
+    _add_trigger(commands.add_parser("trigger", help="have a run that goes on record its next steps"))
     parser.set_defaults(run=lambda _: parser.format_help().rstrip())
     return parser
 
@@ -175,6 +176,25 @@ def _finish(path: Path) -> str:
     if errors:
         raise CaptureError(f"{len(errors)} of {len(folders)} could not be finished. {'; '.join(errors)}")
     return f"Finished {', '.join(map(str, places))}."
+
+
+def _add_trigger(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Have the runs in or below a folder record their next steps, from another shell or node. They must have been "
+        "started with the file trigger: 'profiler/triggers=[file]'. Every rank that listens there records."
+    )
+    parser.set_defaults(run=_trigger)
+    add = parser.add_argument
+    add("folder", metavar="RUN_FOLDER", type=Path, help="a folder for captures, or one above it, such as Hydra's")
+    add("--steps", metavar="N", type=_positive, help="steps to record (as many as profiler.active says)")
+
+
+def _trigger(arguments: argparse.Namespace) -> str:
+    from instrument.triggers.file import ask
+
+    files = ask(arguments.folder, arguments.steps)
+    how_many = f"the next {arguments.steps} steps" if arguments.steps else "the next window"
+    return f"Asked for {how_many} by {', '.join(map(str, files))}; the run looks there every half second."
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:

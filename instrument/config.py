@@ -15,6 +15,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PrivateAttr,
     ValidationError,
     field_validator,
@@ -22,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from instrument import activities
+from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.errors import ConfigError
 from instrument.presets import meant, preset
@@ -47,10 +48,17 @@ class ProfilerConfig(BaseModel):
 
     The schedule counts training steps: after `skip_first` steps come `repeat` cycles (0: without end) of `wait` idle,
     `warmup` discarded and `active` recorded steps; `skip_first_wait` other than 0 leaves out the first cycle's wait.
-    `active=None` records until the session stops. Unlike torch, `repeat` is 1 unless given: one window.
+    `active=None` records until the session stops. Unlike torch, `repeat` is 1 unless given: one window. In place of
+    cycles, `at_steps` or `every_n_steps` name the first steps of windows, and `wait` is not looked at.
 
     Attributes:
         enabled: False: the session does nothing, and the other options are not looked at further.
+        at_steps: a window of `active` steps from each of these on, warmed up for where there is room; an empty list: no
+            window but those that triggers ask for.
+        every_n_steps: the same from each multiple of this number on, without end.
+        total_steps: how many steps the run has, counted from 0, where that is known; the session warns at its start of
+            a window that has no room in it.
+        phases: in which phases the schedule is followed, of train, validation and test; each counts its own steps.
         max_window_s: a window that has recorded for so many seconds ends with the step that runs then, labelled
             truncated; later windows still come. None: no such limit.
         activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
@@ -84,7 +92,7 @@ class ProfilerConfig(BaseModel):
             window is saved; None: SIGTERM is left alone.
         sinks: name -> what writes something from each capture: an instance, or a mapping with `_target_`; the sinks
             that ship need no `_target_`.
-        triggers: name -> what may ask for a window after any step: an instance, or a mapping with `_target_`.
+        triggers: name -> what may ask for a window after any step; given as sinks are.
 
     Raises:
         ConfigError: an option is unknown, has a value that cannot work, or contradicts another.
@@ -99,6 +107,10 @@ class ProfilerConfig(BaseModel):
     repeat: int = Field(1, ge=0)
     skip_first: int = Field(0, ge=0)
     skip_first_wait: int = Field(0, ge=0)
+    at_steps: list[NonNegativeInt] | None = None
+    every_n_steps: int | None = Field(None, ge=1)
+    total_steps: int | None = Field(None, ge=1)
+    phases: list[Literal["train", "validation", "test"]] = Field(["train"], min_length=1)
     max_window_s: float | None = Field(None, gt=0)
     activities: Activities | None = None
     record_shapes: bool = False
@@ -172,10 +184,10 @@ class ProfilerConfig(BaseModel):
                 )
         return communication
 
-    @field_validator("sinks", mode="before")
+    @field_validator("sinks", "triggers", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        """A list of names stands for those sinks as they ship; a sink that is null is left out."""
+        """A list of names stands for those that ship, as they ship; what is null is left out."""
         if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
             return {str(name): {} for name in value}
         return {name: sink for name, sink in value.items() if sink is not None} if isinstance(value, Mapping) else value
@@ -184,11 +196,9 @@ class ProfilerConfig(BaseModel):
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
             return self
-        if self.active is None and self.repeat != 1:
-            raise ConfigError(
-                f"profiler.repeat is {self.repeat}, but without profiler.active the first window has no end: "
-                "set profiler.active to the steps of a window."
-            )
+        contradiction = schedule.contradiction(self)
+        if contradiction:
+            raise ConfigError(contradiction)
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")

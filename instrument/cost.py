@@ -36,6 +36,10 @@ class Cost:
         (self._recorded if recorded else self._unrecorded).append(took)
         return took
 
+    def leave_out(self, elapsed_ns: int) -> None:
+        """Take time that was not the step's own, as that of another phase, out of the step that runs."""
+        self._began_ns += elapsed_ns
+
     @contextmanager
     def standing_still(self, part: str) -> Iterator[None]:
         """Time a part of the work for which the loop waits."""

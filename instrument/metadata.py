@@ -25,7 +25,7 @@ FORMAT = 1
 _GIT_S = 2.0
 
 
-def facts(window: Window, step_number: int, cut: str | None) -> dict[str, Any]:
+def facts(window: Window, phase: str, step_number: int, cut: str | None) -> dict[str, Any]:
     """What `capture.json` says of a window that ends before step `step_number`; `last_step` is the last whole step."""
     return {
         "first_step": window.first,
@@ -35,6 +35,8 @@ def facts(window: Window, step_number: int, cut: str | None) -> dict[str, Any]:
         "truncated": cut is not None,
         "reason": cut,
         "trigger": window.trigger,
+        "trigger_reason": window.trigger_reason,
+        "phase": phase,
     }
 
 

@@ -1,4 +1,4 @@
-"""The presets and sinks that ship, read from the same files as Hydra reads, without its global state."""
+"""The presets, sinks and triggers that ship, read from the same files as Hydra reads, without its global state."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _yaml(path: str) -> dict[str, Any]:
 
 
 @cache
-def shipped_sinks() -> dict[str, str]:
-    """Name -> `_target_` of the sinks that ship."""
-    names = [p.name[:-5] for p in (_PRESETS / "sinks").iterdir() if p.name.endswith(".yaml")]
-    return {name: _yaml(f"sinks/{name}.yaml")[name]["_target_"] for name in sorted(names)}
+def shipped(group: str) -> dict[str, str]:
+    """Name -> `_target_` of the `sinks` or `triggers` that ship."""
+    names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
+    return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}
 
 
 def meant(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -5,9 +5,28 @@ Steps count from 0, as `torch.profiler.schedule` counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice, pairwise, tee
+from typing import Protocol
+
+# What says by itself which windows there are, and what then has nothing more to say, with the value of each that is
+# nothing said. Presets set `wait`, so that one is passed over.
+_WHOLE = ("at_steps", "every_n_steps")
+_CYCLES = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
+
+
+class Schedule(Protocol):
+    """The options that say which steps are recorded; `ProfilerConfig` tells their meaning."""
+
+    wait: int
+    warmup: int
+    active: int | None
+    repeat: int
+    skip_first: int
+    skip_first_wait: int
+    at_steps: list[int] | None
+    every_n_steps: int | None
 
 
 @dataclass(frozen=True)
@@ -19,23 +38,42 @@ class Window:
         first: the first recorded step.
         last: the last recorded step; None: until the session stops.
         trigger: the name of the trigger that asked for it; None: the schedule did.
+        trigger_reason: why it asked, in words; None where it gave none.
     """
 
     warmup_from: int
     first: int
     last: int | None
     trigger: str | None = None
+    trigger_reason: str | None = None
 
     def __str__(self) -> str:
         if self.last is None:
             return f"{self.first} and on until stopped"
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
 
+    def cut_short(self, done: int, cut: str) -> str:
+        """Say that it ended after so many steps, because of `cut`."""
+        steps = f"{done}" if self.last is None else f"{done} of {self.last - self.first + 1}"
+        return (
+            f"The window of steps {self} was cut short after {steps} steps ({cut}); it is kept and labelled truncated."
+        )
+
+
+def planned(schedule: Schedule) -> Iterator[Window]:
+    """The windows of a schedule, in order."""
+    if schedule.at_steps is not None:
+        return windows_at(sorted(set(schedule.at_steps)), schedule.warmup, schedule.active or 1)
+    if schedule.every_n_steps is not None:
+        return windows_at(count(schedule.every_n_steps, schedule.every_n_steps), schedule.warmup, schedule.active or 1)
+    names = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
+    return windows(**{name: getattr(schedule, name) for name in names})
+
 
 def windows(
     *, wait: int, warmup: int, active: int | None, repeat: int, skip_first: int, skip_first_wait: int
 ) -> Iterator[Window]:
-    """The windows of a schedule, in order, with the meaning that `torch.profiler.schedule` gives to each number.
+    """The windows of cycles, with the meaning that `torch.profiler.schedule` gives to each number.
 
     After `skip_first` steps, cycles of `wait` idle, `warmup` discarded and `active` recorded steps follow, `repeat`
     of them (0: without end). `skip_first_wait` other than 0 leaves out the first cycle's wait. `active=None` gives one
@@ -51,11 +89,112 @@ def windows(
         yield Window(begin + wait, begin + wait + warmup, begin + length - 1)
 
 
-def in_words(plan: Iterator[Window]) -> str:
-    """Say which steps a plan records: "records steps 2–4, then 7–9 (counted from 0)"."""
-    first_few = [str(window) for window in islice(plan, 4)]
-    if not first_few:
-        return "records no step on schedule, only what triggers ask for"
-    shown = ", then ".join(first_few[:3]) + (", and so on" if len(first_few) > 3 else "")
-    noun = "step" if shown.isdecimal() else "steps"
-    return f"records {noun} {shown} (counted from 0)"
+def windows_at(steps: Iterable[int], warmup: int, active: int) -> Iterator[Window]:
+    """A window of `active` steps from each of these on, warmed up for as far as the window before leaves room."""
+    free_from = 0
+    for first in steps:
+        yield Window(max(free_from, first - warmup), first, first + active - 1)
+        free_from = first + active
+
+
+def contradiction(schedule: Schedule) -> str | None:
+    """What in a schedule cannot be meant, in one sentence; None: nothing."""
+    if schedule.at_steps is None and schedule.every_n_steps is None:
+        if schedule.active is None and schedule.repeat != 1:
+            return _needs_active("repeat", schedule.repeat, "the first window has")
+        return None
+    if schedule.at_steps is not None and schedule.every_n_steps is not None:
+        return "profiler.at_steps and profiler.every_n_steps are both given, but each is a schedule: leave one out."
+    option = next(name for name in _WHOLE if getattr(schedule, name) is not None)
+    for name, default in _CYCLES.items():
+        if getattr(schedule, name) != default:
+            given = getattr(schedule, name)
+            return f"profiler.{name} is {given}, but profiler.{option} says which windows there are: leave one out."
+    if schedule.active is None and getattr(schedule, option):
+        return _needs_active(option, getattr(schedule, option), "a window has")
+    return _overlap(schedule)
+
+
+def _needs_active(option: str, given: object, subject: str) -> str:
+    return (
+        f"profiler.{option} is {given}, but without profiler.active {subject} no end: "
+        "set profiler.active to the steps of a window."
+    )
+
+
+def _overlap(schedule: Schedule) -> str | None:
+    active, every = schedule.active or 1, schedule.every_n_steps
+    if every is not None and every < active:
+        return f"profiler.every_n_steps is {every}, but a window has profiler.active={active} steps: lower that one."
+    for first, second in pairwise(sorted(set(schedule.at_steps or []))):
+        if second < first + active:
+            return (
+                f"profiler.at_steps holds {first} and {second}, but a window from {first} on lasts until "
+                f"{first + active - 1} (profiler.active={active}): lower profiler.active, or leave out {second}."
+            )
+    return None
+
+
+def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str = "The run") -> str | None:
+    """Say which window has no room in a run that begins with `first_step` and has `total_steps`, counted from 0.
+
+    None: all have. Of a schedule without end only the first one must.
+    """
+    if first_step >= total_steps:
+        return None
+    without_end = schedule.every_n_steps is not None or (schedule.at_steps is None and schedule.repeat == 0)
+    ahead = (window for window in planned(schedule) if window.first >= first_step)
+    for window in islice(ahead, 1 if without_end else None):
+        if (window.first if window.last is None else window.last) >= total_steps:
+            within = window.first < total_steps
+            return (
+                f"{run} ends with step {total_steps - 1}, {'within' if within else 'before'} the window of steps "
+                f"{window}: lower {_to_lower(schedule, within)}, or train longer."
+            )
+    return None
+
+
+def _to_lower(schedule: Schedule, within: bool) -> str:
+    """Those options that put a window late or, where the run ends within it, make it long."""
+    whole = next((name for name in _WHOLE if getattr(schedule, name) is not None), None)
+    late = [whole] if whole else [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]
+    long = ["active"] if within and (schedule.active or 1) > 1 else []
+    again = ["repeat"] if schedule.repeat > 1 else []
+    *others, last = [f"profiler.{name}" for name in late + long + again]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+class Plan:
+    """The windows ahead, in order: those of the schedule, and before them what triggers ask for.
+
+    Attributes:
+        window: the one that is open, or else the next; None: there is none left.
+    """
+
+    def __init__(self, windows: Iterable[Window] = ()) -> None:
+        self._ahead = iter(windows)
+        self.window = next(self._ahead, None)
+
+    def turn(self) -> None:
+        """Go on to the next window: this one is over, or cannot be recorded."""
+        self.window = next(self._ahead, None)
+
+    def skip_to(self, step: int) -> None:
+        """Leave out the windows whose first step lies before this one; a step number from a checkpoint jumps."""
+        while self.window is not None and self.window.first < step:
+            self.turn()
+
+    def put_first(self, window: Window) -> None:
+        """Put a window before all others; those that it runs into are left out when their turn comes."""
+        self._ahead = chain([self.window] if self.window else [], self._ahead)
+        self.window = window
+
+    def in_words(self) -> str:
+        """Say which steps it records: "records steps 2–4, then 7–9 (counted from 0)"."""
+        self._ahead, copy = tee(self._ahead)
+        first_few = [str(window) for window in islice(chain([self.window] if self.window else [], copy), 4)]
+        if not first_few:
+            return "records no step on schedule, only what triggers ask for"
+        shown = ", then ".join(first_few[:3]) + (", and so on" if len(first_few) > 3 else "")
+        noun = "step" if shown.isdecimal() else "steps"
+        return f"records {noun} {shown} (counted from 0)"

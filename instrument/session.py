@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, dropwhile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from loguru import logger
 from torch import nn
 
-from instrument import emit, export, metadata, probe, schedule
+from instrument import emit, export, metadata, probe
 from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
-from instrument.cost import Cost
 from instrument.delivery import Delivery
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.modules import forget, instrument_model, is_instrumented
+from instrument.phases import NAMES, Phase, Phases, Steps
 from instrument.preemption import Preemption
 from instrument.recorder import Recorder, refuse_company, refuse_options
 from instrument.schedule import Window
 from instrument.sinks.chrome_trace import as_json
-from instrument.triggers import Watch
+from instrument.triggers import Request
+from instrument.triggers.watch import Watch
+from instrument.windows import Windows
 
 T = TypeVar("T")
-_NEVER = sys.maxsize
-
-
-class Steps(Generic[T]):
-    """The batches of a loader, a step after each; as long as the loader."""
-
-    def __init__(self, session: Session, loader: Iterable[T]) -> None:
-        self._session = session
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[T]:
-        return self._session._batches(self._loader)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type] # as the loader answers
 
 
 class Session:
@@ -57,7 +44,8 @@ class Session:
     Attributes:
         config: the checked `ProfilerConfig`.
         captures: what was delivered so far, oldest first.
-        step_number: the step that runs now, counted from 0; it names the recorded steps.
+        step_number: the training step that runs now, counted from 0; it names the recorded steps. Set from a
+            checkpoint, before the start or later, it keeps the plan. Other phases do not move it.
         activities: what is recorded; empty before the start.
         output_dir: the folder for captures; None before the start.
 
@@ -71,30 +59,31 @@ class Session:
     def __init__(self, *config: Any, model: nn.Module | None = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
         self.captures: list[Capture] = []
-        self.step_number = 0
         self.activities: list[str] = []
         self.output_dir: Path | None = None
         self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
         self._running = False
-        self._plan: Iterator[Window] = iter(())
-        self._window: Window | None = None  # the one that is open, or else the next
-        self._recorder: Recorder | None = None  # of the window that is open
-        self._watch = Watch({})
-        self._wakes_at = _NEVER  # the next step at whose start something is to be done
+        self._phases = Phases(self.config)
+        self._total_steps: int | None = None
+        self._windows: Windows  # from the start on
+        self._watch: Watch | None = None
         self._instrumented: nn.Module | None = None  # by this session
-        self._emitting = emit.torch_backend
-        self._batch_open = False  # a batch of `steps` is out and its step not yet ended
-        self._loop_left = False  # the loop that it was given to runs no more
-        self._began_at = 0  # the step number at the start
         self._ended_at: int | None = None  # the one at the last stop; None: never stopped
         self._process = os.getpid()
-        self._delivery: Delivery | None = None  # while it runs
-        self._cost = Cost()
-        self._preemption = Preemption(self.config.preemption_grace_s, lambda: self._recording, self._save_now)
+        self._delivery: Delivery | None = None
+        self._preemption = Preemption(self.config.preemption_grace_s, lambda: self._windows.recording, self._save_now)
         self._at_work = False  # within what `_safely` runs
-        self._loss: Any = None  # given within that step
         self._said: set[str] = set()
+
+    @property
+    def step_number(self) -> int:
+        """The training step that runs now."""
+        return self._phases.train.step_number
+
+    @step_number.setter
+    def step_number(self, number: int) -> None:
+        self._phases.train.step_number = number
 
     def __enter__(self) -> Session:
         return self.start()
@@ -102,10 +91,14 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self._watch is not None:
+            self._watch.failed(error, self.step_number)
         self._stop(f"exception {kind.__name__}" if kind else None)
 
-    def start(self, model: nn.Module | None = None) -> Session:
+    def start(self, model: nn.Module | None = None, *, total_steps: int | None = None) -> Session:
         """Say the plan, check the output folder, and begin with the first step.
+
+        `total_steps` wins over the config's: the steps of the whole run, where known, to warn of windows without room.
 
         Raises:
             ConfigError: the output folder cannot be written, or this torch refuses an option of its own.
@@ -122,28 +115,29 @@ class Session:
         metadata.origin()  # asks git now, and not at the end of a window
         export.tidy(self.output_dir)
         self._delivery = Delivery(self.config, self.output_dir, self.captures)
-        self._emitting = emit.backend_for(self.config.emit)
+        emitting = emit.backend_for(self.config.emit)
+        self._windows = Windows(self.config, self.activities, emitting, self._delivery, self._metadata)
         self._take_model(model if model is not None else self._model)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0
-        self._began_at, self._process = self.step_number, os.getpid()
+        self._process = os.getpid()
         atexit.register(self._stop, "the interpreter ended")
         self._preemption.install()
-        self._watch = Watch(self.config.triggers)
-        self._plan, self._window = self._scheduled(), None  # nothing of an earlier run's plan
-        self._skip_missed()
+        self._watch = Watch(self.config.triggers, self.output_dir) if self.config.triggers else None
+        self._phases.begin()
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         for note in self.config.notes:
             logger.info(note)
-        ahead = dropwhile(lambda window: window.first < self.step_number, self._scheduled())
-        what = schedule.in_words(ahead)
-        logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
+        what, where = self._phases.in_words(), " and ".join(self.activities)
+        logger.info("Profiler {} on {}, into {}", what, where, self.output_dir)
+        self._total_steps = total_steps or self.config.total_steps
+        _warn(self._phases.misfit(self._total_steps))
         if self.config.memory_snapshot and "cuda" not in self.activities:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
-        self._safely(self._begin_step)
-        self._cost.resume()
+        self._safely(self._grant, None)
+        self._phases.present.cost.resume()
         return self
 
     def step(self, loss: Any = None) -> None:
@@ -152,14 +146,35 @@ class Session:
         A tensor is looked at one step later, so that training hardly ever waits for the device. Inside a loop over
         `steps`, which ends the steps itself, it only takes the loss.
         """
-        if self._batch_open and self._loop_left:
-            self._close_batch()
-        if not self._batch_open:
+        phase = self._phases.present
+        if phase.batch_open and phase.loop_left:
+            phase.close_batch(self._advance)
+        if not phase.batch_open:
             self._advance(loss)
         elif loss is None:
             self._say("session.step() does nothing inside session.steps(), which steps by itself.")
         else:
-            self._loss = loss
+            phase.loss = loss
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the steps of the block by themselves: `with session.phase("validation"):`, or "test".
+
+        `profiler.phases` says in which phases the schedule is followed; outside such blocks the phase is train, whose
+        steps alone triggers see. A window that is open when another phase begins goes on: the block is a range of its
+        name within the step that runs then, and its steps do not count for the window. A window of the phase's own ends
+        with the block at the latest. The counter goes on when the phase comes again.
+        """
+        before, began_ns, cut = self._phases.present, time.perf_counter_ns(), None
+        with profiled(name):
+            self._enter(name)
+            try:
+                yield
+            except BaseException as error:
+                cut = f"exception {type(error).__name__}"
+                raise
+            finally:
+                self._leave(before, began_ns, cut)
 
     def steps(self, loader: Iterable[T]) -> Steps[T]:
         """The loader's batches; a step ends after each, and waiting for batch k is a range `data` in step k.
@@ -167,27 +182,10 @@ class Session:
         `session.step(loss=…)` inside the loop tells triggers the loss. A loop within the loop, for validation, takes no
         steps of its own. The length is the loader's.
         """
-        return Steps(self, loader)
-
-    def _batches(self, loader: Iterable[T]) -> Iterator[T]:
-        if self._batch_open and not self._loop_left:  # a loop within a loop
-            yield from loader
-            return
-        self._close_batch()
-        batches: Iterator[T] | None = None
-        while True:
-            with profiled("data"):
-                batches = iter(loader) if batches is None else batches
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-            self._batch_open, self._loop_left = True, False
-            try:
-                yield batch
-            finally:
-                self._loop_left = True  # by break or an exception, which a generator cannot tell apart
-            self._close_batch()
+        if self._running and self._total_steps is None:
+            with suppress(Exception):  # a loader's length is the user's code, and may be unknown
+                _warn(self._phases.misfit_of_first_pass(len(loader)))  # type: ignore[arg-type]
+        return Steps(loader, self._phases, self._advance)
 
     def stop(self) -> None:
         """End the session. A window that is still open is kept, and labelled truncated unless it was to have no end.
@@ -202,7 +200,7 @@ class Session:
         Given again, it counts with its last value. What cannot be written is warned of, and left out.
         """
         try:
-            self._metadata |= as_json({key: value}, "The session's metadata")
+            self._metadata.update(as_json({key: value}, "The session's metadata"))
         except ConfigError as error:
             self._say(str(error))
 
@@ -215,110 +213,89 @@ class Session:
         instrument_model(model, modules.depth, **chosen)
         self._instrumented = model
 
-    def _close_batch(self) -> None:
-        if self._batch_open:
-            self._batch_open = False
-            loss, self._loss = self._loss, None
-            self._advance(loss)
+    def _enter(self, name: str) -> None:
+        if name not in NAMES:
+            self._say(f"session.phase({name!r}) is never recorded: profiler.phases knows {', '.join(NAMES)}.")
+        self._phases.enter(name)
+        if self._running and self._windows.recorder is None:
+            self._safely(self._grant, None)
+        self._phases.present.cost.resume()
+
+    def _leave(self, before: Phase, began_ns: int, cut: str | None) -> None:
+        phase = self._phases.present
+        if phase is before:  # a block of train within train
+            return
+        if cut is None:
+            phase.close_batch(self._advance)  # its loop was left by break
+        phase.batch_open = False
+        if self._running and self._windows.owner is phase:
+            self._safely(self._windows.finish, cut, f"the phase {phase.name} ended")
+        self._phases.present = before
+        before.cost.leave_out(time.perf_counter_ns() - began_ns)
 
     def _advance(self, loss: Any) -> None:
-        self.step_number += 1
+        phase = self._phases.present
+        phase.step_number += 1
         if not self._running:
             if self.config.enabled and self._ended_at is None:
                 self._say(
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )
             return
-        self._cost.step_ended(recorded=self._recording)
-        if self.step_number >= self._wakes_at or self._watch:
-            self._safely(self._end_step, loss)
+        windows = self._windows
+        counts = windows.recorder is None or windows.owner is phase  # not a step within another phase's window
+        took_ns = phase.cost.step_ended(recorded=windows.recording) if counts else 0
+        if phase.step_number >= phase.wakes_at:
+            self._safely(self._end_step, phase, took_ns, loss)
             if self._preemption.noticed:
                 self._save_now()
-        self._cost.resume()
+        elif self._watch is not None and phase is self._phases.train:
+            asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
+            if asked is not None:
+                self._safely(self._grant, asked)
+        phase.cost.resume()
 
-    def _end_step(self, loss: Any) -> None:
-        """Do what is due between step `step_number - 1` and step `step_number`."""
+    def _end_step(self, phase: Phase, took_ns: int, loss: Any) -> None:
+        """Do what is due between step `step_number - 1` of a phase and its next."""
         if os.getpid() != self._process:  # in a forked child: the run is its parent's
-            self._running, self._recorder = False, None
+            self._running, self._windows.recorder = False, None
             return
-        if self._recorder is not None:
-            self._recorder.end_step()
-        idle = self._recorder is None
-        fired = self._watch.after(self.step_number - 1, loss) if self._watch else None
-        if self._recording and self._window and self._window.last == self.step_number - 1:
-            self._safely(self._end_window, None)  # what fails in it does not cost the next window
-        elif self._recorder and self._recorder.overdue:
-            self._safely(self._end_window, f"profiler.max_window_s={self.config.max_window_s:g} was reached")
-        if fired is not None and idle:
-            self._request_window(fired)
-        self._begin_step()
-        self._watch.resume()
+        busy, asked = self._windows.recorder is not None, None
+        self._windows.end_step(phase)
+        if self._watch is not None and phase is self._phases.train:
+            asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=busy)
+        self._safely(self._windows.end_if_over, phase)  # what fails in it does not cost the next window
+        self._grant(asked)
 
-    def _skip_missed(self) -> None:
-        """Turn to the next window that is still ahead; a step number set from a checkpoint jumps over some."""
-        if self._window is None:
-            self._window = next(self._plan, None)
-        while self._window and self._recorder is None and self._window.first < self.step_number:
-            self._window = next(self._plan, None)
-
-    def _begin_step(self) -> None:
-        """Do what the plan says for the start of step `step_number`."""
-        self._skip_missed()
-        window = self._window
-        if window is None or self.step_number < window.warmup_from:
-            self._wakes_at = window.warmup_from if window else _NEVER
-            return
-        self._wakes_at = self.step_number + 1
-        if self._recorder is None:
-            self._recorder = Recorder(self.config, self.activities, self._emitting, self.output_dir or Path())
-            with self._cost.standing_still("start"):
-                self._recorder.prepare()
-        if self.step_number >= window.first:
-            if not self._recording:
-                with self._cost.standing_still("start"):
-                    self._recorder.start()
-            self._recorder.next_step(self.step_number)
-
-    @property
-    def _recording(self) -> bool:
-        return self._recorder is not None and self._recorder.started_at is not None
-
-    def _end_window(self, cut: str | None) -> None:
-        """Stop recording, deliver the capture, and turn to the next window. `cut` says why it ends early."""
-        window, recorder = self._window, self._recorder
-        if window is None or recorder is None or recorder.started_at is None:
-            return
-        if cut:
-            self._warn_cut(window, cut)
-        with self._cost.standing_still("stop"):
-            recorder.stop()
-        self._recorder, self._window = None, next(self._plan, None)
-        facts = metadata.facts(window, self.step_number, cut)
-        last = max(window.first, self.step_number - 1)
-        name = f"steps_{window.first:06d}-{last:06d}_rank{metadata.rank()}"
-        if self._delivery is not None:
-            self._delivery.take(recorder, name, self._cost, lambda: self._about(recorder, facts))
-
-    def _about(self, recorder: Recorder, facts: dict[str, Any]) -> dict[str, Any]:
-        about = metadata.describe(facts, recorder.started_at or 0.0, self.activities, self.config.plain())
-        about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
-        about["user_metadata"] = dict(self._metadata)
-        _warn_compiled(about["graphs_compiled"], facts)
-        return about
+    def _grant(self, asked: tuple[str, Request] | None) -> None:
+        """Begin the next step; with a window before those of the schedule, where a trigger asked for one."""
+        if asked is not None:
+            trigger, (why, steps) = asked
+            first = self.step_number + self.config.warmup
+            window = Window(self.step_number, first, first + (steps or self.config.active or 1) - 1, trigger, why)
+            after = f"{self.step_number - 1}" + (f" ({why})" if why else "")
+            logger.info("The trigger {} fired after step {}: records steps {}.", trigger, after, window)
+            self._phases.train.plan.put_first(window)
+        self._windows.begin_step(self._phases.present)
 
     def _save_now(self) -> None:
         """End the open window because SIGTERM came, and let the signal go on; not in the middle of work of ours."""
         if not self._at_work:
-            if self._recording:
-                self._safely(self._finish, "SIGTERM")
+            if self._windows.recording:
+                self._safely(self._windows.finish, "SIGTERM", "")
             self._preemption.pass_on()
 
     def _stop(self, cut: str | None) -> None:
         if cut is None:
-            self._close_batch()  # the loop was left by break, its last batch done
-        self._batch_open = False
+            self._phases.present.close_batch(self._advance)  # the loop was left by break, its last batch done
+        self._phases.present.batch_open = False
         if self._running and os.getpid() == self._process:
-            self._safely(self._finish, cut)
+            if not (self._delivery and self._delivery.taken) and not self._windows.hold_something(cut):
+                _warn(self._phases.nothing_recorded())
+            self._safely(self._windows.finish, cut, "the run ended")
+            if self._watch is not None:
+                self._watch.end()
+                self._watch = None
             self._preemption.uninstall()
             if self._preemption.noticed:
                 self._preemption.pass_on()
@@ -330,75 +307,23 @@ class Session:
                 forget(self._instrumented)
                 self._instrumented = None
 
-    def _finish(self, cut: str | None) -> None:
-        window, recorder = self._window, self._recorder
-        if window is None:
-            return
-        stepped = self.step_number > self._began_at
-        just_begun = stepped and self.step_number == window.first and cut is None
-        if recorder is None or not self._recording or just_begun:  # there is nothing to keep
-            self._recorder = None
-            if recorder is not None:
-                recorder.stop()
-            if self._delivery is None or not self._delivery.taken:
-                self._warn_nothing_recorded(window)
-            return
-        if window.last is None:
-            if cut is None and not stepped:  # the whole block is the one step
-                self.step_number += 1
-                recorder.end_step()
-        else:
-            cut = cut or ("the run ended" if stepped else "session.step() was never called")
-        self._end_window(cut)
-
-    def _warn_cut(self, window: Window, cut: str) -> None:
-        planned = "" if window.last is None else f" of {window.last - window.first + 1}"
-        how = f"was cut short after {self.step_number - window.first}{planned} steps ({cut})"
-        logger.warning("The window of steps {} {}; it is kept and labelled truncated.", window, how)
-
-    def _warn_nothing_recorded(self, window: Window) -> None:
-        done = self.step_number - self._began_at
-        logger.warning(
-            "The run ended after {} steps, before the first window (steps {}) had recorded one: {}.",
-            done,
-            window,
-            "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer"
-            if done
-            else "call session.step() after each training step, or loop over session.steps(loader)",
-        )
-
-    def _request_window(self, trigger: str) -> None:
-        """Put a window before those of the schedule, which give way where they overlap."""
-        first = self.step_number + self.config.warmup
-        window = Window(self.step_number, first, first + (self.config.active or 1) - 1, trigger)
-        logger.info("The trigger {} fired after step {}: records steps {}.", trigger, self.step_number - 1, window)
-        self._plan = chain([self._window] if self._window else [], self._plan)
-        self._window = window
-
-    def _scheduled(self) -> Iterator[Window]:
-        names = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
-        return schedule.windows(**{name: getattr(self.config, name) for name in names})
-
     def _safely(self, act: Callable[..., None], *args: Any) -> None:
         """Do a part of ours; what goes wrong in it costs this window, is logged, and never reaches the caller."""
-        recorder, outer, self._at_work = self._recorder, self._at_work, True
+        recorder, outer, self._at_work = self._windows.recorder, self._at_work, True
         try:
             act(*args)
         except Exception as error:
-            self._recover(self._recorder or recorder)
+            self._recover(recorder)
             self._say(f"Recording failed and training goes on: {error}", error)
         finally:
             self._at_work = outer
 
     def _recover(self, recorder: Recorder | None) -> None:
         try:
-            if recorder is not None:
-                recorder.stop()
+            self._windows.give_up(recorder)
         except Exception as error:
             self._say(f"The profiler could not be stopped: {error}", error)
-        if self._recorder is not None:  # otherwise the window was already turned away from
-            self._recorder, self._window = None, next(self._plan, None)
-        self._wakes_at = self.step_number + 1
+        self._phases.present.wakes_at = self._phases.present.step_number + 1
 
     def _say(self, sentence: str, error: Exception | None = None) -> None:
         """Log a sentence once in a run; with its traceback where it is no error of our own."""
@@ -408,11 +333,6 @@ class Session:
             logger.opt(exception=unexpected).log("ERROR" if error else "WARNING", "{}", sentence)
 
 
-def _warn_compiled(graphs: int, facts: dict[str, Any]) -> None:
-    if graphs:
-        logger.warning(
-            "torch.compile compiled {} graphs inside the window of {}, whose times hold that: "
-            "wait longer before the window (profiler.wait).",
-            graphs,
-            metadata.in_words(facts),
-        )
+def _warn(sentence: str | None) -> None:
+    if sentence:
+        logger.warning("{}", sentence)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from instrument.errors import ConfigError, InstrumentError
-from instrument.presets import meant, shipped_sinks
+from instrument.presets import meant, shipped
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 
@@ -24,24 +24,30 @@ def sink_of(name: str, given: Any) -> Any:
     Raises:
         ConfigError: it is none of these, or cannot be built.
     """
-    shipped = shipped_sinks()
-    if isinstance(given, Mapping) and "_target_" not in given:
-        if name not in shipped:
-            raise ConfigError(
-                f"profiler.sinks.{name} is no sink that ships (those are {', '.join(shipped)}), and has no _target_"
-                f"{meant(name, shipped) or ', the class to build.'}"
-            )
-        given = {"_target_": shipped[name], **given}
-    return _built(f"profiler.sinks.{name}", given, *_SINK_METHOD)
+    return _built(f"profiler.sinks.{name}", _with_target("sink", name, given), *_SINK_METHOD)
 
 
 def trigger_of(name: str, given: Any) -> Any:
-    """The trigger that `profiler.triggers.NAME` describes: an instance, or a `_target_` mapping.
+    """The trigger that `profiler.triggers.NAME` describes, in any of the ways in which a sink is.
 
     Raises:
-        ConfigError: it is neither, or cannot be built.
+        ConfigError: as for a sink.
     """
+    given = _with_target("trigger", name, given)
     return _built(f"profiler.triggers.{name}", given, "fires", "fires(self, step) -> bool")
+
+
+def _with_target(kind: str, name: str, given: Any) -> Any:
+    """What was given, with the `_target_` that one which ships needs not name."""
+    if not isinstance(given, Mapping) or "_target_" in given:
+        return given
+    known = shipped(f"{kind}s")
+    if name not in known:
+        raise ConfigError(
+            f"profiler.{kind}s.{name} is no {kind} that ships (those are {', '.join(known)}), and has no _target_"
+            f"{meant(name, known) or ', the class to build.'}"
+        )
+    return {"_target_": known[name], **given}
 
 
 def _built(path: str, given: Any, method: str, signature: str) -> Any:
@@ -53,8 +59,6 @@ def _built(path: str, given: Any, method: str, signature: str) -> Any:
 
 
 def _instantiated(path: str, given: Mapping[str, Any]) -> Any:
-    if "_target_" not in given:
-        raise ConfigError(f"{path} is {dict(given)!r}, but it needs _target_, the class to build.")
     from hydra.errors import InstantiationException  # 0.3 s: only where something is built from a config
     from hydra.utils import instantiate
 
@@ -75,12 +79,12 @@ def build_sink(name: str, options: Mapping[str, Any]) -> Any:
         ConfigError: there is no such sink, it has no method `write`, or an option cannot work.
         MissingPackage: the sink needs a package that is not installed.
     """
-    shipped = shipped_sinks()
-    target = shipped.get(name, name)
+    known = shipped("sinks")
+    target = known.get(name, name)
     module, _, attribute = target.rpartition(".")
     if not module:
-        hint = meant(name, shipped) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(shipped)}){hint}")
+        hint = meant(name, known) or "; give one of these, or the import path of a class."
+        raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(known)}){hint}")
     try:
         return _built(f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD)
     except InstrumentError:

@@ -155,7 +155,7 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     folder = write_capture(tmp_path / "profile", steps()).folder
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
     before = trace.read_bytes()
-    for sink in presets.shipped_sinks():
+    for sink in presets.shipped("sinks"):
         for path in (folder, trace):
             assert main(["export", str(path), "--sink", sink]) == 0, sink
             assert main(["export", str(path), "--sink", sink, "--to", "to"]) == 0, sink
@@ -211,11 +211,11 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
         ),
         (
             [folder, "--sink", "tabel"],
-            f"'tabel' is no sink that ships (those are {', '.join(presets.shipped_sinks())}); did you mean table?",
+            f"'tabel' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            f"'mine' is no sink that ships (those are {', '.join(presets.shipped_sinks())}); give one of these, "
+            f"'mine' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
         ([folder, "--sink", "no_such.Sink"], "The sink no_such.Sink cannot be built: No module named 'no_such'"),

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity
 from instrument import ProfilerConfig, Sink
 from instrument.config import as_config
 from instrument.errors import ConfigError
-from instrument.presets import _yaml, preset, presets, shipped_sinks
+from instrument.presets import _yaml, preset, presets, shipped
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 from instrument.targets import build_sink
@@ -91,6 +91,36 @@ class Never:
             "profiler.repeat is 2, but without profiler.active the first window has no end: "
             "set profiler.active to the steps of a window.",
         ),
+        (
+            {"at_steps": [10], "active": 1, "every_n_steps": 5},
+            "profiler.at_steps and profiler.every_n_steps are both given, but each is a schedule: leave one out.",
+        ),
+        (
+            {"at_steps": [10], "active": 1, "repeat": 2},
+            "profiler.repeat is 2, but profiler.at_steps says which windows there are: leave one out.",
+        ),
+        (
+            {"every_n_steps": 10},
+            "profiler.every_n_steps is 10, but without profiler.active a window has no end: "
+            "set profiler.active to the steps of a window.",
+        ),
+        (
+            {"every_n_steps": 2, "active": 3},
+            "profiler.every_n_steps is 2, but a window has profiler.active=3 steps: lower that one.",
+        ),
+        (
+            {"at_steps": [10, 12], "active": 3},
+            "profiler.at_steps holds 10 and 12, but a window from 10 on lasts until 12 (profiler.active=3): "
+            "lower profiler.active, or leave out 12.",
+        ),
+        ({"at_steps": [-1], "active": 3}, "profiler.at_steps.0 is -1, but it must be 0 or more."),
+        ({"phases": ["val"]}, "profiler.phases.0 is 'val', but it must be 'train', 'validation' or 'test'."),
+        (
+            {"triggers": {"slow_step": {"factr": 2}}},
+            "The slow_step trigger has no option 'factr'; did you mean 'factor'?",
+        ),
+        ({"triggers": {"signal": {"name": "SIGUSR3"}}}, "The signal trigger knows no 'SIGUSR3'; did you mean 'SIGUSR"),
+        ({"triggers": ["slow"]}, "profiler.triggers.slow is no trigger that ships (those are file, "),
         ({"sinks": {"stacks": {}}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
         (
             {"sinks": {"tabel": {}}},
@@ -118,7 +148,8 @@ class Never:
         ({"modules": 2}, "profiler.modules is 2, but it must hold options such as depth and include."),
         (
             {"triggers": {"mine": {"k": 2}}},
-            "profiler.triggers.mine is {'k': 2}, but it needs _target_, the class to build.",
+            "profiler.triggers.mine is no trigger that ships (those are file, memory_growth, non_finite_loss, "
+            "out_of_memory, signal, slow_step), and has no _target_, the class to build.",
         ),
         (
             {"sinks": {"mine": {"_target_": "no_such_package.Sink"}}},
@@ -215,7 +246,9 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 
 def test_the_base_lists_every_option_with_its_default() -> None:
     model = ProfilerConfig()
-    assert _yaml("_instrument_base.yaml") == model.plain()
+    base = _yaml("_instrument_base.yaml")
+    del base["defaults"]
+    assert base == model.plain()
     assert set(model.plain()) == set(ProfilerConfig.model_fields)
 
 
@@ -232,7 +265,18 @@ def test_a_config_survives_the_way_through_json() -> None:
 
 
 def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config() -> None:
-    for name in shipped_sinks():
+    for name in shipped("sinks"):
         by_config = ProfilerConfig(with_stack=True, profile_memory=True, sinks={name: {}}).sinks[name]
         assert build_sink(name, {}) == by_config
     assert build_sink(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
+
+
+@pytest.mark.parametrize("name", shipped("triggers"))
+def test_each_trigger_that_ships_lists_all_its_options_with_their_defaults(name: str) -> None:
+    listed = _yaml(f"triggers/{name}.yaml")[name]
+    del listed["_target_"]
+    (trigger,) = ProfilerConfig(triggers=[name]).triggers.values()
+    assert listed == trigger.model_dump()
+    assert trigger.spoken() == f"The {name} trigger"
+    config = ProfilerConfig(triggers={name: listed})
+    assert as_config(config.plain()) == config

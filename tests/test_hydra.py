@@ -98,6 +98,15 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
 
 
+@pytest.mark.parametrize("name", presets())
+def test_triggers_are_chosen_for_any_preset(name: str) -> None:
+    overrides = [f"+profiler={name}", "profiler/triggers=[signal,slow_step]", "profiler.triggers.slow_step.factor=2"]
+    with initialize(config_path=None, version_base=None):
+        composed = as_config(compose(overrides=[*overrides, "profiler.enabled=true"]).profiler)
+    expected = ProfilerConfig(triggers={"signal": {}, "slow_step": {"factor": 2}})
+    assert composed.triggers == expected.triggers
+
+
 def test_a_preset_can_stand_at_another_place_of_the_config() -> None:
     with initialize(config_path=None, version_base=None):
         moved = compose(overrides=["+profiler@trainer.callbacks.profiler=trace"])

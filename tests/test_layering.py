@@ -17,7 +17,7 @@ ROOT = Path(instrument.__file__).parent
 # Each room may import those on the lines above its own, itself, and the packages named; optional packages are imported
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
-    ({"errors", "names"}, set()),
+    ({"errors", "names", "schedule"}, set()),
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow"}),
@@ -26,15 +26,18 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"targets"}, {"pydantic", "omegaconf", "hydra"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf"}),
     ({"export"}, {"loguru"}),
-    ({"emit", "schedule", "triggers"}, {"torch", "loguru"}),
+    ({"emit"}, {"torch", "loguru"}),
     ({"exporter", "cost", "preemption"}, {"loguru"}),
     ({"metadata"}, {"torch"}),
+    ({"triggers"}, {"pydantic", "torch", "loguru"}),
     ({"wrap"}, set()),
     ({"annotate"}, {"torch"}),
+    ({"phases"}, set()),
     ({"modules"}, {"torch"}),
     ({"probe", "execution_trace"}, {"torch", "loguru"}),
     ({"recorder"}, {"torch", "loguru"}),
     ({"delivery"}, {"loguru"}),
+    ({"windows"}, {"loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),

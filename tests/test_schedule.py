@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import warnings
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
+from typing import Any
 
 import pytest
 from torch.profiler import ProfilerAction
 from torch.profiler import schedule as torch_schedule
 
-from instrument.schedule import Window, in_words, windows
+from instrument import ProfilerConfig
+from instrument.schedule import Plan, Window, misfit, planned, windows
 
 STEPS = 60
 
 
-def planned(**options: int) -> list[Window]:
+def cycles(**options: int) -> list[Window]:
     return list(takewhile(lambda w: w.warmup_from < STEPS, windows(**options)))
 
 
@@ -24,7 +26,7 @@ def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(wait: int, warmu
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a schedule without warm-up
             action = torch_schedule(**options)
-        ours = planned(**options)
+        ours = cycles(**options)
         for step in range(STEPS):
             recorded = any(w.first <= step <= w.last for w in ours if w.last is not None)
             warming = any(w.warmup_from <= step < w.first for w in ours)
@@ -44,8 +46,105 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
         ([(3, 5), (8, 10)], "records steps 3–5, then 8–10 (counted from 0)"),
         ([(4, 4)], "records step 4 (counted from 0)"),
         ([(0, None)], "records steps 0 and on until stopped (counted from 0)"),
+        ([], "records no step on schedule, only what triggers ask for"),
         ([(1, 2), (4, 5), (7, 8), (10, 11)], "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
     ],
 )
 def test_the_plan_in_words(plan: list[tuple[int, int | None]], words: str) -> None:
-    assert in_words(iter([Window(first, first, last) for first, last in plan])) == words
+    windows = Plan(Window(first, first, last) for first, last in plan)
+    assert windows.in_words() == words
+    assert windows.in_words() == words, "to say it uses nothing up"
+
+
+def first_steps(plan: Plan) -> list[int]:
+    found = []
+    while plan.window is not None:
+        found.append(plan.window.first)
+        plan.turn()
+    return found
+
+
+def test_a_plan_leaves_out_what_lies_behind() -> None:
+    plan = Plan(Window(first, first, first) for first in (2, 5, 8))
+    plan.skip_to(5)
+    assert first_steps(plan) == [5, 8]
+    plan.skip_to(100)
+    assert plan.window is None
+
+
+def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
+    plan = Plan(Window(first, first, first + 1) for first in (4, 8))
+    plan.put_first(Window(3, 3, 5))
+    assert plan.window == Window(3, 3, 5)
+    plan.turn()
+    plan.skip_to(6)
+    assert first_steps(plan) == [8]
+
+
+def test_windows_at_explicit_steps_are_warmed_up_for_where_there_is_room() -> None:
+    schedule = ProfilerConfig(at_steps=[500, 1, 10, 13], active=3, warmup=2, wait=7)
+    assert list(planned(schedule)) == [
+        Window(0, 1, 3),
+        Window(8, 10, 12),
+        Window(13, 13, 15),
+        Window(498, 500, 502),
+    ]
+    assert list(planned(ProfilerConfig(at_steps=[]))) == []
+
+
+def test_windows_every_n_steps_go_on_without_end() -> None:
+    schedule = ProfilerConfig(every_n_steps=1000, active=2, warmup=1)
+    assert list(islice(planned(schedule), 3)) == [
+        Window(999, 1000, 1001),
+        Window(1999, 2000, 2001),
+        Window(2999, 3000, 3001),
+    ]
+    assert list(islice(planned(ProfilerConfig(every_n_steps=2, active=2, warmup=1)), 2)) == [
+        Window(1, 2, 3),
+        Window(4, 4, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "total", "sentence"),
+    [
+        (
+            {"wait": 3, "active": 2},
+            3,
+            "The run ends with step 2, before the window of steps 3–4: lower profiler.wait, or train longer.",
+        ),
+        (
+            {"wait": 3, "active": 2},
+            4,
+            "The run ends with step 3, within the window of steps 3–4: "
+            "lower profiler.wait or profiler.active, or train longer.",
+        ),
+        ({"wait": 3, "active": 2}, 5, None),
+        (
+            {"skip_first": 2, "warmup": 1, "active": 1, "repeat": 3},
+            7,
+            "The run ends with step 6, before the window of steps 7: "
+            "lower profiler.warmup, profiler.skip_first or profiler.repeat, or train longer.",
+        ),
+        ({"warmup": 1, "active": 1, "repeat": 0}, 7, None),
+        ({"wait": 9, "active": 1, "repeat": 0}, 9, "before the window of steps 9: lower profiler.wait, or train"),
+        ({"at_steps": [1, 50], "active": 2}, 50, "before the window of steps 50–51: lower profiler.at_steps, or"),
+        ({"every_n_steps": 50, "active": 2}, 120, None),
+        ({"every_n_steps": 50, "active": 1}, 50, "the window of steps 50: lower profiler.every_n_steps, or train"),
+        ({"wait": 5}, 6, None),
+        ({"wait": 5}, 5, "before the window of steps 5 and on until stopped: lower profiler.wait, or train longer."),
+        ({"at_steps": []}, 3, None),
+    ],
+)
+def test_a_window_without_room_is_named_with_what_to_lower(
+    options: dict[str, Any], total: int, sentence: str | None
+) -> None:
+    said = misfit(ProfilerConfig(**options), total)
+    assert (said is None) if sentence is None else (said is not None and sentence in said)
+
+
+def test_room_is_looked_for_from_the_present_step_on() -> None:
+    schedule = ProfilerConfig(wait=8, active=2, repeat=2)
+    assert misfit(schedule, 20, first_step=9) is None
+    assert misfit(schedule, 19, first_step=9) is not None
+    assert misfit(schedule, 19, first_step=19) is None, "the run is over already"

@@ -104,6 +104,8 @@ def test_capture_json_says_what_was_recorded(tmp_path: Path, net: nn.Module) -> 
         "truncated": False,
         "reason": None,
         "trigger": None,
+        "trigger_reason": None,
+        "phase": "train",
     }
     assert about["config"] == session.config.plain()
     assert about["versions"]["torch"] == torch.__version__
@@ -157,7 +159,9 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(tmp_path: Path, net:
         5,
     )
     assert log.at("WARNING") == [
-        "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated."
+        "One pass over the loader ends with step 3, within the window of steps 2–6: lower profiler.wait or "
+        "profiler.active, or train longer.",
+        "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
     ]
 
 
@@ -324,6 +328,62 @@ def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.
             train_step(net, batch)
     assert [whole_steps(c) for c in session.captures] == [[13, 14]]
     assert "records steps 13–14 (counted from 0)" in log.at("INFO")[0], "those that are still ahead"
+
+
+def test_a_step_number_set_in_mid_run_keeps_the_plan(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"wait": 3, "active": 2, "repeat": 3, "output_dir": str(tmp_path)}) as session:
+        for number in range(10):
+            if number == 2:
+                session.step_number = 7  # a checkpoint was loaded: the first window is missed
+            train_step(net, LOADER[0])
+            session.step()
+    assert session.step_number == 15
+    assert [whole_steps(c) for c in session.captures] == [[8, 9], [13, 14]]
+
+
+def test_a_resumed_run_records_what_the_whole_run_would_have(tmp_path: Path, net: nn.Module) -> None:
+    """The second session begins where the first one stopped, as its checkpoint says."""
+    names = []
+    for first, last in ((0, 6), (6, 13)):
+        session = Session({"every_n_steps": 4, "active": 1, "warmup": 1, "output_dir": str(tmp_path)})
+        session.step_number = first
+        with session:
+            for _ in range(first, last):
+                train_step(net, LOADER[0])
+                session.step()
+        names += [whole_steps(c) for c in session.captures]
+    assert names == [[4], [8], [12]]
+
+
+def test_windows_at_the_steps_that_were_named(tmp_path: Path, net: nn.Module, log: Log) -> None:
+    with Session({"at_steps": [3, 8], "active": 2, "warmup": 1, "output_dir": str(tmp_path)}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[3, 4], [8, 9]]
+    assert any("records steps 3–4, then 8–9 (counted from 0) on" in line for line in log.at("INFO"))
+
+
+def test_every_capture_of_repeated_cycles_is_there(tmp_path: Path, net: nn.Module) -> None:
+    with Session({"wait": 1, "active": 1, "repeat": 6, "output_dir": str(tmp_path)}) as session:
+        for batch in session.steps(LOADER):
+            train_step(net, batch)
+    assert [whole_steps(c) for c in session.captures] == [[1], [3], [5], [7], [9], [11]]
+    assert len(list(tmp_path.glob("steps_*/capture.json"))) == 6
+
+
+def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(tmp_path: Path, log: Log) -> None:
+    options = {"wait": 3, "active": 2, "output_dir": str(tmp_path)}
+    sentence = "The run ends with step 2, before the window of steps 3–4: lower profiler.wait, or train longer."
+    Session(options, total_steps=3).start().stop()
+    assert log.at("WARNING")[0] == sentence
+    Session(options, total_steps=300).start(total_steps=3).stop()
+    assert log.at("WARNING").count(sentence) == 2
+    with Session(options, total_steps=6) as session:
+        for _ in range(2):  # two passes over a loader that alone would be too short
+            for _ in session.steps(LOADER[:3]):
+                pass
+    assert len(session.captures) == 1
+    assert not any("One pass" in line for line in log.at("WARNING"))
 
 
 def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:

@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -266,3 +268,40 @@ def test_everything_that_can_be_marked_shows_up(tmp_path: Path) -> None:
     } <= names
     assert names <= {name for name in names if name in printed}
     assert "Inside compiled region 0/0, not timed: named in the mark, a_function" in printed
+
+
+def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "long_job.py")]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def wait_for(trigger: str) -> Capture:
+        for _ in range(600):
+            assert job.poll() is None, (tmp_path / "log").read_text()
+            said = (tmp_path / "log").read_text()
+            for capture in captures(tmp_path):
+                if capture.metadata["window"]["trigger"] == trigger and f"Recorded {capture.folder}" in said:
+                    return capture
+            time.sleep(0.1)
+        raise AssertionError(f"no window for {trigger}: {(tmp_path / 'log').read_text()}")
+
+    try:
+        stalled = wait_for("slow_step")
+        said = ended_well([sys.executable, "-m", "instrument", "trigger", str(tmp_path), "--steps", "5"], tmp_path)
+        by_file = wait_for("file")
+        os.kill(job.pid, signal.SIGUSR2)
+        by_signal = wait_for("signal")
+        job.send_signal(signal.SIGINT)
+        assert job.wait(60) == 0
+    finally:
+        job.kill()
+        job.wait()
+    assert said.startswith("Asked for the next 5 steps by ")
+    assert [len(capture.steps) for capture in (stalled, by_file, by_signal)] == [3, 5, 3]
+    slow = r"step \d+ took [\d.]+ [mµ]?s, \d+\.\d × the median of [\d.]+ [mµ]?s"
+    assert re.fullmatch(slow, stalled.metadata["window"]["trigger_reason"])
+    text = (tmp_path / "log").read_text()
+    assert f"{by_file.name}: file, because the file record was touched" in text
+    assert f"{by_signal.name}: signal, because SIGUSR2 was received" in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "profile" / "record").exists()

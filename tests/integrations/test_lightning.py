@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from collected import Log
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -54,8 +55,7 @@ def fit(folder: Path, callback: ProfilerCallback, module: Tiny, **options: Any) 
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=str(folder),
-        max_epochs=1,
-        **options,
+        **{"max_epochs": 1, **options},
     )
     trainer.fit(module, data, data)
 
@@ -77,6 +77,42 @@ def test_every_window_of_a_real_fit_is_delivered(tmp_path: Path) -> None:
             capture.metadata["window"]["first_step"],
             capture.metadata["window"]["last_step"],
         ]
+
+
+def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
+    options = {"at_steps": [1, 12], "active": 2, "phases": ["train", "validation"]}
+    callback = ProfilerCallback(options, output_dir=tmp_path / "profile")
+    fit(tmp_path, callback, Tiny(), num_sanity_val_steps=2, check_val_every_n_epoch=1, max_epochs=2)
+    assert {c.name: c.steps.column("number") for c in callback.session.captures} == {
+        "steps_000001-000002_rank0": [1, 2],
+        "validation_steps_000001-000002_rank0": [1, 2],
+        "steps_000012-000013_rank0": [12, 13],
+        "validation_steps_000012-000013_rank0": [12, 13],
+    }
+    assert callback.session.step_number == 20
+
+
+@pytest.mark.parametrize(("most", "last"), [({"max_epochs": 1}, 9), ({"max_epochs": 3, "max_steps": 12}, 11)])
+def test_a_fit_too_short_for_its_window_is_told_at_the_start(
+    tmp_path: Path, log: Log, most: dict[str, int], last: int
+) -> None:
+    callback = ProfilerCallback(wait=12, active=1, output_dir=tmp_path / "profile")
+    fit(tmp_path, callback, Tiny(), **most)
+    sentence = f"The run ends with step {last}, before the window of steps 12: lower profiler.wait, or train longer."
+    assert log.at("WARNING")[0] == sentence
+
+
+def test_an_exception_in_validation_comes_out_unchanged(tmp_path: Path) -> None:
+    class Fails(Tiny):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            raise ZeroDivisionError("mine")
+
+    callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fit(tmp_path, callback, Fails(), num_sanity_val_steps=0)
+    (capture,) = callback.session.captures
+    assert capture.metadata["window"]["reason"] == "exception ZeroDivisionError"
+    assert [row.name for row in capture.ranges.where(name="validation")] == ["validation"]
 
 
 def test_the_loss_reaches_triggers(tmp_path: Path) -> None:

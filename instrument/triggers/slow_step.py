@@ -1,0 +1,61 @@
+"""A slow step asks for a window."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from pathlib import Path
+
+from pydantic import Field
+
+from instrument.capture.table import duration
+from instrument.triggers import Ask, Hooks, Step, Trigger
+
+
+class SlowStep(Trigger):
+    """Fires after a step that took more than `factor` times the median of the steps before it.
+
+    The median is of the last `over` steps outside windows; nothing is judged before `after` of them. What is
+    recorded are the steps after the slow one: this finds what is slow again and again.
+    """
+
+    factor: float = Field(3.0, gt=1)
+    over: int = Field(101, ge=3)
+    after: int = Field(20, ge=2)
+
+    def begin(self, folder: Path, ask: Ask) -> Hooks:  # noqa: ARG002
+        """Begin with no step known."""
+        recent: deque[int] = deque(maxlen=self.over)
+        limit, good_for = math.inf, min(self.after, self.over)
+
+        def fires(step: Step) -> str | None:
+            nonlocal limit, good_for
+            if step.recorded:
+                return None
+            took = step.duration_ns
+            said = _slow(step.number, took, self.factor, sorted(recent)) if took > limit else None
+            recent.append(took)
+            good_for -= 1
+            if good_for == 0:
+                least, good_for = _lower_bound(sorted(recent))
+                limit = self.factor * least
+            return said
+
+        return Hooks(fires)
+
+
+def _lower_bound(times: list[int]) -> tuple[int, int]:
+    """What the median cannot fall below, and for how many steps: each step moves it by one place at most.
+
+    So that the times are sorted at few steps, and at those that may be slow.
+    """
+    places = len(times) * 2 // 5
+    return times[len(times) // 2 - places], places + 1
+
+
+def _slow(number: int, took_ns: int, factor: float, times: list[int]) -> str | None:
+    median_ns = times[len(times) // 2]
+    if took_ns <= factor * median_ns:
+        return None
+    ratio = took_ns / max(median_ns, 1)
+    return f"step {number} took {duration(took_ns)}, {ratio:.1f} × the median of {duration(median_ns)}"

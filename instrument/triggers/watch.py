@@ -1,0 +1,144 @@
+"""`Watch`: asks a run's triggers after each step, and has them polled between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from loguru import logger
+
+from instrument.triggers import Hooks, Request, Step, Trigger
+from instrument.triggers.losses import Losses
+
+# How often files and the like are looked at, on the watcher's thread.
+POLL_SECONDS = 0.5
+
+
+@dataclass
+class _Trigger:
+    """One trigger of a run, with the windows that it may still have."""
+
+    name: str
+    hooks: Hooks
+    cooldown: int
+    windows_left: int | None
+    rests_until: int = 0
+    refused: bool = False
+
+    def admits(self, number: int) -> bool:
+        """Whether it gets a window after this step; if so it counts. Says once when it has had its last."""
+        if number < self.rests_until:
+            return False
+        if self.windows_left == 0:
+            if not self.refused:
+                said = (
+                    "The trigger {} fires again, but has had all windows that its max_windows gives: none is recorded."
+                )
+                logger.warning(said, self.name)
+            self.refused = True
+            return False
+        self.rests_until = number + 1 + self.cooldown
+        if self.windows_left is not None:
+            self.windows_left -= 1
+        return True
+
+
+class Watch:
+    """A run's triggers, from its start to its end; without triggers it costs nothing.
+
+    Attributes:
+        asked: what is asked after each step, and of which trigger; one that raised is no more among them.
+    """
+
+    def __init__(self, triggers: Mapping[str, Any], folder: Path) -> None:
+        self._begun: list[_Trigger] = []
+        self._rung: dict[str, Request] = {}  # what was asked for between steps; of one trigger the last counts
+        self._losses = Losses()
+        self._over = Event()
+        for name, trigger in triggers.items():
+            self._begin(name, trigger, folder)
+        self.asked = [(each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None]
+        polled = [each for each in self._begun if each.hooks.poll is not None]
+        if polled:
+            Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True).start()
+
+    def _begin(self, name: str, trigger: Any, folder: Path) -> None:
+        begin = getattr(trigger, "begin", None)
+        defaults = Trigger.model_fields
+        cooldown, most = (getattr(trigger, option, defaults[option].default) for option in ("cooldown", "max_windows"))
+        try:
+            hooks = begin(folder, partial(self._rung.__setitem__, name)) if begin is not None else Hooks(trigger.fires)
+        except Exception:
+            logger.exception("The trigger {} could not begin and is not asked.", name)
+            return
+        if hooks is not None:
+            self._begun.append(_Trigger(name, hooks, cooldown, most))
+
+    def after(self, number: int, took_ns: int, loss: Any, *, recorded: bool) -> tuple[str, Request] | None:
+        """The first trigger that fires after step `number` and may, with what it asks for. All are asked.
+
+        `recorded` says that a window is open, so that none can be asked for.
+        """
+        known = self._losses.seen_after(number, loss)
+        # a NamedTuple's own constructor takes twice as long
+        step: Step = tuple.__new__(Step, (number, took_ns, *known, recorded))
+        first = self._answered(number) if self._rung and not recorded else None
+        for fires, trigger in self.asked:
+            try:
+                answer = fires(step)
+            except Exception:
+                self._drop(trigger)
+                continue
+            if answer and first is None and not recorded and trigger.admits(number):
+                first = trigger.name, _request(answer)
+        return first
+
+    def _answered(self, number: int) -> tuple[str, Request] | None:
+        """The first of the requests made between steps that may have a window; the others get none beside it."""
+        rung = {name: self._rung.pop(name) for name in list(self._rung)}
+        for trigger in self._begun:
+            if trigger.name in rung and trigger.admits(number):
+                return trigger.name, rung[trigger.name]
+        return None
+
+    def failed(self, error: BaseException, number: int) -> None:
+        """Tell the triggers of the exception that leaves the session's block in step `number`."""
+        for trigger in self._begun:
+            if trigger.hooks.failed is not None:
+                self._do(trigger, partial(trigger.hooks.failed, error, number))
+
+    def end(self) -> None:
+        """The run is over: nothing is polled any more, and what the triggers put up is taken down."""
+        self._over.set()
+        for trigger in self._begun:
+            if trigger.hooks.end is not None:
+                self._do(trigger, trigger.hooks.end)
+
+    def _poll(self, polled: list[_Trigger]) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            for trigger in list(polled):
+                if trigger.hooks.poll is not None and not self._do(trigger, trigger.hooks.poll):
+                    polled.remove(trigger)
+
+    def _do(self, trigger: _Trigger, act: Callable[[], None]) -> bool:
+        try:
+            act()
+        except Exception:
+            self._drop(trigger)
+            return False
+        return True
+
+    def _drop(self, trigger: _Trigger) -> None:
+        """Called within `except`: log what the trigger raised, and ask it no more."""
+        logger.exception("The trigger {} failed and is not asked again.", trigger.name)
+        self.asked = [pair for pair in self.asked if pair[1] is not trigger]
+
+
+def _request(answer: Any) -> Request:
+    if isinstance(answer, Request):
+        return answer
+    return Request(answer if isinstance(answer, str) else None)

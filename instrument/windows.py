@@ -1,0 +1,154 @@
+"""`Windows`: records what a run's plans ask for, one window at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loguru import logger
+
+from instrument import emit, metadata
+from instrument.config import ProfilerConfig
+from instrument.delivery import Delivery
+from instrument.phases import NEVER, Phase
+from instrument.recorder import Recorder
+
+
+class Windows:
+    """Opens windows, goes on with them and ends them, at the boundaries of steps; one for a run.
+
+    `user_metadata` is looked at when a window ends. What is raised costs the window, and `give_up` puts things right.
+
+    Attributes:
+        recorder: of the window that is open or warming up; None: there is none.
+        owner: the phase whose window that is, or was.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        activities: list[str],
+        emitting: emit.Backend,
+        delivery: Delivery,
+        user_metadata: dict[str, Any],
+    ) -> None:
+        self.recorder: Recorder | None = None
+        self.owner = Phase("train")
+        self._config = config
+        self._activities = activities
+        self._emitting = emitting
+        self._delivery = delivery
+        self._user_metadata = user_metadata
+
+    @property
+    def recording(self) -> bool:
+        """Whether a window is open, and not only warming up."""
+        return self.recorder is not None and self.recorder.started_at is not None
+
+    def begin_step(self, phase: Phase) -> None:
+        """Do what the plan says for the start of a phase's step; nothing where another phase's window is open."""
+        if self.recorder is None:
+            phase.plan.skip_to(phase.step_number)
+        elif self.owner is not phase:
+            phase.wakes_at = NEVER
+            return
+        window = phase.plan.window
+        if window is None or phase.step_number < window.warmup_from:
+            phase.wakes_at = window.warmup_from if window else NEVER
+            return
+        phase.wakes_at = phase.step_number + 1
+        if self.recorder is None:
+            self.owner = phase
+            self.recorder = Recorder(self._config, self._activities, self._emitting, self._delivery.output_dir)
+            with phase.cost.standing_still("start"):
+                self.recorder.prepare()
+        if phase.step_number >= window.first:
+            if not self.recording:
+                with phase.cost.standing_still("start"):
+                    self.recorder.start()
+            self.recorder.next_step(phase.step_number)
+
+    def end_step(self, phase: Phase) -> None:
+        """End the range of a phase's step, if it is one of the window."""
+        if self.recorder is not None and self.owner is phase:
+            self.recorder.end_step()
+
+    def end_if_over(self, phase: Phase) -> None:
+        """End the window if the phase's step that has just ended was its last, or it has recorded for too long."""
+        window, recorder = phase.plan.window, self.recorder
+        if window is None or recorder is None or not self.recording or self.owner is not phase:
+            return
+        if window.last == phase.step_number - 1:
+            self._end(None)
+        elif recorder.overdue:
+            self._end(f"profiler.max_window_s={self._config.max_window_s:g} was reached")
+
+    def hold_something(self, cut: str | None) -> bool:
+        """Whether a window is open that is worth keeping: not one that has just begun, unless `cut` ends the run."""
+        phase = self.owner
+        begun = phase.plan.window is not None and phase.began_at < phase.step_number <= phase.plan.window.first
+        return self.recording and not (begun and cut is None)
+
+    def finish(self, cut: str | None, ended: str) -> None:
+        """End the window that is open, before its time: by `cut`, or else because the run or phase `ended`."""
+        phase, recorder = self.owner, self.recorder
+        window = phase.plan.window
+        if recorder is None or window is None:
+            return
+        if not self.hold_something(cut):
+            self.recorder = None
+            recorder.stop()
+            return
+        stepped = phase.step_number > phase.began_at
+        if window.last is None:
+            if cut is None and not stepped:  # the whole block is the one step
+                phase.step_number += 1
+                recorder.end_step()
+        else:
+            cut = cut or (ended if stepped else "session.step() was never called")
+        self._end(cut)
+
+    def give_up(self, recorder: Recorder | None) -> None:
+        """Turn away from the window in which something failed, whose recorder this was.
+
+        Raises:
+            CaptureError: the recorder cannot be stopped.
+        """
+        if self.recorder is not None:  # otherwise the window was already turned away from
+            recorder, self.recorder = self.recorder, None
+            self.owner.plan.turn()
+        if recorder is not None:
+            recorder.stop()
+
+    def _end(self, cut: str | None) -> None:
+        """Stop recording, deliver the capture, and turn to the next window. `cut` says why it ends early."""
+        phase, recorder = self.owner, self.recorder
+        window = phase.plan.window
+        if window is None or recorder is None or recorder.started_at is None:
+            return
+        if cut:
+            logger.warning("{}", window.cut_short(phase.step_number - window.first, cut))
+        with phase.cost.standing_still("stop"):
+            recorder.stop()
+        self.recorder = None
+        phase.plan.turn()
+        facts = metadata.facts(window, phase.name, phase.step_number, cut)
+        last = max(window.first, phase.step_number - 1)
+        name = phase.folder_name(window.first, last, metadata.rank())
+        self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts))
+
+    def _about(self, recorder: Recorder, facts: dict[str, Any]) -> dict[str, Any]:
+        about = metadata.describe(facts, recorder.started_at or 0.0, self._activities, self._config.plain())
+        about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
+        about["user_metadata"] = dict(self._user_metadata)
+        _warn_compiled(about["graphs_compiled"], facts)
+        return about
+
+
+def _warn_compiled(graphs: int, facts: dict[str, Any]) -> None:
+    if graphs:
+        logger.warning(
+            "torch.compile compiled {} graphs inside the window of {}, whose times hold that: "
+            "wait longer before the window (profiler.wait).",
+            graphs,
+            metadata.in_words(facts),
+        )

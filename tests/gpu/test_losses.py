@@ -1,0 +1,25 @@
+"""A loss on a busy device is not waited for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from instrument.triggers.losses import Losses
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loss_is_seen_once_the_device_has_it_and_nothing_synchronizes() -> None:
+    losses, loss = Losses(), torch.tensor(2.5, device="cuda")
+    torch.empty((), pin_memory=True)  # the first pinned memory of a process may synchronize
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(1_000_000_000)
+        assert losses.seen_after(0, loss) == (None, None)
+        assert losses.seen_after(1, loss) == (None, None), "the device is still busy"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert losses.seen_after(2, None) == (2.5, 0)

@@ -1,0 +1,190 @@
+"""Phases of a session: what each counts, what is recorded of it, and what becomes of an open window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+from instrument import Capture, Session
+from instrument.triggers import Step
+
+
+def work() -> None:
+    torch.ones(4).sum()
+
+
+def numbers(capture: Capture) -> list[int]:
+    return capture.steps.column("number")
+
+
+def epoch(session: Session, train: int, validation: int) -> None:
+    for _ in session.steps(range(train)):
+        work()
+    with session.phase("validation"):
+        for _ in session.steps(range(validation)):
+            work()
+
+
+def test_validation_does_not_move_the_steps_of_train(tmp_path: Path) -> None:
+    with Session(wait=5, active=2, output_dir=tmp_path) as session:
+        for _ in range(3):
+            epoch(session, train=3, validation=4)
+    assert session.step_number == 9
+    (capture,) = session.captures
+    assert capture.metadata["window"]["phase"] == "train"
+    assert numbers(capture) == [5, 6]
+
+
+def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(tmp_path: Path, log: Log) -> None:
+    options: dict[str, Any] = {"wait": 5, "active": 2, "phases": ["train", "validation"], "output_dir": tmp_path}
+    with Session(options) as session:
+        for _ in range(3):
+            epoch(session, train=4, validation=4)
+    found = {capture.name: (capture.metadata["window"]["phase"], numbers(capture)) for capture in session.captures}
+    assert found == {
+        "steps_000005-000006_rank0": ("train", [5, 6]),
+        "validation_steps_000005-000006_rank0": ("validation", [5, 6]),
+    }
+    assert "records steps 5–6 (counted from 0) in train and validation on cpu" in log.at("INFO")[0]
+
+
+def test_an_open_window_goes_on_and_shows_validation_as_a_range(tmp_path: Path) -> None:
+    with Session(active=4, output_dir=tmp_path) as session:
+        epoch(session, train=2, validation=3)
+        epoch(session, train=2, validation=3)
+    (capture,) = session.captures
+    assert numbers(capture) == [0, 1, 2, 3]
+    assert not capture.metadata["window"]["truncated"]
+    (row,) = capture.ranges.where(path="validation")
+    assert row.calls == 1, "the second time, the window is over"
+    steps = [name for name in capture.events.names if name.startswith("ProfilerStep#")]
+    assert sorted(steps) == [f"ProfilerStep#{number}" for number in range(4)]
+
+
+def test_validation_within_the_loop_of_train_is_no_loop_within_a_loop(tmp_path: Path) -> None:
+    with Session(active=2, phases=["validation"], output_dir=tmp_path) as session:
+        for number in session.steps(range(4)):
+            work()
+            if number == 1:
+                with session.phase("validation"):
+                    for _ in session.steps(range(3)):
+                        work()
+    assert session.step_number == 4
+    assert [(c.name, numbers(c)) for c in session.captures] == [("validation_steps_000000-000001_rank0", [0, 1])]
+
+
+def test_a_window_ends_with_its_phase_and_is_labelled(tmp_path: Path, log: Log) -> None:
+    with Session(active=3, phases=["test"], output_dir=tmp_path) as session:
+        with session.phase("test"):
+            for _ in session.steps(range(2)):
+                work()
+        session.step()
+    (capture,) = session.captures
+    window = capture.metadata["window"]
+    assert (window["steps"], window["planned_steps"], window["reason"]) == (2, 3, "the phase test ended")
+    assert numbers(capture) == [0, 1]
+    assert "was cut short after 2 of 3 steps (the phase test ended)" in log.at("WARNING")[0]
+
+
+def test_a_window_that_has_just_begun_waits_for_the_next_visit(tmp_path: Path, log: Log) -> None:
+    with Session(wait=2, active=2, phases=["validation"], output_dir=tmp_path) as session:
+        epoch(session, train=1, validation=2)
+        assert session.captures == []
+        epoch(session, train=1, validation=2)
+    assert [numbers(capture) for capture in session.captures] == [[2, 3]]
+    assert log.at("WARNING") == []
+
+
+def test_an_exception_in_a_phase_keeps_its_window_and_goes_on(tmp_path: Path) -> None:
+    session = Session(active=3, phases=["validation"], output_dir=tmp_path)
+
+    def run() -> None:
+        with session, session.phase("validation"):
+            for number in session.steps(range(3)):
+                work()
+                if number == 1:
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    (capture,) = session.captures
+    assert capture.metadata["window"]["reason"] == "exception ZeroDivisionError"
+    assert numbers(capture) == [0]
+
+
+def test_a_phase_that_never_comes_is_told(tmp_path: Path, log: Log) -> None:
+    with Session(active=1, phases=["validation"], output_dir=tmp_path) as session:
+        session.step()
+    assert log.at("WARNING") == [
+        "profiler.phases names validation, but the run never came to session.phase('validation')."
+    ]
+
+
+def test_an_unknown_phase_is_counted_by_itself_and_told_once(tmp_path: Path, log: Log) -> None:
+    with Session(wait=1, active=1, output_dir=tmp_path) as session:
+        session.step()
+        for _ in range(2):
+            with session.phase("val"):
+                session.step()
+        session.step()
+    assert [numbers(capture) for capture in session.captures] == [[1]]
+    assert log.at("WARNING") == [
+        "session.phase('val') is never recorded: profiler.phases knows train, validation, test."
+    ]
+
+
+def test_a_block_of_train_within_train_changes_nothing(tmp_path: Path) -> None:
+    with Session(active=2, output_dir=tmp_path) as session, session.phase("train"):
+        for _ in session.steps(range(3)):
+            work()
+    assert [numbers(capture) for capture in session.captures] == [[0, 1]]
+
+
+def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
+    session = Session(active=1, phases=["train", "validation"], output_dir=tmp_path)
+    for _ in range(2):
+        with session:
+            epoch(session, train=2, validation=2)
+    assert [capture.name for capture in session.captures] == [
+        "steps_000000-000000_rank0",
+        "validation_steps_000000-000000_rank0",
+        "steps_000000-000000_rank0-2",
+        "validation_steps_000000-000000_rank0-2",
+    ]
+
+
+def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr("instrument.cost.time.perf_counter_ns", lambda: now[0])
+    seen: list[Step] = []
+
+    class Remembers:
+        def fires(self, step: Step) -> bool:
+            seen.append(step)
+            return False
+
+    options: dict[str, Any] = {"skip_first": 50, "active": 1, "phases": ["train", "validation"]}
+    with Session(options, output_dir=tmp_path, triggers={"mine": Remembers()}) as session:
+        for _ in range(2):
+            now[0] += 7
+            with session.phase("validation"):
+                for _ in range(3):
+                    now[0] += 1000
+                    session.step()
+            now[0] += 4
+            session.step()
+    assert [(step.number, step.duration_ns) for step in seen] == [(0, 11), (1, 11)]
+
+
+def test_a_disabled_session_counts_and_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Session("disabled") as session:
+        epoch(session, train=3, validation=4)
+    assert session.step_number == 3
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from instrument.triggers import Step, memory_growth
+from instrument.triggers.memory_growth import MemoryGrowth
+
+MIB = 1024**2
+
+
+def said(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], recorded: Sequence[int] = ()) -> dict[int, str]:
+    """What it says after which steps, for a process of these sizes, over 20 steps."""
+    now = iter(sizes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(now))
+    hooks = MemoryGrowth(over=20, at_least_bytes=10 * MIB).begin(Path(), [].append)
+    found = {}
+    for number in range(len(sizes)):
+        assert hooks.poll is not None
+        hooks.poll()
+        answer = hooks.fires(Step(number, 1, recorded=number in recorded))
+        if answer:
+            found[number] = str(answer)
+    return found
+
+
+def test_a_leak_is_found_and_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [100 * MIB + number * MIB for number in range(45)]
+    assert said(monkeypatch, sizes) == {
+        20: "memory grew by 20.00 MiB from step 0 to 20, from 100.00 MiB to 120.00 MiB",
+        42: "memory grew by 20.00 MiB from step 22 to 42, from 122.00 MiB to 142.00 MiB",
+    }
+
+
+def test_what_is_no_leak_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    saw = [100 * MIB + (number % 15) * MIB for number in range(100)]
+    assert said(monkeypatch, saw) == {}, "falls again and again"
+    assert said(monkeypatch, [100 * MIB + number * MIB // 4 for number in range(100)]) == {}, "too little"
+    assert said(monkeypatch, [100 * MIB] * 50 + [500 * MIB] * 50) == {}, "made once"
+
+
+def test_windows_make_it_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [100 * MIB + number * MIB for number in range(40)]
+    assert list(said(monkeypatch, sizes, recorded=[10, 11])) == [32]
+
+
+def test_with_a_device_the_allocator_is_asked_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: asked.append(1) or len(asked) * 20 * MIB)
+    hooks = MemoryGrowth(over=50).begin(Path(), [].append)
+    assert hooks.poll is None
+    answers = [hooks.fires(Step(number, 1)) for number in range(51)]
+    assert answers[50] == "memory grew by 200.00 MiB from step 0 to 50, from 20.00 MiB to 220.00 MiB"
+    assert not any(answers[:50])
+    assert len(asked) == 11
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_resident_size_is_that_which_the_system_tells() -> None:
+    code = (
+        "import os, resource; from instrument.triggers.memory_growth import _resident_bytes as now\n"
+        "keep = b'x' * (300 * 2**20)\n"
+        "print(now() / 1024 / resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    ratio = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 0.9 < ratio <= 1.01

@@ -1,0 +1,149 @@
+"""What every trigger gets: cooldown, cap, a reason, its place off the training thread; and the triggers' group."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from threading import Event, get_ident
+from typing import Any
+
+import pytest
+from collected import Log
+
+from instrument import Session, Trigger
+from instrument.errors import ConfigError
+from instrument.triggers import Ask, Hooks, Request, Step
+from instrument.triggers import watch as watching
+from instrument.triggers.watch import Watch
+
+
+class Always(Trigger):
+    """Fires after every step."""
+
+    def fires(self, step: Step) -> bool:
+        return True
+
+
+def fired(watch: Watch, steps: int) -> list[int]:
+    return [number for number in range(steps) if watch.after(number, 1, None, recorded=False)]
+
+
+def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None:
+    assert fired(Watch({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [0, 4, 8]
+    assert log.at("WARNING") == [
+        "The trigger mine fires again, but has had all windows that its max_windows gives: none is recorded."
+    ]
+    assert fired(Watch({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [0, 1, 2, 3, 4]
+
+
+def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Path) -> None:
+    class Plain:
+        def fires(self, step: Step) -> bool:
+            return True
+
+    assert fired(Watch({"mine": Plain()}, tmp_path), 1000) == fired(Watch({"mine": Always()}, tmp_path), 1000)
+
+
+def test_of_two_that_fire_at_once_the_second_keeps_its_window(tmp_path: Path) -> None:
+    watch = Watch({"one": Always(max_windows=1), "two": Always(max_windows=1)}, tmp_path)
+    names = [asked[0] for number in range(3) if (asked := watch.after(number, 1, None, recorded=False))]
+    assert names == ["one", "two"]
+
+
+def test_while_a_window_is_open_nothing_is_used_up(tmp_path: Path) -> None:
+    watch = Watch({"mine": Always(max_windows=1)}, tmp_path)
+    assert watch.after(0, 1, None, recorded=True) is None
+    assert watch.after(1, 1, None, recorded=False) == ("mine", Request())
+
+
+def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path, log: Log) -> None:
+    class Asks:
+        def fires(self, step: Step) -> Request | None:
+            return Request("the moon is full", steps=3) if step.number == 1 else None
+
+    with Session({"at_steps": [], "output_dir": tmp_path}, triggers={"moon": Asks()}) as session:
+        for _ in range(8):
+            session.step()
+    (capture,) = session.captures
+    about = json.loads((capture.folder / "capture.json").read_text())["window"]
+    assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
+    assert capture.steps.column("number") == [2, 3, 4]
+    assert "The trigger moon fired after step 1 (the moon is full): records steps 2–4." in log.at("INFO")
+    assert "records no step on schedule, only what triggers ask for" in log.at("INFO")[0]
+
+
+def test_a_sentence_is_a_reason(tmp_path: Path) -> None:
+    class Says(Trigger):
+        def fires(self, step: Step) -> str | None:
+            return "it is step 2" if step.number == 2 else None
+
+    assert Watch({"mine": Says()}, tmp_path).after(2, 1, None, recorded=False) == ("mine", Request("it is step 2"))
+
+
+def test_a_trigger_without_anything_to_ask_is_refused_when_built() -> None:
+    class Nothing(Trigger):
+        pass
+
+    with pytest.raises(ConfigError, match=r"The trigger Nothing must define fires\(self, step\)\."):
+        Nothing()
+
+
+class Polled(Trigger):
+    """Tells which thread polls it and what was called."""
+
+    calls: list[Any]
+    fails: bool = False
+
+    def begin(self, folder: Path, ask: Ask) -> Hooks:
+        calls, done = self.calls, Event()
+        self.calls.append(done)
+
+        def poll() -> None:
+            calls.append(get_ident())
+            done.set()
+            if self.fails:
+                raise OSError("the network is gone")
+
+        return Hooks(poll=poll, end=lambda: calls.append("ended"))
+
+
+def test_polling_goes_on_off_the_training_thread_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
+    trigger = Polled(calls=[])
+    calls = trigger.calls
+    with Session({"at_steps": [], "output_dir": tmp_path}, triggers={"polled": trigger}):
+        assert calls[0].wait(20)
+    ended = calls.index("ended")
+    assert set(calls[1:ended]).isdisjoint({get_ident()})
+
+
+def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
+    trigger = Polled(calls=[], fails=True)
+    watch = Watch({"polled": trigger}, tmp_path)
+    assert trigger.calls[0].wait(20)
+    watch.end()
+    for thread in threading.enumerate():
+        if thread.name == "instrument-triggers":
+            thread.join(20)
+    assert [type(call) for call in trigger.calls[1:]] == [int, str], "polled once, and ended"
+    (error,) = log.at("ERROR")
+    assert error.startswith("The trigger polled failed and is not asked again.")
+
+
+def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> None:
+    log.errors_expected = True
+
+    class Fails(Trigger):
+        def begin(self, folder: Path, ask: Ask) -> Hooks:
+            raise OSError("no")
+
+    with Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Fails()}) as session:
+        for _ in range(3):
+            session.step()
+    assert len(session.captures) == 1
+    assert "The trigger mine could not begin and is not asked." in log.at("ERROR")[0]
