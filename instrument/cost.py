@@ -16,7 +16,7 @@ _BESIDE = 50
 class Cost:
     """Times every step, and what a window adds to the loop; one for a run.
 
-    A step's time runs from the end of the one before, less what the session did in between. Cost: two readings of the
+    A step's time runs from the end of the one before, less what the session did in between. Cost: a reading of the
     clock a step, some 0.2 µs.
     """
 
@@ -31,8 +31,9 @@ class Cost:
         self._began_ns = time.perf_counter_ns()
 
     def step_ended(self, *, recorded: bool) -> int:
-        """Note the step that ends now; gives its time in ns."""
-        took = time.perf_counter_ns() - self._began_ns
+        """Note the step that ends now and let the next begin; gives its time in ns."""
+        now = time.perf_counter_ns()
+        took, self._began_ns = now - self._began_ns, now
         (self._recorded if recorded else self._unrecorded).append(took)
         return took
 

@@ -242,18 +242,19 @@ class Session:
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )
             return
-        windows = self._windows
-        counts = windows.recorder is None or windows.owner is phase  # not a step within another phase's window
-        took_ns = phase.cost.step_ended(recorded=windows.recording) if counts else 0
         if phase.step_number >= phase.wakes_at:
+            took_ns = phase.cost.step_ended(recorded=self._windows.recording)
             self._safely(self._end_step, phase, took_ns, loss)
             if self._preemption.noticed:
                 self._save_now()
-        elif self._watch is not None and phase is self._phases.train:
-            asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
-            if asked is not None:
-                self._safely(self._grant, asked)
-        phase.cost.resume()
+            phase.cost.resume()
+        elif self._windows.recorder is None:  # no step within the window of another phase, which would not count
+            took_ns = phase.cost.step_ended(recorded=False)
+            if self._watch is not None and phase is self._phases.train:
+                asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
+                if asked is not None:
+                    self._safely(self._grant, asked)
+                    phase.cost.resume()
 
     def _end_step(self, phase: Phase, took_ns: int, loss: Any) -> None:
         """Do what is due between step `step_number - 1` of a phase and its next."""

@@ -47,7 +47,7 @@ def waiting() -> list[Row]:
     return [
         Row("session.step(), waiting, no triggers", took["bare"], peer, took["torch"], 1 / 15),
         Row("session.step(), waiting, all triggers", took["watched"], peer, took["torch"], 1 / 5),
-        Row("session.step(loss=tensor), waiting, all triggers", took["given"], peer, took["torch"], 1 / 4),
+        Row("session.step(loss=tensor), waiting, all triggers", took["given"], peer, took["torch"], 1 / 3),
     ]
 
 
