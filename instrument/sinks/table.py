@@ -212,6 +212,15 @@ def render_view(
         TraceError: the trace cannot be read.
     """
     table = _since_the_first(attrgetter(view)(capture))
+    return f"{heading(capture)}\n\n{view_text(view, table, rows=rows, sort=sort, columns=columns)}"
+
+
+def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
+    """The first rows of a table, as they stand or sorted, under the name of the view that it is.
+
+    Raises:
+        ConfigError: it has no such column.
+    """
     for name in filter(None, [sort, *(columns or ())]):
         if TORCH_NAMES.get(name, name) not in table.columns:
             raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
@@ -219,12 +228,10 @@ def render_view(
     names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
-        text = f"{title}: there are none."
-    elif not names:
-        text = f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
-    else:
-        text = f"{title}{few}\n{_text(first, names)[0]}"
-    return f"{heading(capture)}\n\n{text}"
+        return f"{title}: there are none."
+    if not names:
+        return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
+    return f"{title}{few}\n{_text(first, names)[0]}"
 
 
 def _since_the_first(table: Table) -> Table:
