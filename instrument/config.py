@@ -41,12 +41,31 @@ class ModulesConfig(BaseModel):
     types: list[str] = Field(default_factory=list)
 
 
+class TimingsConfig(BaseModel):
+    """How the whole run is timed, beside windows and without Kineto.
+
+    Attributes:
+        every: steps from one write to the next.
+        device: time ranges on the CUDA device too, where there is one.
+        modules: time the submodules of `instrument_model` on every step; else their ranges are open in windows alone.
+        tensorboard: write each summary as TensorBoard scalars too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    every: int = Field(100, ge=1)
+    device: bool = True
+    modules: bool = False
+    tensorboard: bool = False
+
+
 class ProfilerConfig(BaseModel):
     """What to record, when, and what to make of it. Flat, with torch's own names where torch has one.
 
     The schedule counts training steps: after `skip_first` steps come `repeat` cycles (0: without end) of `wait` idle,
     `warmup` discarded and `active` recorded steps; `skip_first_wait` other than 0 leaves out the first cycle's wait.
-    `active=None` records until the session stops. Unlike torch, `repeat` is 1 unless given: one window.
+    `active=None` records until the session stops; `active=0`, which needs `timings`, records no window. Unlike torch,
+    `repeat` is 1 unless given: one window.
 
     Attributes:
         enabled: False: the session does nothing, and the other options are not looked at further.
@@ -67,6 +86,7 @@ class ProfilerConfig(BaseModel):
         experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
+        timings: how ranges and steps are timed in the whole run; None: not at all.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
         export: `process`: another process compresses the traces and runs the sinks while training goes on; `inline`:
@@ -90,7 +110,7 @@ class ProfilerConfig(BaseModel):
     enabled: bool = True
     wait: int = Field(0, ge=0)
     warmup: int = Field(0, ge=0)
-    active: int | None = Field(None, ge=1)
+    active: int | None = None
     repeat: int = Field(1, ge=0)
     skip_first: int = Field(0, ge=0)
     skip_first_wait: int = Field(0, ge=0)
@@ -106,6 +126,7 @@ class ProfilerConfig(BaseModel):
     experimental_config: dict[str, Any] = Field(default_factory=dict)
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
+    timings: TimingsConfig | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
     export: Literal["process", "inline"] = "process"
@@ -159,6 +180,8 @@ class ProfilerConfig(BaseModel):
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
             return self
+        if self.active is not None and self.active < (1 if self.timings is None else 0):
+            raise ConfigError(f"profiler.active is {self.active}, but a window needs at least one step.")
         if self.active is None and self.repeat != 1:
             raise ConfigError(
                 f"profiler.repeat is {self.repeat}, but without profiler.active the first window has no end: "
@@ -168,6 +191,10 @@ class ProfilerConfig(BaseModel):
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
         self._refuse_what_torch_would_lose()
+        if self.timings is not None and self.timings.tensorboard:
+            from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
+
+            need_tensorboard("profiler.timings.tensorboard=true")
         given = self.sinks
         self.sinks = {name: sink_of(name, each) for name, each in given.items()}
         self._described = {name: described(sink, given[name]) for name, sink in self.sinks.items()}
@@ -234,6 +261,9 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
+_MODELS: dict[str, type[BaseModel]] = {"": ProfilerConfig, "modules": ModulesConfig, "timings": TimingsConfig}
+
+
 def _sentence(error: ErrorDetails) -> str:
     """One sentence for the first thing that pydantic found wrong."""
     cause = error.get("ctx", {}).get("error")
@@ -243,11 +273,9 @@ def _sentence(error: ErrorDetails) -> str:
     value = error["input"]
     if error["type"] == "extra_forbidden":
         *above, last = map(str, error["loc"])
-        known = ModulesConfig.model_fields if above else ProfilerConfig.model_fields
+        known = _MODELS[above[0] if above else ""].model_fields
         hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
         return f"{path} is not an option{hint}"
-    if path == "profiler.active" and error["type"] == "greater_than_equal":
-        return f"profiler.active is {value}, but a window needs at least one step."
     return f"{path} is {value!r}, but it {_must(error)}."
 
 
@@ -256,6 +284,7 @@ def _must(error: ErrorDetails) -> str:
         return f"must be {error['ctx']['ge']} or more"
     if error["type"] == "greater_than":
         return f"must be more than {error['ctx']['gt']:g}"
+    options = list(_MODELS.get(str(error["loc"][0]), BaseModel).model_fields)[:2]
     expected = {
         "bool": "must be true or false",
         "int": "must be a whole number",
@@ -263,7 +292,7 @@ def _must(error: ErrorDetails) -> str:
         "string": "must be text",
         "dict": "must be a mapping from names to what each of them holds",
         "list": "must be a list",
-        "model": "must hold options such as depth and include",
+        "model": f"must hold options such as {' and '.join(options)}",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),
         "too": "needs at least one",
     }

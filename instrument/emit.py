@@ -109,7 +109,7 @@ def _emit_with(arming: tuple[Backend, ...]) -> None:
     global armed, backend, _arming
     _arming = arming
     if arming:  # otherwise the last one stays: another thread may be about to use it
-        backend = reduce(_both, arming)
+        backend = reduce(both, arming)
     armed = bool(arming) and not disabled
 
 
@@ -129,10 +129,10 @@ def backend_for(names: Sequence[str]) -> Backend:
     Raises:
         ConfigError: this torch was built without the tool.
     """
-    return reduce(_both, [BACKENDS[name]() for name in dict.fromkeys(names)])
+    return reduce(both, [BACKENDS[name]() for name in dict.fromkeys(names)])
 
 
-def _both(outer: Backend, inner: Backend) -> Backend:
+def both(outer: Backend, inner: Backend) -> Backend:
     """Each range in both, for 0.1 µs on top of theirs; a loop over any number of tools took 0.8 µs."""
     open_outer, close_outer, _ = outer
     open_inner, close_inner, _ = inner

@@ -39,11 +39,13 @@ def windows(
 
     After `skip_first` steps, cycles of `wait` idle, `warmup` discarded and `active` recorded steps follow, `repeat`
     of them (0: without end). `skip_first_wait` other than 0 leaves out the first cycle's wait. `active=None` gives one
-    window without end.
+    window without end, and `active=0` none at all.
     """
     start = skip_first - (wait if skip_first_wait else 0)
     if active is None:
         yield Window(start + wait, start + wait + warmup, None)
+        return
+    if active == 0:
         return
     length = wait + warmup + active
     for cycle in range(repeat) if repeat else count():

@@ -26,6 +26,7 @@ from instrument.preemption import Preemption
 from instrument.recorder import Recorder, refuse_company, refuse_options
 from instrument.schedule import Window
 from instrument.sinks.chrome_trace import as_json
+from instrument.timings import Timings
 from instrument.triggers import Watch
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Session:
         step_number: the step that runs now, counted from 0; it names the recorded steps.
         activities: what is recorded; empty before the start.
         output_dir: the folder for captures; None before the start.
+        timings: of the whole run, `timings.table()`; None before the start, and where the config has none.
 
     What fails while recording or writing is logged and never reaches the training loop. Cost: a step outside windows is
     a comparison; the end of a window costs what torch needs to stop and to write its trace, and the time of the sinks.
@@ -74,6 +76,7 @@ class Session:
         self.step_number = 0
         self.activities: list[str] = []
         self.output_dir: Path | None = None
+        self.timings: Timings | None = None
         self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
         self._running = False
@@ -123,6 +126,8 @@ class Session:
         export.tidy(self.output_dir)
         self._delivery = Delivery(self.config, self.output_dir, self.captures)
         self._emitting = emit.backend_for(self.config.emit)
+        timed = self.config.timings
+        self.timings = Timings(timed, self.output_dir, metadata.rank()) if timed is not None else None
         self._take_model(model if model is not None else self._model)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
@@ -142,8 +147,10 @@ class Session:
         logger.info("Profiler {} on {}, into {}", what, " and ".join(self.activities), self.output_dir)
         if self.config.memory_snapshot and "cuda" not in self.activities:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
+        if self.timings is not None:
+            self.timings.start()
         self._safely(self._begin_step)
-        self._cost.resume()
+        self._begin_timing()
         return self
 
     def step(self, loss: Any = None) -> None:
@@ -230,10 +237,18 @@ class Session:
                 )
             return
         self._cost.step_ended(recorded=self._recording)
+        if self.timings is not None:
+            self.timings.end_step(self.step_number - 1)
         if self.step_number >= self._wakes_at or self._watch:
             self._safely(self._end_step, loss)
             if self._preemption.noticed:
                 self._save_now()
+        self._begin_timing()
+
+    def _begin_timing(self) -> None:
+        """Count the next step from here: what the session does between two steps belongs to none."""
+        if self.timings is not None:
+            self.timings.begin_step()
         self._cost.resume()
 
     def _end_step(self, loss: Any) -> None:
@@ -319,6 +334,8 @@ class Session:
         self._batch_open = False
         if self._running and os.getpid() == self._process:
             self._safely(self._finish, cut)
+            if self.timings is not None:
+                self._safely(self.timings.stop)
             self._preemption.uninstall()
             if self._preemption.noticed:
                 self._preemption.pass_on()

@@ -34,6 +34,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"probe", "execution_trace"}, {"torch", "loguru"}),
     ({"recorder"}, {"torch", "loguru"}),
     ({"delivery"}, {"loguru"}),
+    ({"timings"}, {"torch", "numpy", "loguru", "tensorboard"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),
