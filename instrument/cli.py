@@ -90,11 +90,15 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
     for option, view in _VIEWS.items():
         add(f"--{option}", dest="views", action="append_const", const=view, help=f"the {view.split('.')[0]}")
+    told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
+    add("--timings", action="store_true", help=told)
 
 
 def _show(arguments: argparse.Namespace) -> str:
     from instrument.sinks.table import render, render_view
 
+    if arguments.timings or arguments.path.suffix == ".jsonl":
+        return _show_timings(arguments)
     capture = _capture(arguments.path)
     chosen = arguments.views or ["ranges", "operators"]
     own = "ranges" in chosen or "operators" in chosen
@@ -111,6 +115,33 @@ def _show(arguments: argparse.Namespace) -> str:
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
     options = {"rows": arguments.rows, "sort": arguments.sort, "columns": arguments.columns}
     return "\n\n".join([text, *(render_view(capture, view, **options) for view in others)])
+
+
+def _show_timings(arguments: argparse.Namespace) -> str:
+    from instrument.capture.timings import read_timings
+    from instrument.sinks.table import view_text
+
+    table, heading = read_timings(_timings_file(arguments.path))
+    shown = view_text("timings", table, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
+    return f"{heading}\n\n{shown}"
+
+
+def _timings_file(path: Path) -> Path:
+    """The file of timings at a path; in a folder that holds several the newest, which is told on stderr."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("**/timings_rank*.jsonl"), key=lambda file: (file.stat().st_mtime_ns, file))
+    if not found:
+        raise CaptureError(f"{path} holds no timings: record some with profiler=timings.")
+    *others, newest = found
+    _tell_others(newest, others, "files of timings")
+    return newest
+
+
+def _tell_others(newest: Path, others: Sequence[Path], kind: str) -> None:
+    if others:
+        listed = "".join(f"\n  {path}" for path in reversed(others))
+        print(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}", file=sys.stderr)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -215,9 +246,7 @@ def _capture(path: Path) -> Capture:
         return Capture.load(path)
     found = sorted(_captures_below(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
     *others, newest = found
-    if others:
-        listed = "".join(f"\n  {folder}" for folder in reversed(others))
-        print(f"Showing the newest of {len(found)} captures, {newest}; the others are:{listed}", file=sys.stderr)
+    _tell_others(newest, others, "captures")
     return Capture.load(newest)
 
 

@@ -43,6 +43,24 @@ class ModulesConfig(BaseModel):
     types: list[str] = Field(default_factory=list)
 
 
+class TimingsConfig(BaseModel):
+    """How the whole run is timed, beside windows and without Kineto.
+
+    Attributes:
+        every: steps from one write to the next.
+        device: time ranges on the CUDA device too, where there is one.
+        modules: time the submodules of `instrument_model` on every step; else their ranges are open in windows alone.
+        tensorboard: write each summary as TensorBoard scalars too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    every: int = Field(100, ge=1)
+    device: bool = True
+    modules: bool = False
+    tensorboard: bool = False
+
+
 class ProfilerConfig(BaseModel):
     """What to record, when, and what to make of it. Flat, with torch's own names where torch has one.
 
@@ -80,6 +98,7 @@ class ProfilerConfig(BaseModel):
         experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
+        timings: how ranges and steps are timed in the whole run; None: not at all.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
         export: `process`: another process compresses the traces and runs the sinks while training goes on; `inline`:
@@ -125,6 +144,7 @@ class ProfilerConfig(BaseModel):
     experimental_config: dict[str, Any] = Field(default_factory=dict)
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
+    timings: TimingsConfig | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
     export: Literal["process", "inline"] = "process"
@@ -203,6 +223,10 @@ class ProfilerConfig(BaseModel):
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
         self._refuse_what_torch_would_lose()
+        if self.timings is not None and self.timings.tensorboard:
+            from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
+
+            need_tensorboard("profiler.timings.tensorboard=true")
         given = self.sinks
         self.sinks = {name: sink_of(name, each) for name, each in given.items()}
         self._described = {name: described(sink, given[name]) for name, sink in self.sinks.items()}
@@ -269,6 +293,9 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
+_MODELS: dict[str, type[BaseModel]] = {"": ProfilerConfig, "modules": ModulesConfig, "timings": TimingsConfig}
+
+
 def _sentence(error: ErrorDetails) -> str:
     """One sentence for the first thing that pydantic found wrong."""
     cause = error.get("ctx", {}).get("error")
@@ -278,7 +305,7 @@ def _sentence(error: ErrorDetails) -> str:
     value = error["input"]
     if error["type"] == "extra_forbidden":
         *above, last = map(str, error["loc"])
-        known = ModulesConfig.model_fields if above else ProfilerConfig.model_fields
+        known = _MODELS[above[0] if above else ""].model_fields
         hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
         return f"{path} is not an option{hint}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
@@ -291,6 +318,7 @@ def _must(error: ErrorDetails) -> str:
         return f"must be {error['ctx']['ge']} or more"
     if error["type"] == "greater_than":
         return f"must be more than {error['ctx']['gt']:g}"
+    options = list(_MODELS.get(str(error["loc"][0]), BaseModel).model_fields)[:2]
     expected = {
         "bool": "must be true or false",
         "int": "must be a whole number",
@@ -298,7 +326,7 @@ def _must(error: ErrorDetails) -> str:
         "string": "must be text",
         "dict": "must be a mapping from names to what each of them holds",
         "list": "must be a list",
-        "model": "must hold options such as depth and include",
+        "model": f"must hold options such as {' and '.join(options)}",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),
         "too": "needs at least one",
     }

@@ -2,7 +2,7 @@
 
 `record_function` costs 11 µs and more per range, whether a profiler runs or not. The private pair probed for below
 emits the same user annotation (so the device gets its `gpu_user_annotation` too) for about 3 µs, and ranges are opened
-only while a window records. `armed` is read by every annotation on every call; only `arm` and `disarm` write it.
+only while somebody wants them. `armed` is read by every annotation on every call; only `arm` and `disarm` write it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -81,21 +82,35 @@ armed: bool = False
 torch_backend: Backend = _torch()
 #: What annotations emit with. They take it once, so that the tool that opened a range also closes it.
 backend: Backend = torch_backend
+_arming: tuple[Backend, ...] = ()
 #: What was traced away into a compiled region: (range, region as torch names it).
 swallowed: dict[tuple[str, str], None] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Let annotations open ranges, with `emitting` where it is given; called when a window starts to record."""
-    global armed, backend
-    backend = emitting or backend
-    armed = not disabled
+    """Let annotations open ranges with `emitting` until it is disarmed, beside what is armed already.
+
+    None: with Kineto's. Arming a second time what is armed changes nothing.
+    """
+    emitting = emitting or torch_backend
+    # the newest outermost: what times the whole run does not count what a window's tools cost
+    _emit_with(_arming if emitting in _arming else (emitting, *_arming))
 
 
-def disarm() -> None:
-    """Make annotations do nothing again; a range that is open then is still closed by its owner."""
-    global armed
-    armed = False
+def disarm(emitting: Backend | None = None) -> None:
+    """Take `emitting` away, or everything; a range that is open then is still closed by its owner.
+
+    With nothing left, annotations do nothing again.
+    """
+    _emit_with(tuple(each for each in _arming if emitting is not None and each != emitting))
+
+
+def _emit_with(arming: tuple[Backend, ...]) -> None:
+    global armed, backend, _arming
+    _arming = arming
+    if arming:  # otherwise the last one stays: another thread may be about to use it
+        backend = reduce(both, arming)
+    armed = bool(arming) and not disabled
 
 
 # A worker forked in the middle of a window has no profiler to speak to.
@@ -114,24 +129,27 @@ def backend_for(names: Sequence[str]) -> Backend:
     Raises:
         ConfigError: this torch was built without the tool.
     """
-    chosen = [BACKENDS[name]() for name in dict.fromkeys(names)]
-    return chosen[0] if len(chosen) == 1 else _together(chosen)
+    return reduce(both, [BACKENDS[name]() for name in dict.fromkeys(names)])
 
 
-def _together(backends: Sequence[Backend]) -> Backend:
-    def open_all(name: str) -> list[Any]:
-        return [each.open(name) for each in backends]
+def both(outer: Backend, inner: Backend) -> Backend:
+    """Each range in both, for 0.1 µs on top of theirs; a loop over any number of tools took 0.8 µs."""
+    open_outer, close_outer, _ = outer
+    open_inner, close_inner, _ = inner
 
-    def close_all(handles: list[Any]) -> None:
-        for each, handle in zip(reversed(backends), reversed(handles)):
-            each.close(handle)
+    def open_both(name: str) -> tuple[Any, Any]:
+        return open_outer(name), open_inner(name)
 
-    def mark_all(name: str) -> None:
-        for each in backends:
+    def close_both(handles: tuple[Any, Any]) -> None:
+        close_inner(handles[1])
+        close_outer(handles[0])
+
+    def mark_both(moment: str) -> None:
+        for each in (outer, inner):
             if each.mark is not None:
-                each.mark(name)
+                each.mark(moment)
 
-    return Backend(open_all, close_all, mark_all)
+    return Backend(open_both, close_both, mark_both)
 
 
 def swallow(name: str) -> None:

@@ -90,9 +90,10 @@ class Phases:
 
     def in_words(self) -> str:
         """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation"."""
+        triggers = ", and what triggers ask for" if self._config.triggers else ""
         names = self._config.phases
         plan = self.train.plan if "train" in names else self._plan(names[0])
-        return plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}")
+        return plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}") + triggers
 
     def misfit_of_first_pass(self, batches: int) -> str | None:
         """As `misfit`, for the first loop of the run over a loader of so many batches; more may follow."""

@@ -144,7 +144,7 @@ class Recorder:
                 "of a session on one thread."
             )
         emit.mark("window ends")
-        emit.disarm()
+        emit.disarm(self._emitting)
         self._modules.__exit__()
         self._take_snapshot()
         if self.started_at is None:

@@ -194,7 +194,7 @@ class Plan:
         self._ahead, copy = tee(self._ahead)
         first_few = [str(window) for window in islice(chain([self.window] if self.window else [], copy), 4)]
         if not first_few:
-            return "records no step on schedule, only what triggers ask for"
+            return "records no step on schedule"
         shown = ", then ".join(first_few[:3]) + (", and so on" if len(first_few) > 3 else "")
         noun = "step" if shown.isdecimal() else "steps"
         return f"records {noun} {shown} (counted from 0)"

@@ -26,6 +26,7 @@ from instrument.preemption import Preemption
 from instrument.recorder import Recorder, refuse_company, refuse_options
 from instrument.schedule import Window
 from instrument.sinks.chrome_trace import as_json
+from instrument.timings import Timings
 from instrument.triggers import Request
 from instrument.triggers.watch import Watch
 from instrument.windows import Windows
@@ -48,6 +49,7 @@ class Session:
             checkpoint, before the start or later, it keeps the plan. Other phases do not move it.
         activities: what is recorded; empty before the start.
         output_dir: the folder for captures; None before the start.
+        timings: of the whole run, `timings.table()`; None before the start, and where the config has none.
 
     What fails while recording or writing is logged and never reaches the training loop. Cost: a step outside windows is
     a comparison; the end of a window costs what torch needs to stop and to write its trace, and the time of the sinks.
@@ -61,6 +63,7 @@ class Session:
         self.captures: list[Capture] = []
         self.activities: list[str] = []
         self.output_dir: Path | None = None
+        self.timings: Timings | None = None
         self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
         self._running = False
@@ -117,6 +120,8 @@ class Session:
         self._delivery = Delivery(self.config, self.output_dir, self.captures)
         emitting = emit.backend_for(self.config.emit)
         self._windows = Windows(self.config, self.activities, emitting, self._delivery, self._metadata)
+        timed = self.config.timings
+        self.timings = Timings(timed, self.output_dir, metadata.rank()) if timed is not None else None
         self._take_model(model if model is not None else self._model)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
@@ -136,7 +141,11 @@ class Session:
         _warn(self._phases.misfit(self._total_steps))
         if self.config.memory_snapshot and "cuda" not in self.activities:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
+        if self.timings is not None:
+            self.timings.start()
         self._safely(self._grant, None)
+        if self.timings is not None:
+            self.timings.begin_step()
         self._phases.present.cost.resume()
         return self
 
@@ -217,6 +226,8 @@ class Session:
         if name not in NAMES:
             self._say(f"session.phase({name!r}) is never recorded: profiler.phases knows {', '.join(NAMES)}.")
         self._phases.enter(name)
+        if self.timings is not None:
+            self.timings.leave_out_step()
         if self._running and self._windows.recorder is None:
             self._safely(self._grant, None)
         self._phases.present.cost.resume()
@@ -242,6 +253,8 @@ class Session:
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )
             return
+        if self.timings is not None and phase is self._phases.train:
+            self.timings.end_step(phase.step_number - 1)
         if phase.step_number >= phase.wakes_at:
             took_ns = phase.cost.step_ended(recorded=self._windows.recording)
             self._safely(self._end_step, phase, took_ns, loss)
@@ -255,6 +268,8 @@ class Session:
                 if asked is not None:
                     self._safely(self._grant, asked)
                     phase.cost.resume()
+        if self.timings is not None and phase is self._phases.train:
+            self.timings.begin_step()
 
     def _end_step(self, phase: Phase, took_ns: int, loss: Any) -> None:
         """Do what is due between step `step_number - 1` of a phase and its next."""
@@ -297,6 +312,8 @@ class Session:
             if self._watch is not None:
                 self._watch.end()
                 self._watch = None
+            if self.timings is not None:
+                self._safely(self.timings.stop)
             self._preemption.uninstall()
             if self._preemption.noticed:
                 self._preemption.pass_on()

@@ -93,7 +93,7 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     """The function with each of its calls in a range.
 
     `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the arguments; both are
-    evaluated only while a window records. Coroutines and generators get one range for each slice between two
+    evaluated only while ranges are opened. Coroutines and generators get one range for each slice between two
     suspensions.
     """
     exact = _exact(function.__code__) if isinstance(function, FunctionType) else None

@@ -185,7 +185,7 @@ def test_the_public_way_to_open_a_range_writes_the_same_event(tmp_path: Path, mo
         ]
 
     cheap = events()
-    monkeypatch.setattr(emit, "backend", emit.Backend(emit._open_publicly, emit._close_publicly))
+    monkeypatch.setattr(emit, "torch_backend", emit.Backend(emit._open_publicly, emit._close_publicly))
     assert emit._torch().open is not emit._open_publicly, "this torch has no cheap way to compare with"
     assert events() == cheap
     assert len(cheap) == 3

@@ -145,7 +145,11 @@ class Never:
         ({"emit": ["nvtxx"]}, "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'."),
         ({"emit": []}, "profiler.emit is [], but it needs at least one."),
         ({"modules": {"dept": 2}}, "profiler.modules.dept is not an option; did you mean profiler.modules.depth?"),
-        ({"modules": 2}, "profiler.modules is 2, but it must hold options such as depth and include."),
+        ({"modules": 2}, "profiler.modules is 2, but it must hold options such as enabled and depth."),
+        ({"timings": 5}, "profiler.timings is 5, but it must hold options such as every and device."),
+        ({"timings": {"evry": 5}}, "profiler.timings.evry is not an option; did you mean profiler.timings.every?"),
+        ({"timings": {"every": 0}}, "profiler.timings.every is 0, but it must be 1 or more."),
+        ({"active": -1, "timings": {}}, "profiler.active is -1, but a window needs at least one step."),
         (
             {"triggers": {"mine": {"k": 2}}},
             "profiler.triggers.mine is no trigger that ships (those are file, memory_growth, non_finite_loss, "
@@ -240,7 +244,8 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError) as raised:
         as_config("sumary")
     assert str(raised.value) == (
-        "'sumary' is no preset (those are disabled, full, memory, stacks, summary, trace); did you mean summary?"
+        "'sumary' is no preset (those are disabled, full, memory, stacks, summary, timings, trace); "
+        "did you mean summary?"
     )
 
 

@@ -23,7 +23,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for what in ("range_push", "range_pop", "mark"):
             monkeypatch.setattr(module, what, tells(tool, what))
     monkeypatch.setattr(itt, "is_available", lambda: True)
-    monkeypatch.setattr(emit, "backend", emit.backend)
     return told
 
 
@@ -63,13 +62,48 @@ def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: li
 
 
 def test_a_range_is_closed_by_the_tool_that_opened_it(calls: list[str]) -> None:
-    emit.arm(emit.backend_for(["itt"]))
+    intel, nvidia = emit.backend_for(["itt"]), emit.backend_for(["nvtx"])
+    emit.arm(intel)
     try:
         with profiled("mine"):
-            emit.arm(emit.backend_for(["nvtx"]))
+            emit.arm(nvidia)
+            emit.disarm(intel)
     finally:
         emit.disarm()
     assert [call for call in calls if "range" in call] == ["itt range_push mine", "itt range_pop"]
+
+
+def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
+    told: list[str] = []
+
+    def tool(name: str) -> emit.Backend:
+        return emit.Backend(lambda label: told.append(f"{name} opens {label}"), lambda _: told.append(f"{name} closes"))
+
+    def ranged(label: str) -> list[str]:
+        told.clear()
+        with profiled(label):
+            pass
+        return list(told)
+
+    run, window = tool("run"), tool("window")
+    try:
+        emit.arm(run)
+        assert ranged("before") == ["run opens before", "run closes"]
+        emit.arm(window)
+        emit.arm(window)  # a second time changes nothing
+        assert ranged("during") == ["window opens during", "run opens during", "run closes", "window closes"]
+        emit.disarm(window)
+        assert ranged("after") == ["run opens after", "run closes"]
+        emit.disarm(window)
+        assert emit.armed
+        emit.disarm(run)
+        assert (ranged("idle"), emit.armed) == ([], False)
+        emit.arm(run)
+        emit.arm(window)
+        emit.disarm()
+        assert (ranged("idle"), emit.armed) == ([], False)
+    finally:
+        emit.disarm()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, and NVTX with it")

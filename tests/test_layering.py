@@ -38,6 +38,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"recorder"}, {"torch", "loguru"}),
     ({"delivery"}, {"loguru"}),
     ({"windows"}, {"loguru"}),
+    ({"timings"}, {"torch", "numpy", "loguru", "tensorboard"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),

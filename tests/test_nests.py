@@ -173,11 +173,11 @@ def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: P
         seen.enter(name)
         return name
 
-    before, emit.backend = emit.backend, emit.Backend(opens, closes)
+    before, emit.torch_backend = emit.torch_backend, emit.Backend(opens, closes)
     try:
         runner = start(program)
     finally:
-        emit.backend = before
+        emit.torch_backend = before
     assert wrong == []
     assert not any(seen.open.values())
     assert flat(seen.ranges) == flat(runner.model.ranges)

@@ -46,7 +46,7 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
         ([(3, 5), (8, 10)], "records steps 3–5, then 8–10 (counted from 0)"),
         ([(4, 4)], "records step 4 (counted from 0)"),
         ([(0, None)], "records steps 0 and on until stopped (counted from 0)"),
-        ([], "records no step on schedule, only what triggers ask for"),
+        ([], "records no step on schedule"),
         ([(1, 2), (4, 5), (7, 8), (10, 11)], "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
     ],
 )

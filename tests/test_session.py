@@ -479,7 +479,7 @@ def test_a_trace_cut_short_by_torch_is_noticed(
         train_step(net, LOADER[0])
         session.step()
     assert session.captures == []
-    assert "torch wrote no whole trace to " in log.at("ERROR")[0]
+    assert "torch wrote no whole trace into " in log.at("ERROR")[0]
     assert list(tmp_path.iterdir()) == [], "half a trace only takes up the space that is missing"
 
 

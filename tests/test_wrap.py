@@ -579,13 +579,13 @@ def test_each_thread_has_its_own_nesting() -> None:
         while not done.is_set():
             nest(4)
 
-    before, emit.backend = emit.backend, emit.Backend(opens, closes)
+    ours = emit.Backend(opens, closes)
     try:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for _ in range(100):
-            emit.arm()
+            emit.arm(ours)
             sleep(1e-4)
             emit.disarm()
             sleep(1e-4)
@@ -594,7 +594,6 @@ def test_each_thread_has_its_own_nesting() -> None:
         done.set()
         for thread in threads:
             thread.join()
-        emit.backend = before
     assert wrong == []
     assert len(opened) > 0
     assert all(not handles for handles in opened.values())

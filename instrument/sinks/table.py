@@ -230,6 +230,15 @@ def render_view(
         TraceError: the trace cannot be read.
     """
     table = _since_the_first(attrgetter(view)(capture))
+    return view_text(view, table, rows=rows, sort=sort, columns=columns)
+
+
+def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
+    """The first rows of a table, as they stand or sorted, under the name of the view that it is.
+
+    Raises:
+        ConfigError: it has no such column.
+    """
     for name in filter(None, [sort, *(columns or ())]):
         if TORCH_NAMES.get(name, name) not in table.columns:
             raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")

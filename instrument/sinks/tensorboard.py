@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from instrument.capture import Capture
 from instrument.errors import MissingPackage
@@ -56,10 +56,8 @@ class TensorBoard(Sink):
 
     def model_post_init(self, _: Any, /) -> None:
         """Look for the package now, before the first step."""
-        found = find_spec("tensorboard") if self.scalars else None
-        # A folder of traces named `tensorboard` in the current one is found too, as a package without a file.
-        if self.scalars and (found is None or found.origin is None):
-            raise MissingPackage("The TensorBoard sink", "tensorboard", "tensorboard")
+        if self.scalars:
+            need_tensorboard("The TensorBoard sink")
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write the window's files under their final names, each whole or not at all.
@@ -78,30 +76,68 @@ class TensorBoard(Sink):
             write_scalars(capture, into)
 
 
+def need_tensorboard(what: str) -> None:
+    """Make sure that what writes scalars can.
+
+    Raises:
+        MissingPackage: the package `tensorboard` is not installed.
+    """
+    found = find_spec("tensorboard")
+    # A folder of traces named `tensorboard` in the current one is found too, as a package without a file.
+    if found is None or found.origin is None:
+        raise MissingPackage(what, "tensorboard", "tensorboard")
+
+
 def write_scalars(capture: Capture, into: Path) -> Path:
     """Write one event file with the window's scalars and return it; a second time replaces the first.
 
     The global step of each is the window's last step.
     """
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
-
     rank = capture.metadata.get("rank", 0)
     into = into / f"rank{rank}" if rank else into
     into.mkdir(exist_ok=True)
     started_s = _started_ns(capture) / 1e9
     host, pid = _process(capture)
-    # TensorBoard reads a folder's event files in the order of their names and never goes back, so the start comes
-    # first. EventFileWriter's names end in a counter, where 10 sorts before 9, and it writes them from a thread.
-    target = into / f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{capture.name}"
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(capture)]
+    target = into / event_file_name(started_s, host, pid, capture.name)
     with replacing(target) as raw:
-        records = RecordWriter(raw)
-        records.write(Event(wall_time=started_s, file_version="brain.Event:2").SerializeToString())
-        event = Event(wall_time=started_s, step=_last_step(capture), summary=Summary(value=values))
-        records.write(event.SerializeToString())
+        _write_event(raw, started_s, file_version="brain.Event:2")
+        _write_event(raw, started_s, step=_last_step(capture), scalars=scalars(capture))
     return target
+
+
+def append_scalars(target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]) -> None:
+    """Add scalars to an event file, which is made where it is missing; what a full disk cuts short is taken back."""
+    with target.open("ab") as raw:
+        size = raw.tell()
+        try:
+            if size == 0:
+                _write_event(raw, wall_time_s, file_version="brain.Event:2")
+            _write_event(raw, wall_time_s, step=step, scalars=values)
+            raw.flush()
+        except OSError:
+            os.truncate(target, size)
+            raise
+
+
+def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
+    """A file name by which TensorBoard knows event files.
+
+    It reads a folder's event files in the order of their names and never goes back, so the start comes first.
+    EventFileWriter's names end in a counter, where 10 sorts before 9, and it writes them from a thread.
+    """
+    return f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{name}"
+
+
+def _write_event(
+    raw: IO[bytes], wall_time_s: float, *, scalars: Iterable[tuple[str, float]] = (), **fields: Any
+) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+    summary = {"summary": Summary(value=values)} if values else {}
+    RecordWriter(raw).write(Event(wall_time=wall_time_s, **fields, **summary).SerializeToString())
 
 
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
