@@ -132,7 +132,8 @@ class Events:
     def among(self, test: frozenset[str] | Callable[[str], bool]) -> Flags:
         """A mask of the events whose category is in a set, or passes a test."""
         passes = test.__contains__ if isinstance(test, frozenset) else test
-        return flags(passes, self.categories)[self.category]
+        chosen = flags(passes, self.categories)
+        return chosen[self.category] if chosen.any() else np.zeros(len(self), np.bool_)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test; the test runs once for each distinct name."""

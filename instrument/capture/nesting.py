@@ -48,9 +48,9 @@ class Forest:
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
-        order = np.argsort(self.depth, kind="stable")
-        bounds = np.searchsorted(self.depth[order], np.arange(1, int(self.depth.max(initial=-1)) + 1))
-        return iter(np.split(order, bounds)) if len(self) else iter(())
+        narrow = self.depth.astype(np.min_scalar_type(int(self.depth.max(initial=0))))  # 16 bits are sorted by radix
+        order = np.argsort(narrow, kind="stable")
+        return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1])) if len(self) else iter(())
 
     def with_descendants(self, own: Ints) -> Ints:
         """A quantity of each node with that of all nodes below it added; one pass a level."""
@@ -101,10 +101,21 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> Forest:
     index = np.flatnonzero(chosen)
     threads = (events.thread if thread is None else thread)[index]
     start, end = events.start_ns[index], events.end_ns[index]
-    order = np.lexsort((-end, start, threads))
+    order = _nesting_order(threads, start, end)
     index, threads, start, end = index[order], threads[order], start[order], end[order]
     parent = _parents(threads, start, end)
     return Forest(index, threads, start, end, parent, _depths(parent))
+
+
+def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
+    """By thread, then start, then the longer first; what the recorder wrote in order is not sorted again."""
+    order = np.argsort(start, kind="stable")
+    order = order[np.argsort(thread[order], kind="stable")]
+    thread, start = thread[order], start[order]
+    same = np.append((thread[1:] == thread[:-1]) & (start[1:] == start[:-1]), False)
+    tied = np.flatnonzero(same | np.roll(same, 1))
+    order[tied] = order[tied[np.lexsort((-end[order[tied]], start[tied], thread[tied]))]]
+    return order
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -113,14 +124,14 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     candidate = np.arange(-1, count - 1)
     candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
     needed = end + (start == end)
-    active = np.flatnonzero(candidate >= 0)
+    passed = candidate >= 0
+    passed[1:] &= end[:-1] < needed[1:]
+    active = np.flatnonzero(passed)
     while active.size:
-        before = candidate[active]
-        passed = end[before] < needed[active]
-        active, before = active[passed], before[passed]
-        # What `before` has passed over ends earlier than `before` does, so this one may pass over it too.
-        candidate[active] = candidate[before]
+        # What the candidate has passed over ends earlier than it does, so this one may pass over it too.
+        candidate[active] = candidate[candidate[active]]
         active = active[candidate[active] >= 0]
+        active = active[end[candidate[active]] < needed[active]]
     return candidate
 
 

@@ -190,6 +190,8 @@ def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
 def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: Rules) -> Calls:
     """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
     bare = memory.uncovered(forest, events.memory, rules)
+    if not len(bare):
+        return calls
     sizes = memory.sizes(events.memory, rules)
     more: Quantities = {}
     for name, values in calls.quantities.items():
@@ -215,7 +217,7 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     """Calls summed by name, kind and one more code, in the order of the first call of each."""
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * 2 + calls.is_annotation) * width + codes
-    distinct, group = np.unique(key, return_inverse=True)
+    distinct, group = _distinct(key)
     first = np.full(len(distinct), np.iinfo(np.int64).max)
     np.minimum.at(first, group, calls.start_ns)
     order = np.argsort(first, kind="stable")
@@ -229,6 +231,15 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         counts = quantity != UNKNOWN if name == "flops" and quantity is not None else everything
         columns[name] = _sums(quantity, group, order, outer if name in _TOTALS else counts)
     return columns
+
+
+def _distinct(codes: Ints) -> tuple[Ints, Ints]:
+    """The codes that occur, and each one's position among them; where the codes are dense nothing is sorted."""
+    if codes.max(initial=0) > len(codes):
+        distinct, position = np.unique(codes, return_inverse=True)
+        return distinct, position
+    occurs = np.bincount(codes) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
 
 
 def _outermost(calls: Calls, group: Ints) -> Flags:
