@@ -1,135 +1,40 @@
 """Reading a Chrome/Kineto trace file into columns.
 
-The floor is inflating the file and scanning its JSON once: some 250 bytes an event as torch 2.13 writes them without
-shapes, at 0.33 GB/s with typed structs. Reading takes 1.3 (warm) to 1.8 times as long as that bare decoding, and
-at its peak 170 bytes an event beside the interpreter, about 90 of which are the columns. Only events with a duration
-and memory instants become columns; flows and metadata are skipped while scanning.
+Of a file in Kineto's layout most text repeats, and only its numbers are read for each event (`layout`); any other text
+is decoded (`written`). Only events with a duration and memory instants become columns; flows and metadata are counted.
 
-Times are decimal microseconds in the file and integer
-nanoseconds here, without loss: below 2**43 µs a float holds a nanosecond (its half step is 0.488 ns), above that
-the decimal text is read a second time.
+The floor is inflating the file and going over its text once. torch 2.13 writes some 250 bytes an event without shapes,
+which a loop in C that hashes every string and adds up every number passes in 0.2 µs an event, and the fastest decoder
+into typed objects (msgspec) in 0.5 to 1 µs. Scanning takes 0.8 µs, decoding in its place 1.6 µs; only compiled code
+of its own would come nearer to that loop. At the peak 220 bytes an event are held beside the interpreter, of which the
+columns are about 105.
+
+Times are decimal microseconds in the file and integer nanoseconds here, without loss: below 2**43 µs a float holds a
+nanosecond (its half step is 0.488 ns), above that the decimal text is read a second time.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import Raw
 from numpy.typing import NDArray
 
 from instrument.capture.columns import Interned, append, as_ns, fields_of, ints, joined
 from instrument.capture.events import DEVICE, PYTHON, Codes, Events, Ints, Memory, Thread, flags, is_runtime
-from instrument.capture.inflate import chunks
+from instrument.capture.inflate import ahead, chunks
+from instrument.capture.layout import Scanned, Scanner
 from instrument.capture.pieces import Pieces, cut_short
+from instrument.capture.written import Args, Begin, Complete, End, Instant, coerced, decode
 from instrument.errors import TraceError
 from instrument.names import from_trace
-
-FLOAT_HOLDS_NS_BELOW = 2**43
-
-
-class Args(Struct, gc=False, frozen=True, rename={
-    "external_id": "External id", "old_external_id": "external id", "sequence": "Sequence number",
-    "forward_thread": "Fwd thread id", "shapes": "Input Dims", "concrete": "Concrete Inputs",
-    "types": "Input type", "call_stack": "Call stack", "address": "Addr",
-    "python_id": "Python id", "python_parent": "Python parent id",
-    "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
-    "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
-    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
-}):  # fmt: skip
-    """Those arguments of an event that become columns."""
-
-    external_id: int | None = 0
-    old_external_id: int | None = 0
-    correlation: int | None = 0
-    sequence: int | None = -1
-    forward_thread: int | None = 0
-    finished: bool = True
-    shapes: Raw = Raw()
-    concrete: Raw = Raw()
-    types: Raw = Raw()
-    call_stack: Raw = Raw()
-    python_id: int | None = -1
-    python_parent: int | None = -1
-    size_bytes: int | None = None
-    device_type: int | None = 0
-    device_index: int | None = -1
-    allocated_bytes: int | None = 0
-    reserved_bytes: int | None = 0
-    moved_bytes: int | str | None = None  # text in ROCm's calls
-    grid: Raw = Raw()
-    block: Raw = Raw()
-    blocks_per_sm: float | None = None
-    occupancy: float | None = None
-    address: int | None = 0
-
-
-_NO_ARGS = Args()
-
-
-class _Timed(Struct, gc=False):
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: int | float = 0
-    args: Args = _NO_ARGS
-
-
-class Complete(_Timed, tag_field="ph", tag="X"):
-    """An event with a duration."""
-
-    cat: str = ""
-    dur: int | float = 0
-
-
-class Instant(_Timed, tag_field="ph", tag="i"):
-    """An event without one; memory is written as these."""
-
-
-class Begin(_Timed, tag_field="ph", tag="B"):
-    """The start of an event whose end is an event of its own."""
-
-    cat: str = ""
-
-
-class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the event that began last on its thread."""
-
-
-_KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
-
-_TIMED = frozenset(_KEPT.values())
-
-# Every other phase of the format: counted, not kept. A struct without fields skips the event's text.
-_SKIPPED = tuple(
-    msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
-    for phase in "ICbneSTpFstfPNODMVvRc()"
-)
-
-
-def _list_of(kinds: Iterable[type]) -> Any:
-    union: Any = None
-    for kind in (*kinds, *_SKIPPED):
-        union = kind if union is None else union | kind
-    return list[union]
-
-
-EVENT_LIST = _list_of(_KEPT.values())
-_EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
-# The times of the same events as they are written.
-_EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
-    _list_of(
-        msgspec.defstruct(f"Exact{kind.__name__}", [("ts", Decimal, Decimal(0))], tag_field="ph", tag=phase, gc=False)
-        for phase, kind in _KEPT.items()
-    )
-)
 
 
 def read(path: Path) -> Events:
@@ -142,9 +47,9 @@ def read(path: Path) -> Events:
         TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but not a trace; its
             gzip data is damaged or a bomb; a time in it is no 64-bit number of nanoseconds.
     """
-    pieces = Pieces(chunks(path), path, _decode, _coerced)
     columns = _Columns()
-    with _collector_off():
+    with _collector_off(), closing(ahead(chunks(path))) as text:
+        pieces = Pieces(text, path, Scanner(columns.of_spans).scan, decode, coerced)
         try:
             for piece in pieces:
                 columns.add(piece)
@@ -167,65 +72,6 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def _decode(text: bytes) -> list[Any]:
-    """The events of a JSON list; a time that a float does not hold to the nanosecond is left decimal."""
-    events = _EVENTS.decode(text)
-    if not _floats_hold(events):
-        for event, exact in zip(events, _EXACT.decode(text)):
-            if isinstance(event, _Timed):
-                event.ts = exact.ts
-    return events
-
-
-def _floats_hold(events: list[Any]) -> bool:
-    """Whether no time is both written with a point and too large."""
-    times = [event.ts for event in events if type(event) in _TIMED]
-    largest = max(times, default=0)
-    return largest < FLOAT_HOLDS_NS_BELOW or all(
-        type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times
-    )
-
-
-def _coerced(event: dict[str, Any], text: str) -> Any:
-    """One event in the types wanted; a field that cannot be understood takes its default."""
-    kind = _KEPT.get(str(event.get("ph")))
-    if kind is None:
-        return None
-    args = event.get("args")
-    plain = {
-        field.name: _fit(event.get(field.encode_name), field.type)
-        for field in msgspec.structs.fields(kind)
-        if field.name != "args"
-    }
-    plain = {name: value for name, value in plain.items() if value is not None}
-    if abs(plain.get("ts", 0)) >= FLOAT_HOLDS_NS_BELOW and isinstance(event["ts"], float):
-        plain["ts"] = json.loads(text, strict=False, parse_float=Decimal)["ts"]
-    if "args" in kind.__struct_fields__:
-        plain["args"] = _coerced_args(args) if isinstance(args, dict) else _NO_ARGS
-    return kind(**plain)
-
-
-def _coerced_args(args: dict[str, Any]) -> Args:
-    known: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Args):
-        if field.encode_name not in args:
-            continue
-        given = args[field.encode_name]
-        value = Raw(json.dumps(given).encode()) if field.type is Raw else _fit(given, field.type)
-        if value is not None:
-            known[field.name] = value
-    return Args(**known)
-
-
-def _fit(value: Any, kind: Any) -> Any:
-    if isinstance(value, str):  # half a surrogate pair is a character to JSON and to nothing else
-        value = value.encode("utf-8", "replace").decode()
-    try:
-        return msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError:
-        return None
-
-
 _DEVICE_ARGS = ("moved_bytes", "grid", "block", "blocks_per_sm", "occupancy")
 
 
@@ -241,11 +87,17 @@ class _Columns:
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
         self._halves: list[Begin | End] = []
 
-    def add(self, events: list[Any]) -> None:
-        """Take what is needed of decoded events."""
-        self.recorded += len(events)
-        self._add_spans([event for event in events if type(event) is Complete])
-        others = [event for event in events if type(event) is not Complete]
+    def add(self, piece: list[Any] | Scanned) -> None:
+        """Take what is needed of events that were scanned or decoded."""
+        if isinstance(piece, Scanned):
+            self.recorded += piece.recorded
+            self.spans += len(piece.columns["name"])
+            append(self._parts, piece.columns)
+            others = piece.others
+        else:
+            self.recorded += len(piece)
+            self._add_spans([event for event in piece if type(event) is Complete])
+            others = [event for event in piece if type(event) is not Complete]
         instants = [e for e in others if type(e) is Instant and e.args.size_bytes is not None]
         if instants:
             append(self._memory_parts, self._memory(instants))
@@ -254,9 +106,9 @@ class _Columns:
     def _add_spans(self, spans: list[Complete]) -> None:
         if spans:
             self.spans += len(spans)
-            append(self._parts, self._spans(spans))
+            append(self._parts, self.of_spans(spans))
 
-    def _spans(self, spans: list[Complete]) -> dict[str, NDArray[Any]]:
+    def of_spans(self, spans: list[Complete]) -> dict[str, NDArray[Any]]:
         count, event = len(spans), fields_of(Complete, spans)
         arg = fields_of(Args, event["args"])
         start = as_ns(event["ts"])
@@ -326,7 +178,7 @@ class _Columns:
         self._add_spans(_paired(self._halves))
         plain = Interned()
         threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
-        columns = joined(self._parts, self._spans([]))
+        columns = joined(self._parts, self.of_spans([]))
         memory = joined(self._memory_parts, self._memory([]))
         if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
             columns["call_stack"][:] = -1

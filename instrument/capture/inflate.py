@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 from instrument.errors import TraceError
 
 CHUNK_BYTES = 1 << 20
+CHUNKS_AHEAD = 3
 # Real traces shrink to between a tenth and a sixtieth, deflate itself ends at 1032: in between lies what is no trace.
 MAX_RATIO = 200
 RATIO_COUNTS_FROM_BYTES = 32 << 20
@@ -40,6 +43,15 @@ def chunks(path: Path) -> Iterator[bytes]:
         raise TraceError(f"The trace file {path} does not exist; check the path.") from None
     except OSError as error:
         raise TraceError(f"The trace file {path} cannot be read: {error.strerror or error}.") from None
+
+
+def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
+    """The same bytes, got by a thread while earlier ones are worked on: reading and inflating leave Python's lock."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
+        while chunk := coming.popleft().result():
+            coming.append(thread.submit(next, source, b""))
+            yield chunk
 
 
 def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:

@@ -16,13 +16,16 @@ from typing import Any
 
 import msgspec
 
+from instrument.capture.layout import MARGIN
+from instrument.capture.written import BAD
 from instrument.errors import TraceError
 
-LARGEST, SMALLEST = 1 << 20, 1 << 13
+LARGEST, SMALLEST = 1 << 21, 1 << 13
+# A piece stands between brackets, for the decoder, and between margins, for the scanner.
+_OPENS, _CLOSES = b"[".rjust(MARGIN), b"]".ljust(MARGIN)
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
-_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # A string, ended or not, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 _BAD_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
@@ -37,11 +40,12 @@ class _Around(msgspec.Struct):
 
 
 class Pieces:
-    """Iterates over a trace's events in lists, once; after that `base_ns` and `cut_short` are known.
+    """Iterates over a trace's events piece by piece, once; after that `base_ns` and `cut_short` are known.
 
-    `decode` makes events of a JSON list's text and raises msgspec's errors; `coerce` makes one of an event that could
-    only be read forgivingly, of which it gets the repaired text too. `cut_short`: the text ends before the document
-    does, within an event or behind the last.
+    `scan` is asked first, with the text of a JSON list between margins: what it makes of it is the piece, unless that
+    is None. `decode` makes a list of events of such a text and raises msgspec's errors; `coerce` makes one of an event
+    that could only be read forgivingly, of which it gets the repaired text too. `cut_short`: the text ends before the
+    document does, within an event or behind the last.
 
     Raises:
         TraceError: while iterating: the text is empty, not JSON, or JSON but not a trace.
@@ -51,13 +55,14 @@ class Pieces:
         self,
         chunks: Iterator[bytes],
         path: Path,
+        scan: Callable[[bytes], Any],
         decode: Callable[[bytes], list[Any]],
         coerce: Callable[[dict[str, Any], str], Any],
     ) -> None:
         self.base_ns = 0
         self.cut_short = False
         self.gzip_cut_short = False
-        self._chunks, self._path, self._decode, self._coerce = chunks, path, decode, coerce
+        self._chunks, self._path, self._scan, self._decode, self._coerce = chunks, path, scan, decode, coerce
         self._text, self._at, self._passed, self._at_end = b"", 0, 0, False
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -69,8 +74,10 @@ class Pieces:
             end = _last_end(self._text, self._at, self._at + size)
             if end >= 0:
                 try:
-                    piece = self._decode(b"".join((b"[", memoryview(self._text)[self._at : end], b"]")))
-                except _BAD:
+                    text = b"".join((_OPENS, memoryview(self._text)[self._at : end], _CLOSES))
+                    piece = self._scan(text)
+                    piece = self._decode(text) if piece is None else piece
+                except BAD:
                     if size > SMALLEST:
                         size = max(size // 8, SMALLEST)
                         continue
@@ -144,10 +151,10 @@ class Pieces:
         """Take the base time from a document without its events; False where it is none."""
         try:
             around = msgspec.json.decode(document, type=_Around)
-        except _BAD:
+        except BAD:
             try:
                 around = msgspec.convert(forgiving(document)[0], _Around)
-            except (*_BAD, ValueError):
+            except (*BAD, ValueError):
                 return False
         if isinstance(around.baseTimeNanoseconds, int):
             self.base_ns = around.baseTimeNanoseconds
@@ -188,7 +195,7 @@ class Pieces:
     def _one(self, text: bytes, begin: int) -> Any:
         try:
             return self._decode(b"[" + text + b"]")[0]
-        except _BAD:
+        except BAD:
             pass
         try:
             event, repaired = forgiving(text)
@@ -219,7 +226,7 @@ class Pieces:
             return cut_short(self._path, gzip=True)
         try:
             msgspec.json.decode(self._text[self._at :], type=msgspec.Raw)
-        except _BAD as error:
+        except BAD as error:
             if self._at_end and "truncated" in str(error):
                 return cut_short(self._path)
             return self._no_json(str(error))

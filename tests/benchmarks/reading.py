@@ -97,9 +97,9 @@ def _orjson(path: Path) -> object:
 
 
 def _msgspec(path: Path) -> object:
-    from instrument.capture import chrome
+    from instrument.capture import written
 
-    document = msgspec.defstruct("Document", [("traceEvents", chrome.EVENT_LIST)], gc=False)
+    document = msgspec.defstruct("Document", [("traceEvents", written.EVENT_LIST)], gc=False)
     gc.disable()
     return msgspec.json.decode(path.read_bytes(), type=document)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from capture.traces import allocation, annotation, span, write
+from capture.traces import allocation, annotation, same, span, write
 from instrument.capture import Capture, cache, chrome
 from instrument.capture.events import Events
 
@@ -25,18 +23,6 @@ def keep_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write(tmp_path, [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)], baseTimeNanoseconds=9)
-
-
-def same(a: Events, b: Events) -> bool:
-    for owner_a, owner_b in ((a, b), (a.memory, b.memory)):
-        for field in fields(owner_a):
-            left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
-            if isinstance(left, np.ndarray):
-                if left.dtype != right.dtype or not np.array_equal(left, right, equal_nan=left.dtype.kind == "f"):
-                    return False
-            elif field.name != "memory" and left != right:
-                return False
-    return True
 
 
 def no_reading(path: Path) -> Events:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
 import zlib
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
@@ -67,6 +69,7 @@ def test_the_base_time_is_kept(tmp_path) -> None:
         "1712195495997093.201",  # a float has quarters of a microsecond here
         "1712195495997093.2",
         "1712195495997093.999",
+        "-1712195495997093.201",
         "0.001",
         "12.0015",
     ],
@@ -341,3 +344,13 @@ def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> N
     monkeypatch.setattr("instrument.capture.inflate._fastest", lambda: zlib)
     assert columns(chrome.read(path)) == columns(fast)
     assert len(fast) == 30_000
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [5]}', '{"traceEvents": [{"ph": "X"'])
+def test_no_thread_outlives_the_reading(tmp_path, text) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    before = threading.active_count()
+    with suppress(TraceError):
+        chrome.read(path)
+    assert threading.active_count() == before

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from instrument.capture import Capture, chrome
 from instrument.capture.events import Events
@@ -53,3 +56,16 @@ def read(folder: Path, events: list[Any], **document: Any) -> Events:
 
 def capture(folder: Path, events: list[Any], **document: Any) -> Capture:
     return Capture.load(write(folder, events, **document))
+
+
+def same(a: Events, b: Events) -> bool:
+    """Whether every column, and every name in its place, is the same."""
+    for owner_a, owner_b in ((a, b), (a.memory, b.memory)):
+        for field in fields(owner_a):
+            left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
+            if isinstance(left, np.ndarray):
+                if left.dtype != right.dtype or not np.array_equal(left, right, equal_nan=left.dtype.kind == "f"):
+                    return False
+            elif field.name != "memory" and left != right:
+                return False
+    return True

@@ -1,0 +1,177 @@
+"""The events as a trace file writes them, in the types wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+FLOAT_HOLDS_NS_BELOW = 2**43
+BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Args(Struct, gc=False, frozen=True, rename={
+    "external_id": "External id", "old_external_id": "external id", "sequence": "Sequence number",
+    "forward_thread": "Fwd thread id", "shapes": "Input Dims", "concrete": "Concrete Inputs",
+    "types": "Input type", "call_stack": "Call stack", "address": "Addr",
+    "python_id": "Python id", "python_parent": "Python parent id",
+    "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
+    "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
+    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
+}):  # fmt: skip
+    """Those arguments of an event that become columns."""
+
+    external_id: int | None = 0
+    old_external_id: int | None = 0
+    correlation: int | None = 0
+    sequence: int | None = -1
+    forward_thread: int | None = 0
+    finished: bool = True
+    shapes: Raw = Raw()
+    concrete: Raw = Raw()
+    types: Raw = Raw()
+    call_stack: Raw = Raw()
+    python_id: int | None = -1
+    python_parent: int | None = -1
+    size_bytes: int | None = None
+    device_type: int | None = 0
+    device_index: int | None = -1
+    allocated_bytes: int | None = 0
+    reserved_bytes: int | None = 0
+    moved_bytes: int | str | None = None  # text in ROCm's calls
+    grid: Raw = Raw()
+    block: Raw = Raw()
+    blocks_per_sm: float | None = None
+    occupancy: float | None = None
+    address: int | None = 0
+
+
+NO_ARGS = Args()
+
+
+class _Timed(Struct, gc=False):
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: int | float = 0
+    args: Args = NO_ARGS
+
+
+class Complete(_Timed, tag_field="ph", tag="X"):
+    """An event with a duration."""
+
+    cat: str = ""
+    dur: int | float = 0
+
+
+class Head(Struct, gc=False, tag_field="ph", tag="X", forbid_unknown_fields=True):
+    """What stands before the time of an event with a duration, where nothing else does."""
+
+    name: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    cat: str = ""
+
+
+class Instant(_Timed, tag_field="ph", tag="i"):
+    """An event without one; memory is written as these."""
+
+
+class Begin(_Timed, tag_field="ph", tag="B"):
+    """The start of an event whose end is an event of its own."""
+
+    cat: str = ""
+
+
+class End(_Timed, tag_field="ph", tag="E"):
+    """The end of the event that began last on its thread."""
+
+
+_KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
+
+_TIMED = frozenset(_KEPT.values())
+
+# Every other phase of the format: counted, not kept. A struct without fields skips the event's text.
+_SKIPPED = tuple(
+    msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
+    for phase in "ICbneSTpFstfPNODMVvRc()"
+)
+
+
+def _list_of(kinds: Iterable[type]) -> Any:
+    union: Any = None
+    for kind in (*kinds, *_SKIPPED):
+        union = kind if union is None else union | kind
+    return list[union]
+
+
+EVENT_LIST = _list_of(_KEPT.values())
+_EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
+# The times of the same events as they are written.
+_EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
+    _list_of(
+        msgspec.defstruct(f"Exact{kind.__name__}", [("ts", Decimal, Decimal(0))], tag_field="ph", tag=phase, gc=False)
+        for phase, kind in _KEPT.items()
+    )
+)
+
+
+def decode(text: bytes) -> list[Any]:
+    """The events of a JSON list; a time that a float does not hold to the nanosecond is left decimal."""
+    events = _EVENTS.decode(text)
+    if not _floats_hold(events):
+        for event, exact in zip(events, _EXACT.decode(text)):
+            if isinstance(event, _Timed):
+                event.ts = exact.ts
+    return events
+
+
+def _floats_hold(events: list[Any]) -> bool:
+    """Whether no time is both written with a point and too large."""
+    times = [event.ts for event in events if type(event) in _TIMED]
+    hold = min(times, default=0) > -FLOAT_HOLDS_NS_BELOW and max(times, default=0) < FLOAT_HOLDS_NS_BELOW
+    return hold or all(type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times)
+
+
+def coerced(event: dict[str, Any], text: str) -> Any:
+    """One event in the types wanted; a field that cannot be understood takes its default."""
+    kind = _KEPT.get(str(event.get("ph")))
+    if kind is None:
+        return None
+    args = event.get("args")
+    plain = {
+        field.name: _fit(event.get(field.encode_name), field.type)
+        for field in msgspec.structs.fields(kind)
+        if field.name != "args"
+    }
+    plain = {name: value for name, value in plain.items() if value is not None}
+    if abs(plain.get("ts", 0)) >= FLOAT_HOLDS_NS_BELOW and isinstance(event["ts"], float):
+        plain["ts"] = json.loads(text, strict=False, parse_float=Decimal)["ts"]
+    if "args" in kind.__struct_fields__:
+        plain["args"] = _coerced_args(args) if isinstance(args, dict) else NO_ARGS
+    return kind(**plain)
+
+
+def _coerced_args(args: dict[str, Any]) -> Args:
+    known: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Args):
+        if field.encode_name not in args:
+            continue
+        given = args[field.encode_name]
+        value = Raw(json.dumps(given).encode()) if field.type is Raw else _fit(given, field.type)
+        if value is not None:
+            known[field.name] = value
+    return Args(**known)
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    if isinstance(value, str):  # half a surrogate pair is a character to JSON and to nothing else
+        value = value.encode("utf-8", "replace").decode()
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,226 @@
+"""Scanning a trace's layout gives what decoding it gives, to the last column, or is not done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from capture.conftest import BODIES, record
+from capture.traces import same
+from instrument.capture import chrome
+from instrument.capture.events import Events
+from instrument.capture.layout import Scanner
+from instrument.errors import TraceError
+
+FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
+Reading = Callable[[Path], tuple[Events, int]]
+
+
+def event(number: int, name: str = "aten::add", args: str = "", head: str = "", ts: str = "", dur: str = "") -> str:
+    """An event as torch 2.13 writes them."""
+    own = f'"External id": {number},"Record function id": 0, "Sequence number": {number // 3}, '
+    return f"""
+  {{
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "{name}",
+    "pid": 7,{head}
+    "tid": {7 + number % 2},
+    "ts": {ts or f"4353870089{number:03}.{number:03}"},
+    "dur": {dur or f"{number * 37}.{number:03}"}
+    ,
+    "args": {{
+      {args or own + f'"Fwd thread id": 1, "Ev Idx": {number}'}
+    }}
+  }}"""
+
+
+def document(events: list[str]) -> str:
+    return '{"traceEvents": [' + ",".join(events) + "\n  ]}"
+
+
+COMMON = [event(n, f"aten::op{n % 5}") for n in range(120)]
+FLOW = '\n  {\n    "ph": "s", "id": 1, "pid": 7, "tid": 7, "ts": 4.5, "cat": "ac2g", "name": "ac2g"\n  }'
+INSTANT = (
+    '\n  {\n    "ph": "i", "name": "[memory]", "pid": 7, "tid": 9, "ts": 5.125,'
+    '\n    "args": {\n      "Bytes": -64, "Device Type": 0\n    }\n  }'
+)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """Reads a trace twice, scanned and decoded, and holds them to be the same; tells how many events were scanned."""
+
+    def read(path: Path) -> tuple[Events, int]:
+        scan, scanned = Scanner.scan, 0
+
+        def counting(self: Scanner, text: bytes) -> object:
+            nonlocal scanned
+            found = scan(self, text)
+            scanned += found.recorded if found else 0
+            return found
+
+        monkeypatch.setattr(Scanner, "scan", counting)
+        events = _events_or_sentence(path)
+        monkeypatch.setattr(Scanner, "scan", lambda self, text: None)
+        decoded = _events_or_sentence(path)
+        monkeypatch.setattr(Scanner, "scan", scan)
+        assert events == decoded if isinstance(events, str) or isinstance(decoded, str) else same(events, decoded)
+        return events, scanned
+
+    return read
+
+
+def _events_or_sentence(path: Path) -> Events | str:
+    try:
+        return chrome.read(path)
+    except TraceError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_recordings_are_scanned_and_the_same(recordings, both, name) -> None:
+    events, scanned = both(recordings(name).path)
+    assert scanned > len(events) / 2
+
+
+def test_a_recording_with_stacks_is_scanned_and_the_same(tmp_path, both) -> None:
+    path = record(tmp_path / "trace.json", BODIES["transformer"](), with_stack=True).path
+    events, scanned = both(path)
+    assert scanned > len(events) / 2
+    assert (events.python_parent >= 0).any()
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
+def test_real_traces_are_the_same(both, path) -> None:
+    assert isinstance(both(path)[0], Events)
+
+
+def test_what_is_scanned_is_what_was_written(tmp_path, both) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(document([*COMMON[:60], FLOW, INSTANT, *COMMON[60:]]))
+    events, scanned = both(path)
+    assert scanned == 121, "all but the last event, which nothing follows that would tell its end"
+    number = np.arange(120)
+    assert np.array_equal(events.start_ns, 4353870089_000_000 + number * 1001)
+    assert np.array_equal(events.duration_ns, number * 37_001)
+    assert np.array_equal(events.external_id, number)
+    assert np.array_equal(events.sequence, number // 3)
+    assert [events.names[code] for code in events.name] == [f"aten::op{n % 5}" for n in number]
+    assert [events.threads[code] for code in events.thread] == [(7, 7 + n % 2) for n in number]
+    assert events.memory.size_bytes.tolist() == [-64]
+
+
+ODD = {
+    "no arguments": event(200).partition("\n    ,")[0] + "\n  }",
+    "empty arguments": event(200, args=" "),
+    "a longer fraction": event(200, ts="4353870089200.0004"),
+    "a whole time": event(200, ts="4353870089200", dur="5"),
+    "a large time": event(200, ts="8999999999999999.999"),
+    "too large a time": event(200, ts="9223372036854775.9"),
+    "an exponent": event(200, dur="1e3"),
+    "a negative duration": event(200, dur="-1.000"),
+    "a time as text": event(200, ts='"5"'),
+    "zeros in front": event(200, ts="04.000"),
+    "an infinite duration": event(200, dur="Infinity"),
+    "a backslash": event(200, name="a\\nb"),
+    "a bare newline": event(200, name="a\nb"),
+    "a bad escape": event(200, name="a\\xb"),
+    "letters of other alphabets": event(200, name="é中"),
+    "braces in a name": event(200, name="void f<{lambda()#1}>()"),
+    "an event in a name": event(200, name='},\n  {\n    "ph": "X",'),
+    "a comma and brace in a name": event(200, name="}, {"),
+    "two names": event(200, head='\n    "name": "aten::mul",'),
+    "another time before": event(200, head='\n    "ts": 5.000,'),
+    "arguments before": event(200, head='\n    "args": {"External id": 5},'),
+    "another phase before": event(200, head='\n    "ph": "B",'),
+    "a process that is no number": event(200, head='\n    "pid": 1.5,'),
+    "a number with a fraction": event(200, args='"External id": 7.5, "Ev Idx": 3'),
+    "a number with an exponent": event(200, args='"External id": 7e2, "Ev Idx": 3'),
+    "a negative number": event(200, args='"External id": 7, "Sequence number": -1, "Ev Idx": 3'),
+    "a number with zeros in front": event(200, args='"External id": 07, "Ev Idx": 3'),
+    "a number of 64 bits": event(200, args='"External id": 18446744073709551615, "Ev Idx": 3'),
+    "a number of 17 digits": event(200, args='"External id": 12345678901234567, "Ev Idx": 3'),
+    "nothing for a number": event(200, args='"Python parent id": null, "Python id": 4, "Ev Idx": 3'),
+    "a number twice": event(200, args='"External id": 7,"Record function id": 0, "External id": 8, "Ev Idx": 3'),
+    "both external ids": event(200, args='"External id": 7, "external id": 8, "Ev Idx": 3'),
+    "0 for one external id": event(200, args='"External id": 0, "external id": 8, "Ev Idx": 3'),
+    "shapes": event(200, args='"External id": 7, "Input Dims": [[2, 3], []], "Ev Idx": 3'),
+    "a number behind shapes": event(200, args='"External id": 7, "Input Dims": [], "correlation": 8, "Ev Idx": 3'),
+    "a number behind the rest": event(200, args='"External id": 7, "Input Dims": [], "correlation": 8'),
+    "a missing comma": event(200, args='"External id": 7 "Ev Idx": 3'),
+    "a comma too many": event(200, args='"External id": 7,, "Ev Idx": 3'),
+    "a comma in front": event(200, args=', "Ev Idx": 3'),
+    "a comma behind": event(200, args='"External id": 7,'),
+    "half a list": event(200, args='"External id": 7, "Input Dims": [, "Ev Idx": 3'),
+    "a brace for a comma": event(200, args='"External id": 7{"Ev Idx": 3'),
+    "a brace behind a 0": event(200, args='"External id": 7, "x": 0{"Ev Idx": 3'),
+    "a brace before the rest": event(200, args='"External id": 7{"Input Dims": []'),
+    "a brace too many": event(200, args='"External id": 7}, "x": {"Ev Idx": 3'),
+    "a kernel": event(200, args='"External id": 7, "grid": [1, 2, 3], "blocks per SM": 0.5').replace(
+        "cpu_op", "kernel"
+    ),
+    "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
+    "a begin": FLOW.replace('"s"', '"B"'),
+    "a list in its place": "\n  [1]",
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(tmp_path, both, what) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(document([*COMMON[:60], ODD[what], *COMMON[60:]]))
+    both(path)
+
+
+def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
+    monkeypatch.setattr("instrument.capture.layout._MOST_KINDS", 3)
+    monkeypatch.setattr("instrument.capture.pieces.LARGEST", 1 << 12)
+    monkeypatch.setattr("instrument.capture.pieces.SMALLEST", 1 << 9)
+    path = tmp_path / "trace.json"
+    path.write_text(document(COMMON))
+    assert both(path)[1] > 100
+
+
+TEXT = document([*COMMON[:30], FLOW, *COMMON[30:40], INSTANT, *(ODD[what] for what in ("shapes", "a kernel"))]).encode()
+PARTS = [
+    b'"', b"{", b"}", b",", b":", b"[", b"]", b" ", b"\n", b"0", b"7", b".", b"-", b"e5", b"null", b"\\", b"\xff",
+    b"},\n  {", b'},\n  {\n    "ph": "X",', b', "Ev Idx": 7', b'"External id": 9, ', b'"dur": 3.000,', b"9" * 17, b"",
+]  # fmt: skip
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(20, len(TEXT) - 1), st.integers(0, 9), st.one_of(st.sampled_from(PARTS), st.binary(max_size=2))
+    ),
+    min_size=1,
+    max_size=3,
+)
+QUIET = settings(
+    max_examples=60, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@given(CHANGES, st.booleans())
+@QUIET
+def test_a_changed_text_is_read_as_the_decoder_reads_it(tmp_path, both, changes, cut) -> None:
+    text = TEXT
+    for at, length, put in changes:
+        text = text[:at] + put + text[at + length :]
+    path = tmp_path / "trace.json"
+    path.write_bytes(text[: changes[0][0]] if cut else text)
+    both(path)
+
+
+@given(st.lists(st.integers(0, 119), min_size=2, max_size=60), st.sampled_from([None, 0, 1, 4]))
+@QUIET
+def test_any_indent_is_read_as_the_decoder_reads_it(tmp_path, both, chosen, indent) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(json.loads(document([COMMON[n] for n in chosen])), indent=indent))
+    assert len(both(path)[0]) == len(chosen)
