@@ -30,16 +30,21 @@ class Cost:
         """Let the next step begin now."""
         self._began_ns = time.perf_counter_ns()
 
-    def step_ended(self, *, recorded: bool) -> int:
-        """Note the step that ends now and let the next begin; gives its time in ns."""
+    def step_ended(self, *, recorded: bool | None) -> int:
+        """Note the step that ends now and let the next begin; gives its time in ns. None: it was one of the warm-up."""
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
-        (self._recorded if recorded else self._unrecorded).append(took)
+        if recorded is not None:
+            (self._recorded if recorded else self._unrecorded).append(took)
         return took
 
     def leave_out(self, elapsed_ns: int) -> None:
         """Take time that was not the step's own, as that of another phase, out of the step that runs."""
         self._began_ns += elapsed_ns
+
+    def begin_window(self) -> None:
+        """Count what follows for a new window, whatever became of the one before."""
+        self._recorded, self._stood_still = [], {}
 
     @contextmanager
     def standing_still(self, part: str) -> Iterator[None]:
@@ -51,21 +56,19 @@ class Cost:
             self._stood_still[part] = self._stood_still.get(part, 0) + time.perf_counter_ns() - began
 
     def window(self) -> dict[str, Any]:
-        """What the window that ends now has cost so far; the next begins with nothing.
+        """What the window that ends now has cost so far.
 
         `recorded_step_ns` and `unrecorded_step_ns` are medians, the latter of the last 50 unrecorded steps before the
         window, of which there were `unrecorded_steps`; None where there is none. `start_ns`, `stop_ns` and `save_ns`
         (torch's own export) are what the loop waited for.
         """
         parts = {f"{part}_ns": self._stood_still.get(part, 0) for part in ("start", "stop", "save")}
-        found = {
+        return {
             "recorded_step_ns": _median(self._recorded),
             "unrecorded_step_ns": _median(self._unrecorded),
             "unrecorded_steps": len(self._unrecorded),
             **parts,
         }
-        self._recorded, self._stood_still = [], {}
-        return found
 
 
 def _median(values: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,25 @@ class Delivery:
         self._sizes: dict[Path, int] = {}
         self._failed: set[str] = set()
         self._dropped: list[str] = []
+        self._to_finish: list[Path] = []  # by this process itself
         self._exporter = Exporter(config.export_timeout_s, self._arrived) if config.export == "process" else None
         self._inline = self._chosen_inline() if self._exporter is not None else {}
         self.taken = 0
         """How many windows were saved."""
+
+    def has_room(self, name: str) -> bool:
+        """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
+        if self._exporter is None or len(self._exporter.pending) < self._config.export_queue:
+            return True
+        if not self._dropped:
+            logger.warning(
+                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
+                "until it has caught up. Record less often, or give it a core.",
+                self._config.export_queue,
+                name,
+            )
+        self._dropped.append(name)
+        return False
 
     def take(self, recorder: Recorder, name: str, cost: Cost, describe: Callable[[], dict[str, Any]]) -> None:
         """Save a window's raw trace before anything else, and have the rest done.
@@ -43,39 +59,54 @@ class Delivery:
             CaptureError: the trace cannot be saved.
             OSError: as for `CaptureError`.
         """
-        if self._exporter is not None and self._exporter.waiting >= self._config.export_queue:
-            self._drop(name)
-            return
         staging = export.stage(self.output_dir, name)
         try:
             with cost.standing_still("save"):
                 recorder.save(staging / export.RAW)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)  # no whole trace, and its space may be what is missing
+            about = {"name": name, **self._described(describe)}
+            about["sinks_inline"] = list(self._inline)
+            about["cost"] = cost.window() | {"trace_bytes": (staging / export.RAW).stat().st_size}
+            folder = export.queue(staging, about)
+        except Exception:
+            shutil.rmtree(staging, ignore_errors=True)  # half a trace, whose space may be what is missing
             raise
-        about = {"name": name, **self._described(describe)}
-        about["sinks_inline"] = list(self._inline)
-        about["cost"] = cost.window() | {"trace_bytes": (staging / export.RAW).stat().st_size}
-        folder = export.queue(staging, about)
         self.taken += 1
         if self._exporter is None:
+            self._to_finish.append(folder)
+        else:
+            self._hand_over(folder)
+
+    def finish_inline(self) -> None:
+        """With `profiler.export=inline`: finish what was taken.
+
+        Raises:
+            OSError: the trace cannot be compressed; it stays queued.
+        """
+        while self._to_finish:
+            folder = self._to_finish.pop(0)
             self._arrived(export.finish(folder, self._config.sinks, failed=self._failed))
-            return
-        self._hand_over(folder)
 
     def close(self) -> None:
-        """Wait for what is not finished yet, as long as the config allows."""
-        left = self._exporter.close() if self._exporter is not None else []
-        if left:
-            logger.warning(
-                "The exporter goes on with {} after profiler.export_timeout_s={:g}; should it not come to an end, "
-                "`instrument export {}` finishes them.",
-                ", ".join(map(export.name_of, left)),
-                self._config.export_timeout_s,
-                self.output_dir,
-            )
+        """Finish what is not finished yet; for the exporter wait as long as the config allows."""
+        self.finish_inline()
+        try:
+            if self._exporter is not None:
+                self._exporter.close()
+        finally:  # also where Ctrl-C ends the waiting
+            self.say_what_is_left()
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
+
+    def say_what_is_left(self) -> None:
+        """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
+        left = self._exporter.pending if self._exporter is not None else []
+        if left:
+            logger.warning(
+                "Left to the exporter, which goes on by itself: {}. Should it not come to an end, "
+                "`instrument export {}` finishes what there is.",
+                ", ".join(map(export.name_of, left)),
+                self.output_dir,
+            )
 
     def _chosen_inline(self) -> dict[str, Any]:
         """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
@@ -106,21 +137,11 @@ class Delivery:
                 logger.error(what, error, self.output_dir)
             self._failed.add("exporter")
 
-    def _drop(self, name: str) -> None:
-        if not self._dropped:
-            logger.warning(
-                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
-                "until it has caught up. Record less often, or give it a core.",
-                self._config.export_queue,
-                name,
-            )
-        self._dropped.append(name)
-
     def _arrived(self, folder: Path) -> None:
         for name, sink in self._inline.items():
             export.run_sink(name, sink, Capture.load(folder), self._failed)
         self._captures.append(Capture.load(folder))
-        self._sizes[folder] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        self._sizes[folder] = _size(folder)
         logger.info("Recorded {}", folder)
         self._keep_in_bounds()
 
@@ -130,5 +151,15 @@ class Delivery:
         while len(self._sizes) > 1 and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
             oldest = next(iter(self._sizes))
             del self._sizes[oldest]
-            shutil.rmtree(oldest, ignore_errors=True)
             self._captures[:] = [capture for capture in self._captures if capture.folder != oldest]
+            export.remove(oldest)
+            logger.info("Removed {}, as profiler.keep and profiler.disk_budget ask", oldest)
+
+
+def _size(folder: Path) -> int:
+    """The bytes of a folder's files."""
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # a reader's temporary file, gone again
+            size += file.stat().st_size if file.is_file() else 0
+    return size

@@ -32,6 +32,8 @@ from instrument.targets import rebuilt_sink
 RAW, PACKED = "trace.json", "trace.json.gz"
 _PARTIAL, _QUEUED = ".partial", ".queued"
 _OWNER_FILE = "owner"
+_LOCK_FILE = ".lock"
+_LONGEST_WITHOUT_OWNER_S = 86_400
 
 
 def output_dir(config: ProfilerConfig) -> Path:
@@ -80,7 +82,11 @@ def stage(output_dir: Path, name: str) -> Path:
         if staging.with_suffix(_QUEUED).exists() or (output_dir / name_of(staging)).exists():
             staging.rmdir()
             continue
-        (staging / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()}")
+        try:
+            (staging / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()}")
+        except OSError:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
         return staging
     raise AssertionError("unreachable")
 
@@ -97,9 +103,18 @@ def is_queued(folder: Path) -> bool:
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
     """Say that the trace in a partial folder is whole; gives the queued folder."""
-    (staging / _OWNER_FILE).unlink()
     _describe(staging, {**metadata, "name": name_of(staging)})
-    return staging.rename(staging.with_suffix(_QUEUED))
+    folder = staging.rename(staging.with_suffix(_QUEUED))
+    with suppress(OSError):
+        (folder / _OWNER_FILE).unlink()
+    return folder
+
+
+def remove(folder: Path) -> None:
+    """Remove a capture, so that nobody ever sees half of it."""
+    with suppress(OSError):
+        folder = folder.rename(folder.with_name(f".{folder.name}{_PARTIAL}"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[str]) -> Path:
@@ -133,6 +148,7 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
             run_sink(name, sink, capture, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         _describe(folder, capture.metadata)
+        (folder / _LOCK_FILE).unlink(missing_ok=True)
         return _published(folder, capture.metadata)
 
 
@@ -177,20 +193,27 @@ def sinks_of(metadata: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
     """The queued folders in a folder for captures, or down to a depth below it, oldest first."""
     found = [f for level in range(depth) for f in output_dir.glob("*/" * level + f".*{_QUEUED}") if is_queued(f)]
-    return sorted(found, key=lambda folder: (folder / METADATA_FILE).stat().st_mtime_ns)
+    return sorted(found, key=_described_at)
+
+
+def _described_at(folder: Path) -> int:
+    try:
+        return (folder / METADATA_FILE).stat().st_mtime_ns
+    except OSError:  # finished meanwhile
+        return 0
 
 
 def tidy(output_dir: Path) -> None:
     """Remove what processes that have ended left half written, and say which windows they left queued."""
     for staging in output_dir.glob(f".*{_PARTIAL}"):
-        with suppress(OSError, ValueError):  # taken away by another that tidies
-            host, pid = (staging / _OWNER_FILE).read_text().split()
-            if _has_ended(host, int(pid)):
+        with suppress(OSError, ValueError):  # taken away by another that tidies, or somebody else's
+            if _is_left(staging):
                 shutil.rmtree(staging)
     for half_written in output_dir.glob(".execution_trace_*.partial.json"):
-        host, pid, _ = half_written.name.removeprefix(".execution_trace_").rsplit("_", 2)
-        if _has_ended(host, int(pid)):
-            half_written.unlink(missing_ok=True)
+        with suppress(OSError, ValueError):
+            host, pid, _ = half_written.name.removeprefix(".execution_trace_").rsplit("_", 2)
+            if _has_ended(host, int(pid)):
+                half_written.unlink()
     left = []
     for folder in queued(output_dir):
         with suppress(CaptureError):
@@ -204,10 +227,24 @@ def tidy(output_dir: Path) -> None:
         )
 
 
+def _is_left(staging: Path) -> bool:
+    """Whether nobody writes into a partial folder any more; without an owner's name it must be a day old."""
+    try:
+        host, pid = (staging / _OWNER_FILE).read_text().split()
+    except FileNotFoundError:
+        return time.time() - staging.stat().st_mtime > _LONGEST_WITHOUT_OWNER_S
+    return _has_ended(host, int(pid))
+
+
 def _has_ended(host: str, pid: int) -> bool:
-    """Whether a process is known to have ended; of another machine's nothing is known."""
+    """Whether a process is known to have ended; of another machine's nothing is known.
+
+    One with this process's number has: containers give the same to each.
+    """
     if host != socket.gethostname():
         return False
+    if pid == os.getpid():
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -225,7 +262,7 @@ def _alone(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT)  # NFS locks no folder
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

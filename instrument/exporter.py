@@ -50,9 +50,9 @@ class Exporter:
         self._said_death = False
 
     @property
-    def waiting(self) -> int:
-        """How many windows it has yet to finish."""
-        return len(self._pending)
+    def pending(self) -> list[Path]:
+        """The queued folders that it has yet to finish, in order."""
+        return list(self._pending)
 
     def submit(self, folder: Path) -> None:
         """Have a queued folder finished.
@@ -68,30 +68,37 @@ class Exporter:
                 return
             try:
                 self._start()
-            except (OSError, RuntimeError):
+            except Exception:
                 self._pending.remove(folder)
                 raise
 
-    def close(self) -> list[Path]:
-        """Wait until all is finished, at most the time allowed, and say what for; gives what is not finished.
+    def close(self) -> None:
+        """Wait until all is finished, at most the time allowed, and say what for.
 
-        The process goes on with that by itself, and then ends.
+        With what is still pending then, the process goes on by itself before it ends.
         """
-        began, total = time.monotonic(), len(self._pending)
-        with self._changed:
+        began = time.monotonic()
+        try:
+            with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
+                self._wait(began)
+        finally:  # also where Ctrl-C ends the waiting
+            if self._process is not None:
+                _write(self._process, None)  # closing the pipe is not enough: forked workers hold it too
+        if self._listener is not None and not self._pending:
+            self._listener.join(max(0.1, began + self._timeout_s - time.monotonic()))  # a sink's threads may linger
+
+    def _wait(self, began: float) -> None:
+        total, said = len(self._pending), False
+        try:
             while self._pending and (waited := time.monotonic() - began) < self._timeout_s:
                 if self._process is None:
                     self._start()
-                pause = _SILENT_S if waited < _SILENT_S else _tell_waiting(self._pending, total, self._timeout_s)
+                said = waited >= _SILENT_S
+                pause = _tell_waiting(self._pending, total, self._timeout_s) if said else _SILENT_S
                 self._changed.wait(min(pause, self._timeout_s - waited))
-            left, process, listener = list(self._pending), self._process, self._listener
-        if sys.stderr.isatty():
-            print(end="\r\033[K", file=sys.stderr)
-        if process is not None:
-            _write(process, None)  # closing the pipe is not enough: forked workers hold it too
-            if listener is not None and not left:
-                listener.join()
-        return left
+        finally:
+            if said and sys.stderr.isatty():
+                print(end="\r\033[K", file=sys.stderr)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "instrument.exporter", str(self._timeout_s)]
@@ -101,7 +108,7 @@ class Exporter:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)},
             start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
         )
         try:
@@ -122,6 +129,7 @@ class Exporter:
                 try:
                     at = self._hear(json.loads(line), at)
                 except Exception:
+                    at = None
                     logger.exception("What the exporter said cannot be taken in: {}", line.strip())
         with self._changed:
             self._process = None
@@ -141,11 +149,13 @@ class Exporter:
         self._answered, folder = True, Path(answer["folder"])
         if "finished" not in answer:
             return folder
-        if answer["finished"] is not None:
-            self._finished(Path(answer["finished"]))
-        with self._changed:
-            self._pending.remove(folder)
-            self._changed.notify_all()
+        try:
+            if answer["finished"] is not None:
+                self._finished(Path(answer["finished"]))
+        finally:
+            with self._changed:
+                self._pending.remove(folder)
+                self._changed.notify_all()
         return None
 
     def _mourn(self, folder: Path, status: int) -> None:

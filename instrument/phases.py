@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from instrument import schedule
+from instrument import metadata, schedule
 from instrument.annotate import profiled
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
@@ -51,10 +51,10 @@ class Phase:
             loss, self.loss = self.loss, None
             advance(loss)
 
-    def folder_name(self, first: int, last: int, rank: int) -> str:
-        """What the capture of these steps is called."""
+    def folder_name(self, first: int, last: int | None) -> str:
+        """What the capture of these steps is called; without a last one that of the first."""
         prefix = "" if self.name == "train" else f"{self.name}_"
-        return f"{prefix}steps_{first:06d}-{last:06d}_rank{rank}"
+        return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{metadata.rank()}"
 
 
 class Phases:
@@ -76,7 +76,7 @@ class Phases:
         self._recorded = list(self._config.phases)
         for phase in self._all.values():
             phase.step_number = phase.began_at = self.train.step_number if phase is self.train else 0
-            phase.plan, phase.wakes_at = self._plan(phase.name), NEVER
+            phase.plan, phase.wakes_at, phase.cost = self._plan(phase.name), NEVER, Cost()
             phase.plan.skip_to(phase.step_number)
 
     def enter(self, name: str) -> None:

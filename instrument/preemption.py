@@ -1,12 +1,12 @@
-"""SIGTERM, by which schedulers announce that they will kill a process soon: time to save an open window."""
+"""SIGTERM, by which schedulers announce that they will kill a process soon, and Ctrl-C: neither may cost a window."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from loguru import logger
@@ -15,8 +15,11 @@ from loguru import logger
 class Preemption:
     """Holds SIGTERM back while a window is open: until the next step's end, or half of `grace_s`, then passes it on.
 
-    `is_recording` tells whether there is something to save, `save` saves it; it is called on the main thread, and never
-    within itself. Outside windows the signal goes straight to whoever handled it before.
+    `is_recording` tells whether there is something to save, and `save` saves it, on the main thread. Outside windows
+    the signal goes straight to whoever handled it before.
+
+    Attributes:
+        noticed: whether a SIGTERM is held back.
     """
 
     def __init__(self, grace_s: float | None, is_recording: Callable[[], bool], save: Callable[[], None]) -> None:
@@ -24,14 +27,17 @@ class Preemption:
         self._grace_s, self._is_recording, self._save = grace_s, is_recording, save
         self._before: Any = None
         self._installed = False
+        self._process = 0
+        self._held = 0  # how many blocks of `held` run, one in another
+        self._interrupted = False  # by Ctrl-C within them
         self._timer: threading.Timer | None = None
 
     def install(self) -> None:
         """Begin to watch; only the main thread can."""
-        if self._grace_s is None or threading.current_thread() is not threading.main_thread():
-            return
-        self.noticed, self._installed = False, True
-        self._before = signal.signal(signal.SIGTERM, self._handle)
+        self.noticed = False
+        if self._grace_s is not None and _on_main_thread():
+            self._installed, self._process = True, os.getpid()
+            self._before = signal.signal(signal.SIGTERM, self._handle)
 
     def uninstall(self) -> None:
         """Leave the signal as it was found, unless somebody else handles it by now.
@@ -39,35 +45,68 @@ class Preemption:
         On another thread than the main one ours stays, and passes on whatever comes.
         """
         self._forget_timer()
-        if self._installed and signal.getsignal(signal.SIGTERM) == self._handle:
-            with suppress(ValueError):  # not the main thread
-                signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
+        if self._installed and _on_main_thread() and signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
         self._installed = False
 
     def pass_on(self) -> None:
         """Let the signal do what it would have done without us."""
         self._forget_timer()
         self.noticed = False
-        if callable(self._before):
+        if not _on_main_thread():  # whose handler, ours, will find nothing to save any more
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif callable(self._before):
             self._before(signal.SIGTERM, None)
         elif self._before != signal.SIG_IGN:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let neither signal end the block half-way, as torch cannot stop or save twice; they count behind it."""
+        handler = signal.getsignal(signal.SIGINT)
+        holds = not self._held and _on_main_thread() and handler is not None
+        self._held += 1
+        if holds:
+            signal.signal(signal.SIGINT, self._note_interrupt)
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if holds:
+                signal.signal(signal.SIGINT, handler)
+            if not self._held and self.noticed and not self._is_recording():
+                self.pass_on()
+            if holds and self._interrupted:
+                self._interrupted = False
+                signal.raise_signal(signal.SIGINT)
+
+    def _note_interrupt(self, *_: Any) -> None:
+        self._interrupted = True
+
     def _handle(self, *_: Any) -> None:
-        if not self._is_recording():
+        if os.getpid() != self._process:  # a forked child, which records nothing
+            self.pass_on()
+        elif self._held:
+            self.noticed = True
+        elif not self._is_recording():
             self.pass_on()
         elif self.noticed:  # asked a second time, by the timer or by somebody impatient
             self._save()
         else:
             self.noticed = True
             half = (self._grace_s or 0) / 2
-            logger.warning("SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half)
             self._timer = threading.Timer(half, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
             self._timer.start()
+            with suppress(Exception):  # this may have interrupted a handler of the log, which takes no second message
+                logger.warning("SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half)
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -184,13 +184,15 @@ class Recorder:
         Possible once: torch refuses a second export.
 
         Raises:
-            CaptureError: the disk is full, torch wrote no whole file, or another profiler of torch's ran within the
-                window, after which torch's export would end the process.
+            CaptureError: the disk is full, torch wrote no whole file, or it was interrupted or another profiler of torch's
+                ran within the window, after which torch's export would end the process.
         """
         if self._disturbed:
             raise CaptureError(
                 "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
             )
+        if getattr(self._profile.profiler, "kineto_results", None) is None:  # its export would end the process
+            raise CaptureError("torch was interrupted while it stopped, and has no recording to save.")
         place = path.parent.parent
         if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
             least = _LEAST_FREE_BYTES >> 20

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from loguru import logger
 from torch import nn
@@ -73,10 +74,8 @@ class Session:
         self._watch: Watch | None = None
         self._instrumented: nn.Module | None = None  # by this session
         self._ended_at: int | None = None  # the one at the last stop; None: never stopped
-        self._process = os.getpid()
         self._delivery: Delivery | None = None
         self._preemption = Preemption(self.config.preemption_grace_s, lambda: self._windows.recording, self._save_now)
-        self._at_work = False  # within what `_safely` runs
         self._said: set[str] = set()
 
     @property
@@ -86,7 +85,11 @@ class Session:
 
     @step_number.setter
     def step_number(self, number: int) -> None:
-        self._phases.train.step_number = number
+        phase = self._phases.train
+        if self._running and number != phase.step_number and self._windows.owner is phase:
+            self._safely(self._windows.leave, "session.step_number was set")
+        phase.began_at = number if phase.began_at == phase.step_number else phase.began_at
+        phase.step_number, phase.wakes_at = number, number + 1
 
     def __enter__(self) -> Session:
         return self.start()
@@ -119,14 +122,15 @@ class Session:
         export.tidy(self.output_dir)
         self._delivery = Delivery(self.config, self.output_dir, self.captures)
         emitting = emit.backend_for(self.config.emit)
-        self._windows = Windows(self.config, self.activities, emitting, self._delivery, self._metadata)
+        held = self._preemption.held
+        self._windows = Windows(self.config, self.activities, emitting, self._delivery, self._metadata, held)
         timed = self.config.timings
         self.timings = Timings(timed, self.output_dir, metadata.rank()) if timed is not None else None
         self._take_model(model if model is not None else self._model)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0
-        self._process = os.getpid()
+        _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
         self._preemption.install()
         self._watch = Watch(self.config.triggers, self.output_dir) if self.config.triggers else None
@@ -256,10 +260,9 @@ class Session:
         if self.timings is not None and phase is self._phases.train:
             self.timings.end_step(phase.step_number - 1)
         if phase.step_number >= phase.wakes_at:
-            took_ns = phase.cost.step_ended(recorded=self._windows.recording)
+            warming_up = self._windows.recorder is not None and not self._windows.recording
+            took_ns = phase.cost.step_ended(recorded=None if warming_up else self._windows.recording)
             self._safely(self._end_step, phase, took_ns, loss)
-            if self._preemption.noticed:
-                self._save_now()
             phase.cost.resume()
         elif self._windows.recorder is None:  # no step within the window of another phase, which would not count
             took_ns = phase.cost.step_ended(recorded=False)
@@ -268,14 +271,13 @@ class Session:
                 if asked is not None:
                     self._safely(self._grant, asked)
                     phase.cost.resume()
+        if self._preemption.noticed:
+            self._save_now()
         if self.timings is not None and phase is self._phases.train:
             self.timings.begin_step()
 
     def _end_step(self, phase: Phase, took_ns: int, loss: Any) -> None:
         """Do what is due between step `step_number - 1` of a phase and its next."""
-        if os.getpid() != self._process:  # in a forked child: the run is its parent's
-            self._running, self._windows.recorder = False, None
-            return
         busy, asked = self._windows.recorder is not None, None
         self._windows.end_step(phase)
         if self._watch is not None and phase is self._phases.train:
@@ -288,24 +290,27 @@ class Session:
         if asked is not None:
             trigger, (why, steps) = asked
             first = self.step_number + self.config.warmup
-            window = Window(self.step_number, first, first + (steps or self.config.active or 1) - 1, trigger, why)
+            window = Window(self.step_number, first, first + max(1, steps or self.config.active or 1) - 1, trigger, why)
             after = f"{self.step_number - 1}" + (f" ({why})" if why else "")
             logger.info("The trigger {} fired after step {}: records steps {}.", trigger, after, window)
             self._phases.train.plan.put_first(window)
         self._windows.begin_step(self._phases.present)
 
     def _save_now(self) -> None:
-        """End the open window because SIGTERM came, and let the signal go on; not in the middle of work of ours."""
-        if not self._at_work:
-            if self._windows.recording:
+        """End the open window because SIGTERM came, and let the signal go on."""
+        if self._windows.recording:
+            with self._preemption.held():  # the signal goes on when all is said
                 self._safely(self._windows.finish, "SIGTERM", "")
+                if self._delivery is not None:
+                    self._delivery.say_what_is_left()
+        if self._preemption.noticed:  # nothing was to be saved
             self._preemption.pass_on()
 
     def _stop(self, cut: str | None) -> None:
         if cut is None:
             self._phases.present.close_batch(self._advance)  # the loop was left by break, its last batch done
         self._phases.present.batch_open = False
-        if self._running and os.getpid() == self._process:
+        if self._running:
             if not (self._delivery and self._delivery.taken) and not self._windows.hold_something(cut):
                 _warn(self._phases.nothing_recorded())
             self._safely(self._windows.finish, cut, "the run ended")
@@ -317,24 +322,23 @@ class Session:
             self._preemption.uninstall()
             if self._preemption.noticed:
                 self._preemption.pass_on()
-            if self._delivery is not None:
-                self._safely(self._delivery.close)
             self._running, self._ended_at = False, self.step_number
+            _sessions.discard(self)
             atexit.unregister(self._stop)
             if self._instrumented is not None:
                 forget(self._instrumented)
                 self._instrumented = None
+            if self._delivery is not None:
+                self._safely(self._delivery.close)
 
     def _safely(self, act: Callable[..., None], *args: Any) -> None:
         """Do a part of ours; what goes wrong in it costs this window, is logged, and never reaches the caller."""
-        recorder, outer, self._at_work = self._windows.recorder, self._at_work, True
+        recorder = self._windows.recorder
         try:
             act(*args)
         except Exception as error:
             self._recover(recorder)
             self._say(f"Recording failed and training goes on: {error}", error)
-        finally:
-            self._at_work = outer
 
     def _recover(self, recorder: Recorder | None) -> None:
         try:
@@ -349,6 +353,21 @@ class Session:
             self._said.add(sentence)
             unexpected = None if isinstance(error, InstrumentError) else error
             logger.opt(exception=unexpected).log("ERROR" if error else "WARNING", "{}", sentence)
+
+
+# Those that run in this process.
+_sessions: WeakSet[Session] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the runs, their windows and what watches signals for them are its parent's."""
+    for session in _sessions:
+        session._running, session._windows.recorder = False, None
+        session._preemption.uninstall()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _warn(sentence: str | None) -> None:

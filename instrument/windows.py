@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from loguru import logger
@@ -11,12 +13,14 @@ from instrument.config import ProfilerConfig
 from instrument.delivery import Delivery
 from instrument.phases import NEVER, Phase
 from instrument.recorder import Recorder
+from instrument.schedule import Window
 
 
 class Windows:
     """Opens windows, goes on with them and ends them, at the boundaries of steps; one for a run.
 
-    `user_metadata` is looked at when a window ends. What is raised costs the window, and `give_up` puts things right.
+    `user_metadata` is looked at when a window ends, and `held` keeps signals away while torch starts, stops and saves.
+    What is raised costs the window, and `give_up` puts things right.
 
     Attributes:
         recorder: of the window that is open or warming up; None: there is none.
@@ -30,6 +34,7 @@ class Windows:
         emitting: emit.Backend,
         delivery: Delivery,
         user_metadata: dict[str, Any],
+        held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.recorder: Recorder | None = None
         self.owner = Phase("train")
@@ -38,6 +43,7 @@ class Windows:
         self._emitting = emitting
         self._delivery = delivery
         self._user_metadata = user_metadata
+        self._held = held
 
     @property
     def recording(self) -> bool:
@@ -56,7 +62,15 @@ class Windows:
             phase.wakes_at = window.warmup_from if window else NEVER
             return
         phase.wakes_at = phase.step_number + 1
+        if self.recorder is None and not self._delivery.has_room(phase.folder_name(window.first, window.last)):
+            phase.plan.turn()
+            return
+        with self._held():
+            self._begin_recorded_step(phase, window)
+
+    def _begin_recorded_step(self, phase: Phase, window: Window) -> None:
         if self.recorder is None:
+            phase.cost.begin_window()
             self.owner = phase
             self.recorder = Recorder(self._config, self._activities, self._emitting, self._delivery.output_dir)
             with phase.cost.standing_still("start"):
@@ -77,7 +91,7 @@ class Windows:
         window, recorder = phase.plan.window, self.recorder
         if window is None or recorder is None or not self.recording or self.owner is not phase:
             return
-        if window.last == phase.step_number - 1:
+        if window.last is not None and window.last < phase.step_number:
             self._end(None)
         elif recorder.overdue:
             self._end(f"profiler.max_window_s={self._config.max_window_s:g} was reached")
@@ -96,7 +110,8 @@ class Windows:
             return
         if not self.hold_something(cut):
             self.recorder = None
-            recorder.stop()
+            with self._held():
+                recorder.stop()
             return
         stepped = phase.step_number > phase.began_at
         if window.last is None:
@@ -106,6 +121,14 @@ class Windows:
         else:
             cut = cut or (ended if stepped else "session.step() was never called")
         self._end(cut)
+
+    def leave(self, why: str) -> None:
+        """Turn away from the plan's present place: end the open window, or drop it if it holds no whole step."""
+        window = self.owner.plan.window
+        if self.recording and window is not None and self.owner.step_number > window.first:
+            self._end(why)
+        elif self.recorder is not None:
+            self.give_up(self.recorder)
 
     def give_up(self, recorder: Recorder | None) -> None:
         """Turn away from the window in which something failed, whose recorder this was.
@@ -117,7 +140,8 @@ class Windows:
             recorder, self.recorder = self.recorder, None
             self.owner.plan.turn()
         if recorder is not None:
-            recorder.stop()
+            with self._held():
+                recorder.stop()
 
     def _end(self, cut: str | None) -> None:
         """Stop recording, deliver the capture, and turn to the next window. `cut` says why it ends early."""
@@ -127,14 +151,15 @@ class Windows:
             return
         if cut:
             logger.warning("{}", window.cut_short(phase.step_number - window.first, cut))
-        with phase.cost.standing_still("stop"):
-            recorder.stop()
-        self.recorder = None
-        phase.plan.turn()
         facts = metadata.facts(window, phase.name, phase.step_number, cut)
-        last = max(window.first, phase.step_number - 1)
-        name = phase.folder_name(window.first, last, metadata.rank())
-        self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts))
+        name = phase.folder_name(window.first, max(window.first, phase.step_number - 1))
+        with self._held():
+            with phase.cost.standing_still("stop"):
+                recorder.stop()
+            self.recorder = None
+            phase.plan.turn()
+            self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts))
+        self._delivery.finish_inline()
 
     def _about(self, recorder: Recorder, facts: dict[str, Any]) -> dict[str, Any]:
         about = metadata.describe(facts, recorder.started_at or 0.0, self._activities, self._config.plain())

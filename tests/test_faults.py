@@ -76,6 +76,9 @@ class Trainer:
     def captures(self) -> list[Capture]:
         """Its captures, once its exporter has finished them."""
         until(lambda: not list(self.out.glob(".*.queued")))
+        return self.captures_so_far()
+
+    def captures_so_far(self) -> list[Capture]:
         return [Capture.load(folder) for folder in sorted(self.out.iterdir()) if not folder.name.startswith(".")]
 
 
@@ -221,6 +224,84 @@ def test_sigterm_outside_windows_is_not_held_back(tmp_path: Path) -> None:
     trainer.ended()
     assert trainer.process.returncode == -signal.SIGTERM
     assert list(trainer.out.iterdir()) == []
+
+
+WITHIN = """
+    from torch.profiler.profiler import _KinetoProfile
+    original = _KinetoProfile.{method}
+    def interrupted(self, *args):
+        if "{when}" == "before":
+            os.kill(os.getpid(), signal.{name})
+        original(self, *args)
+        if "{when}" == "after":
+            os.kill(os.getpid(), signal.{name})
+    _KinetoProfile.{method} = interrupted
+    with Session(output_dir=str(out), wait=1, active=2, export="{export}") as session:
+        for step in range(1000):
+            train()
+            session.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "when", "export"),
+    [
+        ("SIGINT", "stop_trace", "before", "process"),
+        ("SIGINT", "stop_trace", "after", "process"),
+        ("SIGINT", "export_chrome_trace", "after", "process"),
+        ("SIGINT", "stop_trace", "after", "inline"),
+        ("SIGTERM", "stop_trace", "after", "process"),
+        ("SIGTERM", "export_chrome_trace", "before", "process"),
+        ("SIGTERM", "export_chrome_trace", "after", "inline"),
+    ],
+)
+def test_a_signal_while_torch_stops_or_saves_costs_nothing(
+    tmp_path: Path, name: str, method: str, when: str, export: str
+) -> None:
+    trainer = Trainer(tmp_path, WITHIN.format(name=name, method=method, when=when, export=export))
+    log = trainer.ended()
+    assert trainer.process.returncode == -signal.Signals[name], log
+    if name == "SIGTERM" and export == "inline":  # nobody is left to do it
+        subprocess.run([sys.executable, "-m", "instrument", "export", str(trainer.out)], check=True)
+    (capture,) = trainer.captures()
+    assert (capture.metadata["window"]["truncated"], len(capture.steps)) == (False, 2)
+
+
+def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, GATED.replace("time.sleep(60)", "say('waiting')"))
+    trainer.wait_for("waiting")
+    until((tmp_path / "at the gate").exists)
+    time.sleep(0.2)
+    trainer.process.send_signal(signal.SIGINT)
+    assert trainer.process.wait(timeout=20) == -signal.SIGINT
+    assert trainer.captures_so_far() == []
+    (tmp_path / "open").touch()
+    assert len(trainer.captures()) == 1
+    assert "Left to the exporter, which goes on by itself: steps_000000-000000_rank0. " in trainer.ended()
+
+
+def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        with Session(output_dir=str(out), active=2) as session:
+            child = os.fork()
+            if child == 0:
+                say("child")
+                session.step()
+                time.sleep(60)
+            session.step()
+            time.sleep(0.2)
+            os.kill(child, signal.SIGTERM)
+            assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+            train()
+            session.step()
+        """,
+    )
+    log = trainer.ended()
+    assert trainer.process.returncode == 0, log
+    (capture,) = trainer.captures()
+    assert (capture.metadata["window"]["truncated"], len(capture.steps)) == (False, 2)
 
 
 GATED = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
@@ -16,6 +16,8 @@ _RANGE_COLUMNS = (
     "name", "calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "forward_ns", "backward_ns", "device_ns",
 )  # fmt: skip
 _RANGES, _OPERATORS = 20, 10
+# Unrecorded steps that recorded ones are compared with.
+_ENOUGH_STEPS = 10
 
 
 def heading(capture: Capture) -> str:
@@ -57,7 +59,7 @@ def cost(capture: Capture) -> str:
     recorded, before = about.get("recorded_step_ns"), about.get("unrecorded_step_ns")
     said = []
     if recorded is not None:
-        beside = f", {duration(before)} before the window ({recorded / before - 1:+.0%})" if before else ""
+        beside = f", {duration(before)} before the window{_more(recorded, about)}" if before else ""
         said.append(f"a recorded step took {duration(recorded)}{beside}")
     if "stop_ns" in about:
         start, end = about["start_ns"], about["stop_ns"] + about["save_ns"]
@@ -70,6 +72,12 @@ def cost(capture: Capture) -> str:
         said.append(f"its export {'had taken' if unfinished else 'took'} {duration(about['export_ns'])}")
         said[-1] += " when this was written" if unfinished else ""
     return f"Cost of recording: {'; '.join(said)}." if said else ""
+
+
+def _more(recorded: int, cost: dict[str, Any]) -> str:
+    """How much more a recorded step took; not said after a few steps, of which the first are like no other."""
+    before, steps = cost["unrecorded_step_ns"], cost["unrecorded_steps"]
+    return f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
 
 
 def outline(ranges: Table, rows: int) -> Table:

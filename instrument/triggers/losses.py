@@ -24,13 +24,14 @@ class Losses:
 
     def seen_after(self, number: int, loss: Any) -> tuple[float | None, int | None]:
         """Take the loss of step `number`, and give the newest taken before that was not yet given, with its step."""
-        seen = self._arrived() if self._arrives is not None else self._known
-        self._known = None
-        if loss is not None:
-            try:
+        seen, self._known = self._known, None
+        try:
+            if self._arrives is not None:
+                seen = self._arrived()
+            if loss is not None:
                 self._take(number, loss)
-            except Exception as error:
-                self._warn(error)
+        except Exception as error:
+            self._warn(error)
         return seen or (None, None)
 
     def _take(self, number: int, loss: Any) -> None:
