@@ -157,8 +157,7 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _described: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)  # the sinks, as JSON can hold them
-    _inline: list[str] = PrivateAttr(default_factory=list)
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)  # what each sink was built from
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -174,7 +173,7 @@ class ProfilerConfig(BaseModel):
     @property
     def inline_sinks(self) -> list[str]:
         """The sinks that only this process can run: they ask for it, or another could not build their like."""
-        return list(self._inline)
+        return [name for name, sink in self.sinks.items() if not can_be_rebuilt(sink, self._given[name])]
 
     @field_validator("activities", mode="before")
     @classmethod
@@ -227,10 +226,8 @@ class ProfilerConfig(BaseModel):
             from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
 
             need_tensorboard("profiler.timings.tensorboard=true")
-        given = self.sinks
-        self.sinks = {name: sink_of(name, each) for name, each in given.items()}
-        self._described = {name: described(sink, given[name]) for name, sink in self.sinks.items()}
-        self._inline = [name for name, sink in self.sinks.items() if not can_be_rebuilt(sink, given[name])]
+        self._given = self.sinks
+        self.sinks = {name: sink_of(name, each) for name, each in self._given.items()}
         self.triggers = {name: trigger_of(name, given) for name, given in self.triggers.items()}
         for name, sink in self.sinks.items():
             for option in getattr(sink, "needs", ()):
@@ -258,7 +255,7 @@ class ProfilerConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
-        options["sinks"] = self._described
+        options["sinks"] = {name: described(sink, self._given[name]) for name, sink in self.sinks.items()}
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
         return options
 
@@ -275,7 +272,7 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        given: Any = {name: getattr(source, name) for name in source.model_fields_set}
+        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": source._given}
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:

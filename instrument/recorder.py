@@ -184,8 +184,8 @@ class Recorder:
         Possible once: torch refuses a second export.
 
         Raises:
-            CaptureError: the disk is full, torch wrote no whole file, or it was interrupted or another profiler of torch's
-                ran within the window, after which torch's export would end the process.
+            CaptureError: the disk is full, torch wrote no whole file, it was interrupted, or another of its profilers
+                ran within the window: after these two its export would end the process.
         """
         if self._disturbed:
             raise CaptureError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session
+from instrument import Session, export
 from instrument.capture import Capture
 from instrument.capture.table import duration
 from instrument.config import as_config
 from instrument.errors import ConfigError
+from instrument.recorder import Recorder
 from instrument.sinks.table import render
 from instrument.sinks.tensorboard import scalars
 
@@ -96,3 +99,50 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
     older = Capture.load(tmp_path / capture.name)
     assert "Cost of recording" not in render(older)
     assert not [tag for tag, _ in scalars(older) if tag.startswith("cost/")]
+
+
+def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    log.errors_expected = True
+    save = Recorder.save
+
+    def fails_once(self: Recorder, path: Path) -> None:
+        monkeypatch.setattr(Recorder, "save", save)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Recorder, "save", fails_once)
+    options = {"warmup": 1, "active": 1, "repeat": 2, "export": "inline", "output_dir": str(tmp_path)}
+    with Session(options) as session:
+        for seconds in (0.3, 0.3, 0.0, 0.0):
+            time.sleep(seconds)
+            session.step()
+    (capture,) = session.captures
+    assert capture.metadata["cost"]["recorded_step_ns"] < 0.3e9, "the lost window's step took longer"
+    assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
+
+
+def test_what_dead_processes_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
+    dead, alive, unknown, old = (export.stage(tmp_path, name) for name in ("dead", "alive", "unknown", "old"))
+    (dead / "owner").write_text(f"{socket.gethostname()} {2**22 + 1}")
+    (alive / "owner").write_text(f"{socket.gethostname()} {os.getppid()}")
+    for folder in (unknown, old):
+        (folder / "owner").unlink()
+    os.utime(old, (0, 0))
+    elsewhere = export.stage(tmp_path, "elsewhere")
+    (elsewhere / "owner").write_text("another-host 1")
+    (tmp_path / f".execution_trace_{socket.gethostname()}_{2**22 + 1}_5.partial.json").touch()
+    export.tidy(tmp_path)
+    assert on_disk(tmp_path) == [".alive.partial", ".elsewhere.partial", ".unknown.partial"]
+
+
+def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None:
+    options = {"active": 2, "repeat": 0, "wait": 2, "export": "inline", "output_dir": str(tmp_path)}
+    with Session(options) as session:
+        for step in range(12):
+            if step == 3:
+                session.step_number = 1003
+            session.step()
+    first, *others = session.captures
+    assert first.metadata["window"]["reason"] == "session.step_number was set"
+    assert (first.name, len(first.steps)) == ("steps_000002-000002_rank0", 1)
+    assert [len(capture.steps) for capture in others] == [2, 2]
+    assert [capture.metadata["window"]["first_step"] for capture in others] == [1006, 1010]

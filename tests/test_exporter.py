@@ -18,6 +18,7 @@ from collected import Log
 
 from instrument import Session, Sink, cli, export
 from instrument.capture import Capture
+from instrument.config import as_config
 
 SINKS = """
     import os, signal, time
@@ -244,3 +245,29 @@ def test_a_description_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> 
     assert export.sinks_of(about, set()) == {}
     assert not (tmp_path / "made").exists()
     assert "'os.mkdir' is no class of a sink" in log.at("ERROR")[0]
+
+
+def test_a_plain_sinks_options_survive_a_config_made_of_a_config(profiler: dict[str, Any]) -> None:
+    sinks = {"plain": {"_target_": "their_sinks.Plain", "word": "kept"}}
+    config = as_config(as_config(profiler, sinks=sinks), active=2)
+    assert config.plain()["sinks"] == sinks
+    assert (config.sinks["plain"].word, config.inline_sinks) == ("kept", [])
+
+
+def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
+    profiler: dict[str, Any], log: Log, tmp_path: Path
+) -> None:
+    class Takes(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            folder.rename(tmp_path / folder.name)
+
+    log.errors_expected = True
+    session = run(profiler, steps=1, sinks={"takes": Takes()})
+    assert session.captures == []
+    assert [line for line in log.at("ERROR") if "What the exporter said cannot be taken in" in line]
+    assert (tmp_path / ALL[0] / "trace.json.gz").exists()
+
+
+def test_a_path_among_those_of_imports_is_passed_on(profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
+    assert names(run(profiler, steps=1)) == ALL[:1]
