@@ -18,6 +18,7 @@ from pydantic import (
     NonNegativeInt,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -66,7 +67,8 @@ class ProfilerConfig(BaseModel):
 
     The schedule counts training steps: after `skip_first` steps come `repeat` cycles (0: without end) of `wait` idle,
     `warmup` discarded and `active` recorded steps; `skip_first_wait` other than 0 leaves out the first cycle's wait.
-    `active=None` records until the session stops. Unlike torch, `repeat` is 1 unless given: one window. In place of
+    `active=None` records until the session stops or, where triggers may ask for windows, only what they ask for, a step
+    each unless they say more. Unlike torch, `repeat` is 1 unless given: one window. In place of
     cycles, `at_steps` or `every_n_steps` name the first steps of windows, and `wait` is not looked at.
 
     Attributes:
@@ -167,7 +169,7 @@ class ProfilerConfig(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """What was changed on the user's behalf, a sentence each; the session says them at its start."""
+        """What was changed on the user's behalf or is not looked at; the session says these sentences at its start."""
         return list(self._notes)
 
     @property
@@ -205,10 +207,17 @@ class ProfilerConfig(BaseModel):
 
     @field_validator("sinks", "triggers", mode="before")
     @classmethod
-    def _by_name(cls, value: Any) -> Any:
+    def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
         """A list of names stands for those that ship, as they ship; what is null is left out."""
-        if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
-            return {str(name): {} for name in value}
+        if isinstance(value, Iterable) and not isinstance(value, str | Mapping | BaseModel):
+            names = list(value)
+            for given in names:
+                if not isinstance(given, str):
+                    raise ConfigError(
+                        f"profiler.{info.field_name} is a list that holds {given!r}, but a list holds names of those "
+                        "that ship: give a mapping from a name of yours to it."
+                    )
+            return {name: {} for name in names}
         return {name: sink for name, sink in value.items() if sink is not None} if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
@@ -229,6 +238,8 @@ class ProfilerConfig(BaseModel):
         self._given = self.sinks
         self.sinks = {name: sink_of(name, each) for name, each in self._given.items()}
         self.triggers = {name: trigger_of(name, given) for name, given in self.triggers.items()}
+        if overlooked := schedule.overlooked(self):
+            self._notes.append(overlooked)
         for name, sink in self.sinks.items():
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):

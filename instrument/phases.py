@@ -11,7 +11,7 @@ from instrument import metadata, schedule
 from instrument.annotate import profiled
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
-from instrument.schedule import Plan
+from instrument.schedule import Plan, Window
 
 T = TypeVar("T")
 NAMES = ("train", "validation", "test")
@@ -68,6 +68,7 @@ class Phases:
     def __init__(self, config: ProfilerConfig) -> None:
         self._config = config
         self._recorded: list[str] = []  # in which the schedule is followed; none before the start
+        self._behind: Window | None = None  # the last window that lay behind train's first step
         self.train = self.present = Phase("train")
         self._all = {"train": self.train}
 
@@ -78,6 +79,7 @@ class Phases:
             phase.step_number = phase.began_at = self.train.step_number if phase is self.train else 0
             phase.plan, phase.wakes_at, phase.cost = self._plan(phase.name), NEVER, Cost()
             phase.plan.skip_to(phase.step_number)
+        self._behind = self.train.plan.passed
 
     def enter(self, name: str) -> None:
         """Make another phase the present one, with its own counter as it was left."""
@@ -89,42 +91,67 @@ class Phases:
         return Plan(schedule.planned(self._config)) if phase in self._recorded else Plan()
 
     def in_words(self) -> str:
-        """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation"."""
-        triggers = ", and what triggers ask for" if self._config.triggers else ""
-        names = self._config.phases
+        """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation, and what triggers ask for"."""
+        names, asked = self._config.phases, schedule.triggers_ask(self._config)
         plan = self.train.plan if "train" in names else self._plan(names[0])
-        return plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}") + triggers
+        said = plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}")
+        if asked:
+            said = "records what triggers ask for" if plan.window is None else f"{said}, and what triggers ask for"
+        return said if self._config.timings is None else f"{said}, and times the whole run"
 
     def misfit_of_first_pass(self, batches: int) -> str | None:
         """As `misfit`, for the first loop of the run over a loader of so many batches; more may follow."""
         if self.present is not self.train or self.train.step_number > self.train.began_at:
             return None
-        return self.misfit(self.train.step_number + batches, "One pass over the loader")
+        return self._misfit(self.train.step_number + batches, "If the run is one pass over the loader, it")
 
-    def misfit(self, total_steps: int | None, run: str = "The run") -> str | None:
-        """Say which window of train has no room in so many steps; None: all have, or nothing is known."""
-        if total_steps is None or "train" not in self._recorded:
+    def misfit(self, total_steps: int | None) -> str | None:
+        """Say, at the start, which windows there cannot be in so many steps; None: none such, or nothing is known."""
+        config, plan, begin = self._config, self.train.plan, self.train.step_number
+        if config.at_steps == [] and not config.triggers and config.timings is None:
+            return "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
+        if plan.window is None:
+            return (
+                None
+                if plan.passed is None
+                else (
+                    f"The run begins with step {begin}, behind all windows of the schedule (the last: "
+                    f"{plan.passed.in_words()}), so that none will be recorded: choose later steps."
+                )
+            )
+        if total_steps is not None and total_steps <= begin:
+            return f"The run begins with step {begin}, but has {total_steps} steps in all: nothing is left to record."
+        return None if total_steps is None else self._misfit(total_steps, "The run")
+
+    def _misfit(self, total_steps: int, run: str) -> str | None:
+        if "train" not in self._recorded:
             return None
         return schedule.misfit(self._config, total_steps, self.train.step_number, run)
 
     def nothing_recorded(self) -> str | None:
-        """Say why the run ended without a window; None where the schedule asked for none."""
+        """Say why the run ended without a window; None where the schedule asked for none, or the start has said it."""
         name = self._config.phases[0]
         phase = self._all.get(name)
         if phase is None:
             return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
-        if phase.plan.window is None:
-            return None
+        window, passed = phase.plan.window, phase.plan.passed
+        if window is None:
+            return (
+                None
+                if passed is None or passed is self._behind
+                else (
+                    "Nothing was recorded: the step number went past the last window of the schedule "
+                    f"({passed.in_words()}) before it could begin."
+                )
+            )
         done = phase.step_number - phase.began_at
         advice = (
-            "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer"
+            schedule.remedy(self._config, window)
             if done
             else "call session.step() after each training step, or loop over session.steps(loader)"
         )
-        return (
-            f"The run ended after {done} steps, before the first window (steps {phase.plan.window}) had recorded one: "
-            f"{advice}."
-        )
+        after = "1 step" if done == 1 else f"{done} steps"
+        return f"The run ended after {after}, before the first window ({window.in_words()}) had recorded one: {advice}."
 
 
 class Steps(Generic[T]):

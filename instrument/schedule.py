@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count, islice, pairwise, tee
-from typing import Protocol
+from typing import Any, Protocol
 
 # What says by itself which windows there are, and what then has nothing more to say, with the value of each that is
 # nothing said. Presets set `wait`, so that one is passed over.
@@ -27,6 +27,7 @@ class Schedule(Protocol):
     skip_first_wait: int
     at_steps: list[int] | None
     every_n_steps: int | None
+    triggers: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,47 @@ class Window:
 
     def __str__(self) -> str:
         if self.last is None:
-            return f"{self.first} and on until stopped"
+            return f"from {self.first} on"
         return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
+
+    def in_words(self) -> str:
+        """Its steps, for a sentence: "step 5", "steps 3–4", "steps from 0 on"."""
+        return f"step {self}" if self.first == self.last else f"steps {self}"
 
     def cut_short(self, done: int, cut: str) -> str:
         """Say that it ended after so many steps, because of `cut`."""
-        steps = f"{done}" if self.last is None else f"{done} of {self.last - self.first + 1}"
+        whole = done if self.last is None else self.last - self.first + 1
+        after = (f"{done}" if self.last is None else f"{done} of {whole}") + (" step" if whole == 1 else " steps")
         return (
-            f"The window of steps {self} was cut short after {steps} steps ({cut}); it is kept and labelled truncated."
+            f"The window of {self.in_words()} was cut short after {after} ({cut}); it is kept and labelled truncated."
         )
 
 
 def planned(schedule: Schedule) -> Iterator[Window]:
-    """The windows of a schedule, in order."""
+    """The windows of a schedule, in order; none where triggers alone ask for windows."""
+    if triggers_alone(schedule):
+        return iter(())
     if schedule.at_steps is not None:
         return windows_at(sorted(set(schedule.at_steps)), schedule.warmup, schedule.active or 1)
     if schedule.every_n_steps is not None:
         return windows_at(count(schedule.every_n_steps, schedule.every_n_steps), schedule.warmup, schedule.active or 1)
     names = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
     return windows(**{name: getattr(schedule, name) for name in names})
+
+
+def triggers_ask(schedule: Schedule) -> bool:
+    """Whether any trigger may ask for a window; one that never does says `asks = False`."""
+    return any(getattr(trigger, "asks", True) for trigger in schedule.triggers.values())
+
+
+def triggers_alone(schedule: Schedule) -> bool:
+    """Whether no window is scheduled because triggers ask for them, and nothing says which steps or how many."""
+    return schedule.active is None and _whole(schedule) is None and triggers_ask(schedule)
+
+
+def _whole(schedule: Schedule) -> str | None:
+    """The option that says by itself which windows there are; None: the numbers of cycles do."""
+    return next((name for name in _WHOLE if getattr(schedule, name) is not None), None)
 
 
 def windows(
@@ -99,13 +122,13 @@ def windows_at(steps: Iterable[int], warmup: int, active: int) -> Iterator[Windo
 
 def contradiction(schedule: Schedule) -> str | None:
     """What in a schedule cannot be meant, in one sentence; None: nothing."""
-    if schedule.at_steps is None and schedule.every_n_steps is None:
+    option = _whole(schedule)
+    if option is None:
         if schedule.active is None and schedule.repeat != 1:
             return _needs_active("repeat", schedule.repeat, "the first window has")
         return None
     if schedule.at_steps is not None and schedule.every_n_steps is not None:
         return "profiler.at_steps and profiler.every_n_steps are both given, but each is a schedule: leave one out."
-    option = next(name for name in _WHOLE if getattr(schedule, name) is not None)
     for name, default in _CYCLES.items():
         if getattr(schedule, name) != default:
             given = getattr(schedule, name)
@@ -113,6 +136,21 @@ def contradiction(schedule: Schedule) -> str | None:
     if schedule.active is None and getattr(schedule, option):
         return _needs_active(option, getattr(schedule, option), "a window has")
     return _overlap(schedule)
+
+
+def overlooked(schedule: Schedule) -> str | None:
+    """Which numbers of cycles are given and not looked at, in one sentence; None: there are none."""
+    if whole := _whole(schedule):
+        names, why = ["wait"], f"profiler.{whole} says which windows there are"
+    elif triggers_alone(schedule):
+        names, why = (
+            ["wait", "skip_first", "skip_first_wait"],
+            "without profiler.active, triggers alone ask for windows",
+        )
+    else:
+        return None
+    given = [f"profiler.{name}={getattr(schedule, name)}" for name in names if getattr(schedule, name)]
+    return f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not looked at: {why}." if given else None
 
 
 def _needs_active(option: str, given: object, subject: str) -> str:
@@ -148,20 +186,29 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
         if (window.first if window.last is None else window.last) >= total_steps:
             within = window.first < total_steps
             return (
-                f"{run} ends with step {total_steps - 1}, {'within' if within else 'before'} the window of steps "
-                f"{window}: lower {_to_lower(schedule, within)}, or train longer."
+                f"{run} ends with step {total_steps - 1}, {'within' if within else 'before'} the window of "
+                f"{window.in_words()}: {remedy(schedule, window, within=within)}."
             )
     return None
 
 
-def _to_lower(schedule: Schedule, within: bool) -> str:
-    """Those options that put a window late or, where the run ends within it, make it long."""
-    whole = next((name for name in _WHOLE if getattr(schedule, name) is not None), None)
+def remedy(schedule: Schedule, window: Window, *, within: bool = False) -> str:
+    """What gives a window room in a run that ends before it, or `within` it: "lower profiler.wait, or train longer"."""
+    names = [f"profiler.{name}" for name in _to_lower(schedule, window, within)]
+    *others, last = names or [""]
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"lower {listed}, or train longer" if listed else "train longer"
+
+
+def _to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
+    """Those options that put the window late or, where the run ends within it, make it long."""
+    if window.trigger is not None:
+        return []
+    whole = _whole(schedule)
     late = [whole] if whole else [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]
     long = ["active"] if within and (schedule.active or 1) > 1 else []
-    again = ["repeat"] if schedule.repeat > 1 else []
-    *others, last = [f"profiler.{name}" for name in late + long + again]
-    return f"{', '.join(others)} or {last}" if others else last
+    again = ["repeat"] if schedule.repeat > 1 and window != next(planned(schedule)) else []
+    return late + long + again
 
 
 class Plan:
@@ -169,11 +216,13 @@ class Plan:
 
     Attributes:
         window: the one that is open, or else the next; None: there is none left.
+        passed: the last that was left out because its first step lay behind; None: none was.
     """
 
     def __init__(self, windows: Iterable[Window] = ()) -> None:
         self._ahead = iter(windows)
         self.window = next(self._ahead, None)
+        self.passed: Window | None = None
 
     def turn(self) -> None:
         """Go on to the next window: this one is over, or cannot be recorded."""
@@ -182,6 +231,7 @@ class Plan:
     def skip_to(self, step: int) -> None:
         """Leave out the windows whose first step lies before this one; a step number from a checkpoint jumps."""
         while self.window is not None and self.window.first < step:
+            self.passed = self.window
             self.turn()
 
     def put_first(self, window: Window) -> None:
@@ -194,7 +244,7 @@ class Plan:
         self._ahead, copy = tee(self._ahead)
         first_few = [str(window) for window in islice(chain([self.window] if self.window else [], copy), 4)]
         if not first_few:
-            return "records no step on schedule"
+            return "records no window"
         shown = ", then ".join(first_few[:3]) + (", and so on" if len(first_few) > 3 else "")
         noun = "step" if shown.isdecimal() else "steps"
         return f"records {noun} {shown} (counted from 0)"

@@ -53,7 +53,9 @@ def _with_target(kind: str, name: str, given: Any) -> Any:
 def _built(path: str, given: Any, method: str, signature: str) -> Any:
     """The instance that a `_target_` mapping describes, or the instance given; checked for the method it must have."""
     instance = _instantiated(path, given) if isinstance(given, Mapping) else given
-    if inspect.isclass(instance) or not callable(getattr(instance, method, None)):
+    if inspect.isclass(instance):
+        raise ConfigError(f"{path} is the class {instance.__name__}: give an instance, {instance.__name__}().")
+    if not callable(getattr(instance, method, None)):
         raise ConfigError(f"{path} is {instance!r}, but it must have a method {signature}.")
     return instance
 

@@ -100,6 +100,10 @@ class Never:
             "profiler.repeat is 2, but profiler.at_steps says which windows there are: leave one out.",
         ),
         (
+            {"at_steps": [5], "active": 1, "skip_first_wait": 3},
+            "profiler.skip_first_wait is 3, but profiler.at_steps says which windows there are: leave one out.",
+        ),
+        (
             {"every_n_steps": 10},
             "profiler.every_n_steps is 10, but without profiler.active a window has no end: "
             "set profiler.active to the steps of a window.",
@@ -127,6 +131,13 @@ class Never:
             "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, parquet, stacks, table, "
             "tensorboard), and has no _target_; did you mean table?",
         ),
+        (
+            {"sinks": [TableSink]},
+            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list holds names of "
+            "those that ship: give a mapping from a name of yours to it.",
+        ),
+        ({"sinks": {"mine": TableSink}}, "profiler.sinks.mine is the class TableSink: give an instance, TableSink()."),
+        ({"sinks": TableSink(rows=3)}, "but it must be a mapping from names to what each of them holds."),
         (
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
             "must have a method write(self, capture, folder).",

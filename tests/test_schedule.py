@@ -9,7 +9,7 @@ from torch.profiler import ProfilerAction
 from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig
-from instrument.schedule import Plan, Window, misfit, planned, windows
+from instrument.schedule import Plan, Window, misfit, planned, remedy, windows
 
 STEPS = 60
 
@@ -45,8 +45,8 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
     [
         ([(3, 5), (8, 10)], "records steps 3–5, then 8–10 (counted from 0)"),
         ([(4, 4)], "records step 4 (counted from 0)"),
-        ([(0, None)], "records steps 0 and on until stopped (counted from 0)"),
-        ([], "records no step on schedule"),
+        ([(0, None)], "records steps from 0 on (counted from 0)"),
+        ([], "records no window"),
         ([(1, 2), (4, 5), (7, 8), (10, 11)], "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
     ],
 )
@@ -123,16 +123,16 @@ def test_windows_every_n_steps_go_on_without_end() -> None:
         (
             {"skip_first": 2, "warmup": 1, "active": 1, "repeat": 3},
             7,
-            "The run ends with step 6, before the window of steps 7: "
+            "The run ends with step 6, before the window of step 7: "
             "lower profiler.warmup, profiler.skip_first or profiler.repeat, or train longer.",
         ),
         ({"warmup": 1, "active": 1, "repeat": 0}, 7, None),
-        ({"wait": 9, "active": 1, "repeat": 0}, 9, "before the window of steps 9: lower profiler.wait, or train"),
+        ({"wait": 9, "active": 1, "repeat": 0}, 9, "before the window of step 9: lower profiler.wait, or train"),
         ({"at_steps": [1, 50], "active": 2}, 50, "before the window of steps 50–51: lower profiler.at_steps, or"),
         ({"every_n_steps": 50, "active": 2}, 120, None),
-        ({"every_n_steps": 50, "active": 1}, 50, "the window of steps 50: lower profiler.every_n_steps, or train"),
+        ({"every_n_steps": 50, "active": 1}, 50, "the window of step 50: lower profiler.every_n_steps, or train"),
         ({"wait": 5}, 6, None),
-        ({"wait": 5}, 5, "before the window of steps 5 and on until stopped: lower profiler.wait, or train longer."),
+        ({"wait": 5}, 5, "before the window of steps from 5 on: lower profiler.wait, or train longer."),
         ({"at_steps": []}, 3, None),
     ],
 )
@@ -148,3 +148,49 @@ def test_room_is_looked_for_from_the_present_step_on() -> None:
     assert misfit(schedule, 20, first_step=9) is None
     assert misfit(schedule, 19, first_step=9) is not None
     assert misfit(schedule, 19, first_step=19) is None, "the run is over already"
+
+
+@pytest.mark.parametrize(
+    ("options", "scheduled", "overlooked"),
+    [
+        ({"triggers": ["file"]}, 0, None),
+        ({"triggers": ["file"], "wait": 2, "skip_first": 9}, 0, "profiler.wait=2 and profiler.skip_first=9 are not"),
+        ({"triggers": ["file"], "wait": 2, "active": 1}, 1, None),
+        ({"triggers": ["file"], "at_steps": [3, 5], "active": 1}, 2, None),
+        ({"triggers": ["out_of_memory"], "wait": 2}, 1, None),
+        ({"triggers": ["out_of_memory", "slow_step"]}, 0, None),
+        (
+            {"at_steps": [3, 5], "wait": 1, "active": 1},
+            2,
+            "profiler.wait=1 is not looked at: profiler.at_steps says which windows",
+        ),
+    ],
+)
+def test_triggers_alone_ask_for_windows_where_no_number_says_which(
+    options: dict[str, Any], scheduled: int, overlooked: str | None
+) -> None:
+    config = ProfilerConfig(**options)
+    assert len(list(planned(config))) == scheduled
+    assert [note[: len(overlooked or "")] for note in config.notes] == ([overlooked] if overlooked else [])
+
+
+def test_options_that_are_not_in_play_are_not_advised() -> None:
+    config = ProfilerConfig(wait=1, warmup=2, active=1, repeat=3)
+    first, second, _ = planned(config)
+    assert remedy(config, first) == "lower profiler.wait or profiler.warmup, or train longer"
+    assert remedy(config, second) == "lower profiler.wait, profiler.warmup or profiler.repeat, or train longer"
+    assert remedy(config, Window(7, 8, 8, trigger="file")) == "train longer"
+    assert remedy(ProfilerConfig(active=1), Window(0, 0, 0)) == "train longer"
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        (Window(4, 4, 4), "The window of step 4 was cut short after 0 of 1 step (why)"),
+        (Window(0, 3, 5), "The window of steps 3–5 was cut short after 1 of 3 steps (why)"),
+        (Window(0, 0, None), "The window of steps from 0 on was cut short after 1 step (why)"),
+    ],
+)
+def test_a_window_cut_short_in_words(window: Window, words: str) -> None:
+    done = 0 if window.last == window.first else 1
+    assert window.cut_short(done, "why") == f"{words}; it is kept and labelled truncated."

@@ -159,8 +159,8 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(tmp_path: Path, net:
         5,
     )
     assert log.at("WARNING") == [
-        "One pass over the loader ends with step 3, within the window of steps 2–6: lower profiler.wait or "
-        "profiler.active, or train longer.",
+        "If the run is one pass over the loader, it ends with step 3, within the window of steps 2–6: lower "
+        "profiler.wait or profiler.active, or train longer.",
         "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
     ]
 
@@ -173,12 +173,12 @@ def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, l
     assert session.captures == []
     (warning,) = log.at("WARNING")
     advice = (
-        "lower profiler.wait, profiler.warmup or profiler.skip_first, or train longer."
+        "lower profiler.wait or profiler.warmup, or train longer."
         if steps
         else "call session.step() after each training step, or loop over session.steps(loader)."
     )
     assert warning == (
-        f"The run ended after {steps} steps, before the first window (steps 4) had recorded one: {advice}"
+        f"The run ended after {steps} steps, before the first window (step 4) had recorded one: {advice}"
     )
 
 
@@ -292,7 +292,7 @@ def test_what_is_open_when_the_session_stops_is_put_away(tmp_path: Path, net: nn
     session.stop()
     session.stop()
     assert not any(m._forward_hooks for m in net.modules())
-    assert "before the first window (steps 3) had recorded one" in log.at("WARNING")[0]
+    assert "before the first window (step 3) had recorded one" in log.at("WARNING")[0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -383,7 +383,64 @@ def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(tmp_path: 
             for _ in session.steps(LOADER[:3]):
                 pass
     assert len(session.captures) == 1
-    assert not any("One pass" in line for line in log.at("WARNING"))
+    assert not any("one pass" in line for line in log.at("WARNING"))
+
+
+@pytest.mark.parametrize(
+    ("begin", "total_steps", "said"),
+    [
+        (
+            1200,
+            None,
+            "The run begins with step 1200, behind all windows of the schedule (the last: steps 8–9), so that ",
+        ),
+        (8, 8, "The run begins with step 8, but has 8 steps in all: nothing is left to record."),
+        (3, None, None),
+    ],
+)
+def test_a_run_resumed_behind_its_windows_says_so_once(
+    tmp_path: Path, log: Log, begin: int, total_steps: int | None, said: str | None
+) -> None:
+    session = Session({"wait": 3, "active": 2, "repeat": 2, "total_steps": total_steps, "output_dir": tmp_path})
+    session.step_number = begin
+    with session:
+        session.step()
+        session.step()
+    assert [warning[: len(said or "")] for warning in log.at("WARNING")] == ([said] if said else [])
+
+
+def test_a_step_number_set_past_the_last_window_is_told_at_the_end(tmp_path: Path, log: Log) -> None:
+    with Session({"wait": 3, "active": 2, "output_dir": tmp_path}) as session:
+        session.step_number = 1200
+        session.step()
+        session.step()
+    assert log.at("WARNING") == [
+        "Nothing was recorded: the step number went past the last window of the schedule (steps 3–4) before it could "
+        "begin."
+    ]
+
+
+def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(tmp_path: Path, log: Log) -> None:
+    Session({"at_steps": [], "output_dir": tmp_path}).start().stop()
+    Session({"at_steps": [], "output_dir": tmp_path}, triggers=["file"]).start().stop()
+    Session("timings", output_dir=tmp_path).start().stop()
+    assert log.at("WARNING") == [
+        "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
+    ]
+    assert f"Profiler records no window, and times the whole run on cpu, into {tmp_path}" in log.at("INFO")
+
+
+def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(tmp_path: Path, log: Log) -> None:
+    class Fourth:
+        def fires(self, step: Any) -> bool:
+            return bool(step.number == 3)
+
+    with Session(triggers={"mine": Fourth()}, output_dir=tmp_path) as session:
+        for _ in range(8):
+            session.step()
+    assert [whole_steps(c) for c in session.captures] == [[4]]
+    assert log.at("INFO")[0] == f"Profiler records what triggers ask for on cpu, into {tmp_path}"
+    assert log.at("WARNING") == []
 
 
 def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:

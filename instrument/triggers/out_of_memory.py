@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from loguru import logger
@@ -25,6 +25,8 @@ class OutOfMemory(Options):
     `history` of them at most, is kept with its Python stack during the whole run, which costs the host a little each;
     0: only what lives at the end, without stacks. A window with `profiler.memory_snapshot` ends that history.
     """
+
+    asks: ClassVar[bool] = False  # for a window, so that what is scheduled stays
 
     history: int = Field(100_000, ge=0)
 

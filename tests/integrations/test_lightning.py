@@ -98,7 +98,7 @@ def test_a_fit_too_short_for_its_window_is_told_at_the_start(
 ) -> None:
     callback = ProfilerCallback(wait=12, active=1, output_dir=tmp_path / "profile")
     fit(tmp_path, callback, Tiny(), **most)
-    sentence = f"The run ends with step {last}, before the window of steps 12: lower profiler.wait, or train longer."
+    sentence = f"The run ends with step {last}, before the window of step 12: lower profiler.wait, or train longer."
     assert log.at("WARNING")[0] == sentence
 
 

@@ -70,7 +70,7 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
     assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
     assert capture.steps.column("number") == [2, 3, 4]
     assert "The trigger moon fired after step 1 (the moon is full): records steps 2–4." in log.at("INFO")
-    assert "records no step on schedule, and what triggers ask for" in log.at("INFO")[0]
+    assert "Profiler records what triggers ask for on cpu" in log.at("INFO")[0]
 
 
 def test_a_sentence_is_a_reason(tmp_path: Path) -> None:
