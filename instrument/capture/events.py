@@ -125,6 +125,11 @@ class Events:
         return f"<Events: {len(self)} with a duration, {len(self.memory)} memory, {self.recorded} in the file>"
 
     @property
+    def begin_ns(self) -> int:
+        """When the first of all began, memory events too; 0 where there is none."""
+        return min((int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)), default=0)
+
+    @property
     def duration_ns(self) -> Ints:
         """How long each event took; 0 where the file gives a negative time."""
         return self.end_ns - self.start_ns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Any, get_args
 
 import numpy as np
@@ -97,13 +98,14 @@ class MemoryView:
         """A row for each device, the host last.
 
         Columns: `device allocations frees allocated_bytes freed_bytes net_bytes peak_ns peak_bytes peak_net_bytes
-        reserved_bytes`. `net_bytes` is allocated less freed, `peak_ns` on the trace's own clock; `peak_bytes` is all
-        that lived then, `peak_net_bytes` that less what lived before the window, `reserved_bytes` the most that the
-        allocator held. `peak_bytes` and `reserved_bytes` are None where the trace does not tell. The peak is the most
-        that lived after any event: where a window only frees, its start is not looked at.
+        reserved_bytes`. `net_bytes` is allocated less freed; `peak_ns` is on the trace's own clock, and shown since its
+        first event; `peak_bytes` is all that lived then, `peak_net_bytes` that less what lived before the window,
+        `reserved_bytes` the most that the allocator held. `peak_bytes` and `reserved_bytes` are None where the trace
+        does not tell. The peak is the most that lived after any event: where a window only frees, its start is not
+        looked at.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
-        return Table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
+        return self._table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
 
     def live(self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None) -> Table:
         """What lived on a device at one time, the largest first: `name bytes allocations since_ns`.
@@ -136,7 +138,7 @@ class MemoryView:
         if level != size.sum():
             rows.append((BEFORE, level - int(size.sum()), None, None))
         rows.sort(key=lambda row: -row[1])
-        return Table({name: [row[k] for row in rows] for k, name in enumerate(_LIVE_COLUMNS)})
+        return self._table({name: [row[k] for row in rows] for k, name in enumerate(_LIVE_COLUMNS)})
 
     @cached_property
     def steps(self) -> Table:
@@ -253,7 +255,19 @@ class MemoryView:
             columns["address"] += [each or None for each in self._events.memory.address[line.instant].tolist()]
             for by in get_args(By):
                 columns[by] += self._names(line, by)
-        return Table(columns)
+        return self._table(columns)
+
+    def __repr__(self) -> str:
+        if not self.timelines:
+            return "<Memory: nothing was recorded; record it with profile_memory=true>"
+        return f"{self.devices!r}\n{_MORE}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the devices."""
+        return f"{self.devices._repr_html_()}<p>{_MORE}</p>" if self.timelines else f"<p>{escape(repr(self))}</p>"
+
+    def _table(self, columns: dict[str, list[Any]]) -> Table:
+        return Table(columns, begin_ns=self._events.begin_ns)
 
     def _names(self, line: Timeline, by: By) -> list[str | None]:
         if by not in self.kinds:
@@ -298,6 +312,7 @@ class MemoryView:
         return sorted(rows, key=lambda row: -row[3])
 
 
+_MORE = "More of it: live(), steps, sizes, timelines, curve(), events."
 _DEVICE_COLUMNS = (
     "device", "allocations", "frees", "allocated_bytes", "freed_bytes", "net_bytes", "peak_ns", "peak_bytes",
     "peak_net_bytes", "reserved_bytes",

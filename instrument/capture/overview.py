@@ -61,7 +61,8 @@ def overview(events: Events, work: Work) -> Table:
             "start_ns": steps.start_ns.tolist(),
             "duration_ns": duration.tolist(),
             **{name: values.tolist() for name, values in columns.items()},
-        }
+        },
+        begin_ns=events.begin_ns,
     )
 
 

@@ -39,7 +39,8 @@ def steps(events: Events, work: Work) -> Table:
     sync_wait_ns unknown_wait_ns`, as `waits` tells them apart. All of them are None in a trace without device
     events.
 
-    `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time. Device work whose launch is
+    `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time; shown is the time since the
+    trace's first event. Device work whose launch is
     not in the trace belongs to no step. A step owns the launches of every thread while it lasts.
     """
     index = finished_steps(events)
@@ -54,7 +55,8 @@ def steps(events: Events, work: Work) -> Table:
             "start_ns": start.tolist(),
             "duration_ns": (end - start).tolist(),
             **{name: v.tolist() if len(work.event) else [None] * len(index) for name, v in device.items()},
-        }
+        },
+        begin_ns=events.begin_ns,
     )
 
 

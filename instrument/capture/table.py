@@ -40,6 +40,8 @@ _DTYPES = {
     float: ("Float64", "Float64", "float64"),
     str: ("string", "String", "string"),
 }
+# Columns that hold points of time; the others with that unit hold durations.
+POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
 # How many rows an interpreter or a notebook shows of a table that is its last value.
 _SHOWN_ROWS = 20
 
@@ -49,6 +51,9 @@ class Table:
 
     Columns are parallel lists. A cell that is not known is None, never 0. Iterating, indexing and `where` give
     rows as named tuples; `sort`, `head`, `where` and `select` give new tables and leave this one as it is.
+
+    `begin_ns` is when the recording began, for columns in `POINTS`: their cells are on the trace's own clock, and are
+    shown as the time since then.
 
     Cost: rows are built when asked for; the table itself holds only the columns.
 
@@ -64,11 +69,12 @@ class Table:
     2500000
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, columns: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> None:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"The columns of a table must be equally long, not {lengths}.")
         self._columns = {name: list(column) for name, column in columns.items()}
+        self._begin_ns = begin_ns
         self._row: Callable[..., Any] = namedtuple("Row", self._columns)  # type: ignore[misc]
 
     @property
@@ -128,7 +134,7 @@ class Table:
 
     def select(self, columns: Sequence[str]) -> Table:
         """The same rows with only these columns, in this order."""
-        return Table({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
+        return self._with({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas frame with nullable dtypes: integers stay integers, an unknown cell is `<NA>`.
@@ -169,7 +175,19 @@ class Table:
 
     def _take(self, indices: Any) -> Table:
         chosen = list(indices)
-        return Table({name: [column[i] for i in chosen] for name, column in self._columns.items()})
+        return self._with({name: [column[i] for i in chosen] for name, column in self._columns.items()})
+
+    def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
+        return Table(columns, begin_ns=self._begin_ns)
+
+    def since_begin(self) -> Table:
+        """The same rows with points of time since the recording began."""
+        if not self._begin_ns or not POINTS.intersection(self._columns):
+            return self
+        return Table({name: self._since_begin(name, cells) for name, cells in self._columns.items()})
+
+    def _since_begin(self, name: str, cells: Sequence[Any]) -> Sequence[Any]:
+        return [None if at is None else at - self._begin_ns for at in cells] if name in POINTS else cells
 
     def __str__(self) -> str:
         return to_text(self)
@@ -221,6 +239,7 @@ def to_html(table: Table) -> str:
 
     A `share` has a bar behind it. Colours and fonts are those of the page around it.
     """
+    table = table.since_begin()
     left = {name: _is_text(table.column(name)) for name in table.columns}
     header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(_heading(name))}</th>' for name in left)
     rows = ("".join(_html_cell(name, value, left[name]) for name, value in zip(left, row)) for row in table)
@@ -247,6 +266,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
 
     Text longer than `name_width` characters keeps its head and tail. An unknown cell is shown as "-".
     """
+    table = table.since_begin()
     header = [_heading(name) for name in table.columns]
     body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
     left = [_is_text(table.column(name)) for name in table.columns]
@@ -265,6 +285,8 @@ def _is_text(values: Sequence[Any]) -> bool:
 
 
 def _heading(name: str) -> str:
+    if name == "peak_ns":
+        return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
     return name.replace("_bytes", " memory").replace("_", " ")
 

@@ -229,8 +229,7 @@ def render_view(
         ConfigError: the view has no such column.
         TraceError: the trace cannot be read.
     """
-    table = _since_the_first(attrgetter(view)(capture))
-    return view_text(view, table, rows=rows, sort=sort, columns=columns)
+    return view_text(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)
 
 
 def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
@@ -251,15 +250,6 @@ def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: 
         return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
     text, left_out = _text(first, names, () if columns else _LEAST_MISSED_OF_KERNELS)
     return f"{title}{few}\n{text}{_too_wide(left_out)}"
-
-
-def _since_the_first(table: Table) -> Table:
-    """Starts since the first of them: the trace's clock counts from the machine's start, of which nobody asks."""
-    if "start_ns" not in table.columns or not len(table):
-        return table
-    starts = table.column("start_ns")
-    columns = {name: table.column(name) for name in table.columns}
-    return Table(columns | {"start_ns": [start - min(starts) for start in starts]})
 
 
 def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:

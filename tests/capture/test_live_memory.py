@@ -83,6 +83,26 @@ def test_devices(tmp_path) -> None:
     ]
 
 
+def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
+    up_for_50_days = [each | {"ts": each["ts"] + 4_359_044_661_000} for each in EVENTS]
+    found = capture(tmp_path, up_for_50_days)
+    assert [row.peak_ns for row in found.memory.devices] == [4_359_044_661_032_000, 4_359_044_661_013_000]
+    text = repr(found.memory).splitlines()
+    assert ("  peak at  " in text[0], text[-1][:16]) == (True, "More of it: live")
+    assert ("32.000 µs" in text[2], "13.000 µs" in text[3]) == (True, True)
+    assert ">32.000 µs</td>" in found.memory._repr_html_()
+    assert "30.000 µs" in repr(found.memory.live().where(name="[no operator]"))
+    steps = found.steps.sort("number").select(["number", "start_ns"])
+    assert str(steps).splitlines()[2:] == ["     4  50.000 µs", "     3       0 ns"]
+    assert steps.head(1)[0].start_ns == 4_359_044_661_050_000
+
+
+def test_memory_that_was_not_recorded_says_so(tmp_path) -> None:
+    memory = capture(tmp_path, EVENTS[:3]).memory
+    assert repr(memory) == "<Memory: nothing was recorded; record it with profile_memory=true>"
+    assert "&lt;Memory: nothing" in memory._repr_html_()
+
+
 @pytest.mark.parametrize("by", BY)
 def test_what_lived_at_the_peak_and_since_when(tmp_path, by) -> None:
     memory = capture(tmp_path, EVENTS).memory
