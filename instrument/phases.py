@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 from instrument import metadata, schedule
@@ -155,7 +157,11 @@ class Phases:
 
 
 class Steps(Generic[T]):
-    """The batches of a loader, a step after each; as long as the loader."""
+    """The batches of a loader, a step after each; as long as the loader.
+
+    The wait for each batch is a range `data`. One more, which brings no batch, is there at the end of a loader whose
+    length is not known.
+    """
 
     def __init__(self, loader: Iterable[T], phases: Phases, advance: Callable[[Any], None]) -> None:
         self._loader = loader
@@ -172,8 +178,9 @@ class Steps(Generic[T]):
             return
         phase.close_batch(self._advance)
         batches: Iterator[T] | None = None
-        while True:
-            with profiled("data"):
+        length = _length(self._loader)
+        for number in count():
+            with profiled("data") if number != length else nullcontext():
                 batches = iter(self._loader) if batches is None else batches
                 try:
                     batch = next(batches)
@@ -185,3 +192,10 @@ class Steps(Generic[T]):
             finally:
                 phase.loop_left = True  # by break or an exception, which a generator cannot tell apart
             phase.close_batch(self._advance)
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except Exception:  # it has none, or the user's code does not know
+        return None

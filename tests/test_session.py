@@ -254,6 +254,19 @@ def test_waiting_for_batch_k_belongs_to_step_k(tmp_path: Path, net: nn.Module) -
         assert waiting["ts"] + waiting["dur"] <= step["ts"] + step["dur"]
 
 
+@pytest.mark.parametrize(("loader", "waits"), [([1, 2, 3], 3), ([], 0), (iter([1, 2, 3]), 4)])
+def test_the_end_of_a_loader_is_no_wait_for_a_batch(tmp_path: Path, loader: Any, waits: int) -> None:
+    with Session({"timings": {}, "output_dir": tmp_path}) as session:
+        for _ in session.steps(loader):
+            pass
+        with profiled("after"):
+            pass
+    assert session.timings is not None
+    timed = {row.name: row.calls for row in session.timings.table()}
+    assert timed.get("data", 0) == waits, "one more where the length is unknown"
+    assert {row.name: row.calls for row in session.captures[0].ranges}.get("data", 0) == waits
+
+
 def test_a_loop_left_by_break_has_done_its_last_batch(tmp_path: Path, net: nn.Module) -> None:
     with Session({"active": 6, "output_dir": str(tmp_path)}) as session:
         for _ in range(2):
