@@ -13,26 +13,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.errors import CaptureError, InstrumentError
+from instrument.errors import CaptureError, ConfigError, InstrumentError
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# What `show` prints when asked for: its option, and the capture's view, which must be a table. The first two have a
-# layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
+# What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
+# first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
 _VIEWS = {
-    "ranges": "ranges",
-    "ops": "operators",
-    "kernels": "kernels",
-    "steps": "steps",
-    "memory": "memory.devices",
-    "breakdown": "breakdown",
-    "copies": "copies",
-    "launches": "launches",
-    "streams": "streams",
-    "overview": "overview",
-    "devices": "devices",
-    "swallowed": "swallowed",
+    "ranges": ("ranges", "the range tree: time on host and device, forward and backward"),
+    "ops": ("operators", "the operators, by name or --by"),
+    "kernels": ("kernels", "the device's kernels by name, with what launching them cost"),
+    "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
+    "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
+    "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
+    "copies": ("copies", "copies and memsets, with their bandwidth"),
+    "launches": ("launches", "the host calls that launch device work, and how long it took to start"),
+    "streams": ("streams", "what ran on each stream of each device"),
+    "overview": ("overview", "each step by kernels, copies, communication, loader and host"),
+    "devices": ("devices", "how well each device was used"),
+    "swallowed": ("swallowed", "the ranges inside compiled regions, which cannot be timed"),
 }
 
 # What `--by` groups operators by, as the table sink's option of that name.
@@ -88,8 +88,8 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
-    for option, view in _VIEWS.items():
-        add(f"--{option}", dest="views", action="append_const", const=view, help=f"the {view.split('.')[0]}")
+    for option, (view, tells) in _VIEWS.items():
+        add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
     told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
     add("--timings", action="store_true", help=told)
 
@@ -97,10 +97,13 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 def _show(arguments: argparse.Namespace) -> str:
     from instrument.sinks.table import render, render_view
 
-    if arguments.timings or arguments.path.suffix == ".jsonl":
+    timings = arguments.timings or arguments.path.suffix == ".jsonl"
+    chosen = arguments.views or ["ranges", "operators"]
+    if arguments.by != "name" and (timings or "operators" not in chosen):
+        raise ConfigError(f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out.")
+    if timings:
         return _show_timings(arguments)
     capture = _capture(arguments.path)
-    chosen = arguments.views or ["ranges", "operators"]
     own = "ranges" in chosen or "operators" in chosen
     text = render(
         capture,

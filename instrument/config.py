@@ -27,7 +27,8 @@ from pydantic_core import ErrorDetails
 from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.errors import ConfigError
-from instrument.presets import meant, preset
+from instrument.options import meant
+from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
 from instrument.targets import can_be_rebuilt, described, sink_of, trigger_of
 

@@ -32,13 +32,17 @@ class Options(BaseModel):
         return f"The {cls.__name__}"
 
 
+def meant(given: object, known: Iterable[str], prefix: str = "", quote: str = "") -> str:
+    """The end of a sentence about an unknown name; empty where none that is known is near."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"; did you mean {quote}{prefix}{near[0]}{quote}?" if near else ""
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest of those known, or all where none is near."""
     names = list(known)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; it knows {', '.join(map(repr, names))}." if names else "."
+    everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
+    return meant(given, names, quote="'") or everything
 
 
 def _plain(value: Any) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from instrument.errors import ConfigError
+from instrument.options import meant
 
 _PRESETS = files("instrument") / "conf" / "profiler"
 
@@ -67,9 +67,3 @@ def shipped(group: str) -> dict[str, str]:
     """Name -> `_target_` of the `sinks` or `triggers` that ship."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}
-
-
-def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a sentence about an unknown name; empty where none that is known is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from instrument.errors import ConfigError, InstrumentError
-from instrument.presets import meant, shipped
+from instrument.options import meant
+from instrument.presets import shipped
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 

@@ -69,7 +69,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
-    offered = {option: view.split(".")[0] for option, view in cli._VIEWS.items()}
+    offered = {option: view.split(".")[0] for option, (view, _) in cli._VIEWS.items()}
     assert set(offered.values()) == views - {"events", "host", "work"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
@@ -259,6 +259,13 @@ def test_a_folder_with_one_capture_says_nothing_of_others(tmp_path: Path, capsys
     assert capsys.readouterr().err == ""
 
 
+def test_a_name_that_is_near_no_column_gets_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_capture(tmp_path, steps()).folder
+    assert main(["show", str(folder), "--columns", "calls,foo"]) == 2
+    said = "instrument: The table has no column 'foo'; it knows 'name', 'calls', "
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
     capture = write_capture(tmp_path / "runs", [span("aten::mm", 0, 10)])
     broken, empty = tmp_path / "broken.json", tmp_path / "empty"
@@ -276,6 +283,10 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
             "The table cannot be sorted by 'self_hots_ns'; did you mean 'self_host_ns'?",
         ),
         ([broken, "--columns", "cals"], "The table has no column 'cals'; did you mean 'calls'?"),
+        (
+            [broken, "--ranges", "--by", "step"],
+            "--by step groups operators, which are not asked for: add --ops, or leave it out.",
+        ),
         (
             [capture.folder, "--by", "stack"],
             "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true.",
