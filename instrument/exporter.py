@@ -194,7 +194,7 @@ def _tell_waiting(pending: list[Path], total: int, timeout_s: float) -> float:
         return _PATIENT_S
     done = total - len(pending)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
-    print(f"\r\033[KExporting [{bar}] {done}/{total}, now {now}", end="", file=sys.stderr, flush=True)
+    print(f"\r\033[KExporting [{bar}] {done}/{total}, now {now}", end="\r", file=sys.stderr, flush=True)
     return 1.0
 
 
