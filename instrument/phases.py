@@ -95,7 +95,7 @@ class Phases:
     def in_words(self) -> str:
         """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation, and what triggers ask for"."""
         names, asked = self._config.phases, schedule.triggers_ask(self._config)
-        plan = self.train.plan if "train" in names else self._plan(names[0])
+        plan = self.train.plan if "train" in self._recorded else Plan(schedule.planned(self._config))
         said = plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}")
         if asked:
             said = "records what triggers ask for" if plan.window is None else f"{said}, and what triggers ask for"

@@ -39,9 +39,9 @@ class Session:
     """Records windows of a run and hands each to its sinks.
 
     `config` is anything `as_config` takes: a Hydra config, a mapping, a preset's name, a `ProfilerConfig`; keyword
-    options win over it. Without either, the whole block is recorded; None records nothing. With `model`, every
-    submodule gets a range while a window warms up or records. Use it as a context manager, or call `start`, `step` once
-    after each training step, and `stop`.
+    options win over it. Without either, the whole block is recorded, and with triggers alone what they ask for; None
+    records nothing. With `model`, every submodule gets a range while a window warms up or records. Use it as a context
+    manager, or call `start`, `step` once after each training step, and `stop`.
 
     Attributes:
         config: the checked `ProfilerConfig`.
@@ -90,6 +90,11 @@ class Session:
             self._safely(self._windows.leave, "session.step_number was set")
         phase.began_at = number if phase.began_at == phase.step_number else phase.began_at
         phase.step_number, phase.wakes_at = number, number + 1
+
+    def __repr__(self) -> str:
+        captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
+        plan = self._phases.in_words() if self.config.enabled else "disabled"
+        return f"<Session: {plan}; {'at' if self._running else 'not running, at'} step {self.step_number}, {captures}>"
 
     def __enter__(self) -> Session:
         return self.start()
@@ -197,7 +202,8 @@ class Session:
         """
         if self._running and self._total_steps is None:
             with suppress(Exception):  # a loader's length is the user's code, and may be unknown
-                _warn(self._phases.misfit_of_first_pass(len(loader)))  # type: ignore[arg-type]
+                if said := self._phases.misfit_of_first_pass(len(loader)):  # type: ignore[arg-type]
+                    logger.info(said)  # no warning: most runs go over their loader again
         return Steps(loader, self._phases, self._advance)
 
     def stop(self) -> None:
@@ -292,7 +298,7 @@ class Session:
             first = self.step_number + self.config.warmup
             window = Window(self.step_number, first, first + max(1, steps or self.config.active or 1) - 1, trigger, why)
             after = f"{self.step_number - 1}" + (f" ({why})" if why else "")
-            logger.info("The trigger {} fired after step {}: records steps {}.", trigger, after, window)
+            logger.info("The trigger {} fired after step {}: records {}.", trigger, after, window.in_words())
             self._phases.train.plan.put_first(window)
         self._windows.begin_step(self._phases.present)
 
