@@ -69,8 +69,8 @@ class ProfilerConfig(BaseModel):
     The schedule counts training steps: after `skip_first` steps come `repeat` cycles (0: without end) of `wait` idle,
     `warmup` discarded and `active` recorded steps; `skip_first_wait` other than 0 leaves out the first cycle's wait.
     `active=None` records until the session stops or, where triggers may ask for windows, only what they ask for, a step
-    each unless they say more. Unlike torch, `repeat` is 1 unless given: one window. In place of
-    cycles, `at_steps` or `every_n_steps` name the first steps of windows, and `wait` is not looked at.
+    each unless they say more. Unlike torch, `repeat` is 1 unless given: one window. In place of cycles, `at_steps` or
+    `every_n_steps` name the first steps of windows, and `wait` is not looked at.
 
     Attributes:
         enabled: False: the session does nothing, and the other options are not looked at further.

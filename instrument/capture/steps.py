@@ -40,8 +40,8 @@ def steps(events: Events, work: Work) -> Table:
     events.
 
     `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time; shown is the time since the
-    trace's first event. Device work whose launch is
-    not in the trace belongs to no step. A step owns the launches of every thread while it lasts.
+    trace's first event. Device work whose launch is not in the trace belongs to no step. A step owns the launches of
+    every thread while it lasts.
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
