@@ -30,7 +30,7 @@ from instrument.errors import ConfigError
 from instrument.options import meant
 from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
-from instrument.targets import can_be_rebuilt, described, sink_of, trigger_of
+from instrument.targets import described, like_of, sink_of, trigger_of
 
 
 class ModulesConfig(BaseModel):
@@ -160,7 +160,7 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)  # what each sink was built from
+    _like: dict[str, Any] = PrivateAttr(default_factory=dict)  # what makes the like of each sink; else the sink itself
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -176,7 +176,7 @@ class ProfilerConfig(BaseModel):
     @property
     def inline_sinks(self) -> list[str]:
         """The sinks that only this process can run: they ask for it, or another could not build their like."""
-        return [name for name, sink in self.sinks.items() if not can_be_rebuilt(sink, self._given[name])]
+        return [name for name, like in self._like.items() if not isinstance(like, Mapping)]
 
     @field_validator("activities", mode="before")
     @classmethod
@@ -236,8 +236,9 @@ class ProfilerConfig(BaseModel):
             from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
 
             need_tensorboard("profiler.timings.tensorboard=true")
-        self._given = self.sinks
-        self.sinks = {name: sink_of(name, each) for name, each in self._given.items()}
+        given = self.sinks
+        self.sinks = {name: sink_of(name, each) for name, each in given.items()}
+        self._like = {name: like_of(sink, given[name]) for name, sink in self.sinks.items()}
         self.triggers = {name: trigger_of(name, given) for name, given in self.triggers.items()}
         if overlooked := schedule.overlooked(self):
             self._notes.append(overlooked)
@@ -267,7 +268,7 @@ class ProfilerConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
-        options["sinks"] = {name: described(sink, self._given[name]) for name, sink in self.sinks.items()}
+        options["sinks"] = {n: like if isinstance(like, Mapping) else described(like) for n, like in self._like.items()}
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
         return options
 
@@ -284,7 +285,7 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": source._given}
+        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": source._like}
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:

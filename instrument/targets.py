@@ -121,7 +121,7 @@ def described(instance: Any, given: Any = None) -> dict[str, Any]:
     return dict(given) if isinstance(given, Mapping) else {"_target_": target}
 
 
-def can_be_rebuilt(sink: Any, given: Any) -> bool:
+def _can_be_rebuilt(sink: Any, given: Any) -> bool:
     """Whether another process can make the like of a sink that was built from `given`, or given as it is."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
@@ -137,6 +137,11 @@ def can_be_rebuilt(sink: Any, given: Any) -> bool:
         return same and _found(about["_target_"]) is kind
     except Exception:  # whatever a class of the user's does
         return False
+
+
+def like_of(sink: Any, given: Any) -> Any:
+    """The mapping that makes the like of a sink in any process; the sink itself where none does."""
+    return described(sink, given) if _can_be_rebuilt(sink, given) else sink
 
 
 def rebuilt_sink(about: Mapping[str, Any]) -> Any:
