@@ -61,7 +61,7 @@ class Letter(Sink):
             "The Letter sink has no option 'zzz'; it knows 'to', 'copies', 'paper', 'colours'.",
         ),
         ({}, "The Letter sink needs a value for its option 'to'."),
-        ({"ot": "ann"}, "The Letter sink has no option 'ot'; did you mean 'to'?"),
+        ({"tto": "ann"}, "The Letter sink has no option 'tto'; did you mean 'to'?"),
         ({"to": "nobody"}, "A letter to nobody is never read."),
         (
             {"to": "ann", "copies": 0},
