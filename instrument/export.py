@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 from loguru import logger
@@ -161,14 +162,15 @@ def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
         if name in failed:
             return
         failed.add(name)
-        # one of our own sentences says it all, anything else needs its traceback
-        unexpected = None if isinstance(error, InstrumentError) else error
-        logger.opt(exception=unexpected).error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.",
+        # one of our own sentences says it all, anything else needs its traceback; loguru's would show every variable
+        where = "" if isinstance(error, InstrumentError) else "\n" + "".join(format_exception(error)).rstrip()
+        logger.error(
+            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.{}",
             name,
             name_of(folder),
             str(error).rstrip("."),
             folder.with_name(name_of(folder)),
+            where,
         )
 
 
