@@ -7,13 +7,14 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from collected import Log
 
-from instrument import Session, export
+from instrument import Session, cost, export
 from instrument.capture import Capture
 from instrument.capture.table import duration
 from instrument.config import as_config
@@ -103,7 +104,8 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
 
 def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.errors_expected = True
-    save = Recorder.save
+    save, now = Recorder.save, [0]
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
 
     def fails_once(self: Recorder, path: Path) -> None:
         monkeypatch.setattr(Recorder, "save", save)
@@ -112,11 +114,11 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Recorder, "save", fails_once)
     options = {"warmup": 1, "active": 1, "repeat": 2, "export": "inline", "output_dir": str(tmp_path)}
     with Session(options) as session:
-        for seconds in (0.3, 0.3, 0.0, 0.0):
-            time.sleep(seconds)
+        for took_ns in (300, 301, 5, 7):
+            now[0] += took_ns
             session.step()
     (capture,) = session.captures
-    assert capture.metadata["cost"]["recorded_step_ns"] < 0.3e9, "the lost window's step took longer"
+    assert capture.metadata["cost"]["recorded_step_ns"] == 7, "and nothing of the lost window's step"
     assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
 
 
