@@ -14,7 +14,7 @@ _BESIDE = 50
 
 
 class Cost:
-    """Times every step, and what a window adds to the loop; one for a run.
+    """Times every step, and what a window adds to the loop; one for each phase of a run.
 
     A step's time runs from the end of the one before, less what the session did in between. Cost: a reading of the
     clock a step, some 0.2 µs.

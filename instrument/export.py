@@ -163,7 +163,7 @@ def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
             return
         failed.add(name)
         # one of our own sentences says it all, anything else needs its traceback; loguru's would show every variable
-        where = "" if isinstance(error, InstrumentError) else "\n" + "".join(format_exception(error)).rstrip()
+        where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
         logger.error(
             "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.{}",
             name,
@@ -172,6 +172,11 @@ def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
             folder.with_name(name_of(folder)),
             where,
         )
+
+
+def traceback_of(error: BaseException) -> str:
+    """An exception with its traceback, as Python prints it."""
+    return "".join(format_exception(error)).rstrip()
 
 
 def sinks_of(metadata: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     logger.remove()
     logger.add(lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)), level=0)
-    timeout_s, sinks, failed = float(sys.argv[1]), dict[str, dict[str, Any]](), set[str]()
+    timeout_s, sinks, failed = float(sys.argv[1]), dict[str, Any](), set[str]()
     for path in iter(lambda: json.loads(sys.stdin.readline() or "null"), None):
         folder = Path(path)
         _tell(answers, folder=str(folder))
@@ -217,14 +217,12 @@ def main() -> None:
         _tell(answers, folder=str(folder), finished=str(place) if place else None)
 
 
-def _finish(folder: Path, sinks: dict[str, dict[str, Any]], failed: set[str]) -> Path | None:
-    """Finish one folder; None where that is not possible. `sinks` are those built so far, by their descriptions."""
+def _finish(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
+    """Finish one folder; None where that is not possible. `sinks` are the run's, built for its first window."""
     try:
-        about = Capture.load(folder).metadata
-        wanted = json.dumps([about.get("config", {}).get("sinks"), about.get("sinks_inline")])
-        if wanted not in sinks:
-            sinks[wanted] = export.sinks_of(about, failed)
-        return export.finish(folder, sinks[wanted], failed=failed)
+        if not sinks:
+            sinks.update(export.sinks_of(Capture.load(folder).metadata, failed))
+        return export.finish(folder, sinks, failed=failed)
     except Exception as error:
         if "exporter" in failed:
             return None
@@ -242,11 +240,7 @@ def _finish(folder: Path, sinks: dict[str, dict[str, Any]], failed: set[str]) ->
 def _text(message: Any) -> str:
     """A log message with the traceback that belongs to it."""
     text, error = message.record["message"], message.record["exception"]
-    if error is None or error.value is None:
-        return str(text)
-    import traceback
-
-    return f"{text}\n{''.join(traceback.format_exception(error.value)).rstrip()}"
+    return str(text) if error is None or error.value is None else f"{text}\n{export.traceback_of(error.value)}"
 
 
 def _tell(answers: TextIO, **answer: Any) -> None:
