@@ -59,7 +59,7 @@ def ended_well(command: list[str], folder: Path) -> str:
 
 def captures(folder: Path, pattern: str = "profile") -> list[Capture]:
     """The captures in the profile folder, by name."""
-    return [Capture.load(path.parent) for path in sorted(folder.glob(f"{pattern}/*/capture.json"))]
+    return [Capture.load(path.parent) for path in sorted(folder.glob(f"{pattern}/[!.]*/capture.json"))]
 
 
 def shown_times(text: str) -> dict[str, str]:
