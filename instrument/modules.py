@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from instrument import emit
 from instrument.annotate import Range
 from instrument.errors import ConfigError
+
+if TYPE_CHECKING:  # so that a model file that calls `instrument_model` loads no pydantic
+    from instrument.config import ModulesConfig
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -84,6 +87,14 @@ def instrument_model(
 def is_instrumented(model: nn.Module) -> bool:
     """Whether `instrument_model` was called for it."""
     return model in _instrumented
+
+
+def instrument_chosen(model: nn.Module | None, config: ModulesConfig) -> nn.Module | None:
+    """Instrument a session's model as its config says, unless the owner has done so already; gives what it did."""
+    if model is None or not config.enabled or is_instrumented(model):
+        return None
+    chosen = {name: getattr(config, name) for name in ("include", "exclude", "types")}
+    return instrument_model(model, config.depth, **chosen)
 
 
 def forget(model: nn.Module) -> None:

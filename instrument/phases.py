@@ -14,6 +14,7 @@ from instrument.annotate import profiled
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
 from instrument.schedule import Plan, Window
+from instrument.triggers import Request
 
 T = TypeVar("T")
 NAMES = ("train", "validation", "test")
@@ -45,6 +46,11 @@ class Phase:
     loop_left: bool = False
     loss: Any = None
     cost: Cost = field(default_factory=Cost)
+
+    def go_to(self, number: int) -> None:
+        """Let the step that runs now have this number."""
+        self.began_at = number if self.began_at == self.step_number else self.began_at
+        self.step_number, self.wakes_at = number, number + 1
 
     def close_batch(self, advance: Callable[[Any], None]) -> None:
         """End the step of the batch that is out, if any, by `advance` with the loss given within it."""
@@ -89,6 +95,15 @@ class Phases:
             self._all[name] = Phase(name, plan=self._plan(name))
         self.present = self._all[name]
 
+    def put_first(self, trigger: str, request: Request) -> str:
+        """Plan what a trigger asks for from train's present step on, before the schedule's windows; says so."""
+        begin, (why, steps) = self.train.step_number, request
+        first = begin + self._config.warmup
+        window = Window(begin, first, first + max(1, steps or self._config.active or 1) - 1, trigger, why)
+        self.train.plan.put_first(window)
+        after = f"{begin - 1}" + (f" ({why})" if why else "")
+        return f"The trigger {trigger} fired after step {after}: records {window.in_words()}."
+
     def _plan(self, phase: str) -> Plan:
         return Plan(schedule.planned(self._config)) if phase in self._recorded else Plan()
 
@@ -101,9 +116,10 @@ class Phases:
             said = "records what triggers ask for" if plan.window is None else f"{said}, and what triggers ask for"
         return said if self._config.timings is None else f"{said}, and times the whole run"
 
-    def misfit_of_first_pass(self, batches: int) -> str | None:
-        """As `misfit`, for the first loop of the run over a loader of so many batches; more may follow."""
-        if self.present is not self.train or self.train.step_number > self.train.began_at:
+    def misfit_of_first_pass(self, loader: Iterable[Any]) -> str | None:
+        """As `misfit`, for the first loop of the run over a loader, where its length is known; more may follow."""
+        batches = _length(loader)
+        if batches is None or self.present is not self.train or self.train.step_number > self.train.began_at:
             return None
         return self._misfit(self.train.step_number + batches, "If the run is one pass over the loader, it")
 

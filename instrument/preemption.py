@@ -49,6 +49,12 @@ class Preemption:
             signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
         self._installed = False
 
+    def save(self) -> None:
+        """Have what is open saved, and let the signal go on."""
+        self._save()
+        if self.noticed:  # nothing was to be saved
+            self.pass_on()
+
     def pass_on(self) -> None:
         """Let the signal do what it would have done without us."""
         self._forget_timer()
@@ -92,7 +98,7 @@ class Preemption:
         elif not self._is_recording():
             self.pass_on()
         elif self.noticed:  # asked a second time, by the timer or by somebody impatient
-            self._save()
+            self.save()
         else:
             self.noticed = True
             half = (self._grace_s or 0) / 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,12 +20,11 @@ from instrument.annotate import profiled
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
 from instrument.delivery import Delivery
-from instrument.errors import CaptureError, ConfigError, InstrumentError
-from instrument.modules import forget, instrument_model, is_instrumented
+from instrument.errors import CaptureError, ConfigError
+from instrument.modules import forget, instrument_chosen
 from instrument.phases import NAMES, Phase, Phases, Steps
 from instrument.preemption import Preemption
-from instrument.recorder import Recorder, refuse_company, refuse_options
-from instrument.schedule import Window
+from instrument.recorder import refuse_company, refuse_options
 from instrument.sinks.chrome_trace import as_json
 from instrument.timings import Timings
 from instrument.triggers import Request
@@ -75,7 +74,9 @@ class Session:
         self._instrumented: nn.Module | None = None  # by this session
         self._ended_at: int | None = None  # the one at the last stop; None: never stopped
         self._delivery: Delivery | None = None
-        self._preemption = Preemption(self.config.preemption_grace_s, lambda: self._windows.recording, self._save_now)
+        self._preemption = Preemption(
+            self.config.preemption_grace_s, lambda: self._windows.recording, lambda: self._windows.save()
+        )
         self._said: set[str] = set()
 
     @property
@@ -87,9 +88,8 @@ class Session:
     def step_number(self, number: int) -> None:
         phase = self._phases.train
         if self._running and number != phase.step_number and self._windows.owner is phase:
-            self._safely(self._windows.leave, "session.step_number was set")
-        phase.began_at = number if phase.began_at == phase.step_number else phase.began_at
-        phase.step_number, phase.wakes_at = number, number + 1
+            self._windows.safely(self._windows.leave, "session.step_number was set")
+        phase.go_to(number)
 
     def __repr__(self) -> str:
         captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
@@ -127,11 +127,12 @@ class Session:
         export.tidy(self.output_dir)
         self._delivery = Delivery(self.config, self.output_dir, self.captures)
         emitting = emit.backend_for(self.config.emit)
-        held = self._preemption.held
-        self._windows = Windows(self.config, self.activities, emitting, self._delivery, self._metadata, held)
+        self._windows = Windows(
+            self.config, self.activities, emitting, self._phases, self._delivery, self._metadata, self._preemption.held
+        )
         timed = self.config.timings
         self.timings = Timings(timed, self.output_dir, metadata.rank()) if timed is not None else None
-        self._take_model(model if model is not None else self._model)
+        self._instrumented = instrument_chosen(model if model is not None else self._model, self.config.modules)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0
@@ -152,7 +153,7 @@ class Session:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         if self.timings is not None:
             self.timings.start()
-        self._safely(self._grant, None)
+        self._windows.safely(self._grant, None)
         if self.timings is not None:
             self.timings.begin_step()
         self._phases.present.cost.resume()
@@ -200,10 +201,8 @@ class Session:
         `session.step(loss=…)` inside the loop tells triggers the loss. A loop within the loop, for validation, takes no
         steps of its own. The length is the loader's.
         """
-        if self._running and self._total_steps is None:
-            with suppress(Exception):  # a loader's length is the user's code, and may be unknown
-                if said := self._phases.misfit_of_first_pass(len(loader)):  # type: ignore[arg-type]
-                    logger.info(said)  # no warning: most runs go over their loader again
+        if self._running and self._total_steps is None and (said := self._phases.misfit_of_first_pass(loader)):
+            logger.info("{}", said)  # no warning: most runs go over their loader again
         return Steps(loader, self._phases, self._advance)
 
     def stop(self) -> None:
@@ -223,15 +222,6 @@ class Session:
         except ConfigError as error:
             self._say(str(error))
 
-    def _take_model(self, model: nn.Module | None) -> None:
-        """Instrument the session's model as the config says, unless its owner has done so already."""
-        modules = self.config.modules
-        if model is None or not modules.enabled or is_instrumented(model):
-            return
-        chosen = {name: getattr(modules, name) for name in ("include", "exclude", "types")}
-        instrument_model(model, modules.depth, **chosen)
-        self._instrumented = model
-
     def _enter(self, name: str) -> None:
         if name not in NAMES:
             self._say(f"session.phase({name!r}) is never recorded: profiler.phases knows {', '.join(NAMES)}.")
@@ -239,7 +229,7 @@ class Session:
         if self.timings is not None:
             self.timings.leave_out_step()
         if self._running and self._windows.recorder is None:
-            self._safely(self._grant, None)
+            self._windows.safely(self._grant, None)
         self._phases.present.cost.resume()
 
     def _leave(self, before: Phase, began_ns: int, cut: str | None) -> None:
@@ -250,7 +240,7 @@ class Session:
             phase.close_batch(self._advance)  # its loop was left by break
         phase.batch_open = False
         if self._running and self._windows.owner is phase:
-            self._safely(self._windows.finish, cut, f"the phase {phase.name} ended")
+            self._windows.safely(self._windows.finish, cut, f"the phase {phase.name} ended")
         self._phases.present = before
         before.cost.leave_out(time.perf_counter_ns() - began_ns)
 
@@ -268,17 +258,17 @@ class Session:
         if phase.step_number >= phase.wakes_at:
             warming_up = self._windows.recorder is not None and not self._windows.recording
             took_ns = phase.cost.step_ended(recorded=None if warming_up else self._windows.recording)
-            self._safely(self._end_step, phase, took_ns, loss)
+            self._windows.safely(self._end_step, phase, took_ns, loss)
             phase.cost.resume()
         elif self._windows.recorder is None:  # no step within the window of another phase, which would not count
             took_ns = phase.cost.step_ended(recorded=False)
             if self._watch is not None and phase is self._phases.train:
                 asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
                 if asked is not None:
-                    self._safely(self._grant, asked)
+                    self._windows.safely(self._grant, asked)
                     phase.cost.resume()
         if self._preemption.noticed:
-            self._save_now()
+            self._preemption.save()
         if self.timings is not None and phase is self._phases.train:
             self.timings.begin_step()
 
@@ -288,29 +278,14 @@ class Session:
         self._windows.end_step(phase)
         if self._watch is not None and phase is self._phases.train:
             asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=busy)
-        self._safely(self._windows.end_if_over, phase)  # what fails in it does not cost the next window
+        self._windows.safely(self._windows.end_if_over, phase)  # what fails in it does not cost the next window
         self._grant(asked)
 
     def _grant(self, asked: tuple[str, Request] | None) -> None:
         """Begin the next step; with a window before those of the schedule, where a trigger asked for one."""
         if asked is not None:
-            trigger, (why, steps) = asked
-            first = self.step_number + self.config.warmup
-            window = Window(self.step_number, first, first + max(1, steps or self.config.active or 1) - 1, trigger, why)
-            after = f"{self.step_number - 1}" + (f" ({why})" if why else "")
-            logger.info("The trigger {} fired after step {}: records {}.", trigger, after, window.in_words())
-            self._phases.train.plan.put_first(window)
+            logger.info("{}", self._phases.put_first(*asked))
         self._windows.begin_step(self._phases.present)
-
-    def _save_now(self) -> None:
-        """End the open window because SIGTERM came, and let the signal go on."""
-        if self._windows.recording:
-            with self._preemption.held():  # the signal goes on when all is said
-                self._safely(self._windows.finish, "SIGTERM", "")
-                if self._delivery is not None:
-                    self._delivery.say_what_is_left()
-        if self._preemption.noticed:  # nothing was to be saved
-            self._preemption.pass_on()
 
     def _stop(self, cut: str | None) -> None:
         if cut is None:
@@ -319,12 +294,12 @@ class Session:
         if self._running:
             if not (self._delivery and self._delivery.taken) and not self._windows.hold_something(cut):
                 _warn(self._phases.nothing_recorded())
-            self._safely(self._windows.finish, cut, "the run ended")
+            self._windows.safely(self._windows.finish, cut, "the run ended")
             if self._watch is not None:
                 self._watch.end()
                 self._watch = None
             if self.timings is not None:
-                self._safely(self.timings.stop)
+                self._windows.safely(self.timings.stop)
             self._preemption.uninstall()
             if self._preemption.noticed:
                 self._preemption.pass_on()
@@ -335,30 +310,13 @@ class Session:
                 forget(self._instrumented)
                 self._instrumented = None
             if self._delivery is not None:
-                self._safely(self._delivery.close)
+                self._windows.safely(self._delivery.close)
 
-    def _safely(self, act: Callable[..., None], *args: Any) -> None:
-        """Do a part of ours; what goes wrong in it costs this window, is logged, and never reaches the caller."""
-        recorder = self._windows.recorder
-        try:
-            act(*args)
-        except Exception as error:
-            self._recover(recorder)
-            self._say(f"Recording failed and training goes on: {error}", error)
-
-    def _recover(self, recorder: Recorder | None) -> None:
-        try:
-            self._windows.give_up(recorder)
-        except Exception as error:
-            self._say(f"The profiler could not be stopped: {error}", error)
-        self._phases.present.wakes_at = self._phases.present.step_number + 1
-
-    def _say(self, sentence: str, error: Exception | None = None) -> None:
-        """Log a sentence once in a run; with its traceback where it is no error of our own."""
+    def _say(self, sentence: str) -> None:
+        """Warn once."""
         if sentence not in self._said:
             self._said.add(sentence)
-            unexpected = None if isinstance(error, InstrumentError) else error
-            logger.opt(exception=unexpected).log("ERROR" if error else "WARNING", "{}", sentence)
+            logger.warning("{}", sentence)
 
 
 # Those that run in this process.

@@ -11,7 +11,8 @@ from loguru import logger
 from instrument import emit, metadata
 from instrument.config import ProfilerConfig
 from instrument.delivery import Delivery
-from instrument.phases import NEVER, Phase
+from instrument.errors import InstrumentError
+from instrument.phases import NEVER, Phase, Phases
 from instrument.recorder import Recorder
 from instrument.schedule import Window
 
@@ -20,7 +21,7 @@ class Windows:
     """Opens windows, goes on with them and ends them, at the boundaries of steps; one for a run.
 
     `user_metadata` is looked at when a window ends, and `held` keeps signals away while torch starts, stops and saves.
-    What is raised costs the window, and `give_up` puts things right.
+    What is raised costs the window; called by `safely`, it is logged and goes no further.
 
     Attributes:
         recorder: of the window that is open or warming up; None: there is none.
@@ -32,6 +33,7 @@ class Windows:
         config: ProfilerConfig,
         activities: list[str],
         emitting: emit.Backend,
+        phases: Phases,
         delivery: Delivery,
         user_metadata: dict[str, Any],
         held: Callable[[], AbstractContextManager[None]],
@@ -41,9 +43,11 @@ class Windows:
         self._config = config
         self._activities = activities
         self._emitting = emitting
+        self._phases = phases
         self._delivery = delivery
         self._user_metadata = user_metadata
         self._held = held
+        self._said: set[str] = set()
 
     @property
     def recording(self) -> bool:
@@ -122,20 +126,45 @@ class Windows:
             cut = cut or (ended if stepped else "session.step() was never called")
         self._end(cut)
 
+    def save(self) -> None:
+        """End the window that is open because SIGTERM came."""
+        if self.recording:
+            with self._held():  # the signal goes on when all is said
+                self.safely(self.finish, "SIGTERM", "")
+                self._delivery.say_what_is_left()
+
     def leave(self, why: str) -> None:
         """Turn away from the plan's present place: end the open window, or drop it if it holds no whole step."""
         window = self.owner.plan.window
         if self.recording and window is not None and self.owner.step_number > window.first:
             self._end(why)
         elif self.recorder is not None:
-            self.give_up(self.recorder)
+            self._give_up(self.recorder)
 
-    def give_up(self, recorder: Recorder | None) -> None:
-        """Turn away from the window in which something failed, whose recorder this was.
+    def safely(self, act: Callable[..., None], *args: Any) -> None:
+        """Do a part of ours; what goes wrong in it costs this window, is logged once, and never reaches the caller."""
+        recorder = self.recorder
+        try:
+            act(*args)
+        except Exception as error:
+            self._recover(recorder)
+            self._say(f"Recording failed and training goes on: {error}", error)
 
-        Raises:
-            CaptureError: the recorder cannot be stopped.
-        """
+    def _recover(self, recorder: Recorder | None) -> None:
+        try:
+            self._give_up(recorder)
+        except Exception as error:
+            self._say(f"The profiler could not be stopped: {error}", error)
+        self._phases.present.wakes_at = self._phases.present.step_number + 1
+
+    def _say(self, sentence: str, error: Exception) -> None:
+        """Log an error once in a run; with its traceback where it is none of our own."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.opt(exception=None if isinstance(error, InstrumentError) else error).error("{}", sentence)
+
+    def _give_up(self, recorder: Recorder | None) -> None:
+        """Turn away from the window in which something failed, whose recorder this was."""
         if self.recorder is not None:  # otherwise the window was already turned away from
             recorder, self.recorder = self.recorder, None
             self.owner.plan.turn()
