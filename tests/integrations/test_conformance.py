@@ -1,0 +1,219 @@
+"""The same scenarios for every trainer, against the real library."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from torch import nn
+from torch.optim import optimizer as optimizers
+from trainers import TRAINERS, VALIDATION, Job, Trainer
+
+import instrument
+from instrument import Capture, emit
+from instrument.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.usefixtures("inline_export"),
+    # what trainers say about workers, loggers and each other's versions is not about us
+    pytest.mark.filterwarnings("ignore::Warning:lightning.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
+def trainer(request: pytest.FixtureRequest) -> Trainer:
+    if request.param.missing:
+        pytest.skip(request.param.missing)
+    return request.param
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The folder for captures; the trainer's own is beside it."""
+    return tmp_path / "profile"
+
+
+def batches(capture: Capture) -> list[int]:
+    """The training batches that ran within a capture, by the ranges of the model that they went through."""
+    rows = capture.ranges.by("name").where(lambda row: row.name.startswith("batch "))
+    numbers = {int(row.name.removeprefix("batch ")): row.calls for row in rows}
+    assert set(numbers.values()) <= {1}, "no batch runs twice"
+    return sorted(number for number in numbers if number < VALIDATION)
+
+
+@pytest.mark.parametrize("validate_every", [None, 4])
+def test_each_window_holds_exactly_the_steps_asked_for(
+    trainer: Trainer, tmp_path: Path, out: Path, validate_every: int | None
+) -> None:
+    adapter = trainer.make({"wait": 2, "warmup": 1, "active": 2, "repeat": 2}, output_dir=out)
+    trainer.fit(adapter, Job(tmp_path, validate_every=validate_every))
+    captures = trainer.session(adapter).captures
+    assert [batches(capture) for capture in captures] == [[3, 4], [8, 9]]
+    assert [capture.steps.column("number") for capture in captures] == [[3, 4], [8, 9]]
+    assert not any(capture.metadata["window"]["truncated"] for capture in captures)
+    assert trainer.session(adapter).step_number == 12
+
+
+def test_windows_without_end_are_all_delivered(trainer: Trainer, tmp_path: Path, out: Path) -> None:
+    adapter = trainer.make(wait=1, active=1, repeat=0, output_dir=out)
+    trainer.fit(adapter, Job(tmp_path, steps=10))
+    found = sorted(out.glob("steps_*"))
+    assert [batches(Capture.load(folder)) for folder in found] == [[1], [3], [5], [7], [9]]
+    assert [capture.name for capture in trainer.session(adapter).captures] == [folder.name for folder in found]
+
+
+def installed(model: nn.Module) -> dict[str, Any]:
+    """What somebody has put on the process, its optimizers and a model."""
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
+    mine = [len(each._optimizer_step_pre_hooks) + len(each._optimizer_step_post_hooks) for each in kept]
+    return {
+        "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        "forward": ["forward" in vars(module) for module in model.modules()],
+        # the first tells of all threads together, the second of this one
+        "profiler": torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled(),
+        "annotations": emit.armed,
+        "signals": [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)],
+        "threads": {thread.name for thread in threading.enumerate()},
+        "optimizer hooks": len(optimizers._global_optimizer_pre_hooks) + len(optimizers._global_optimizer_post_hooks),
+        "hooks of an optimizer": sum(mine),
+        "children": list(children()),
+    }
+
+
+def children() -> Iterator[str]:
+    """The processes that this one has started and that are still there, where the system tells them."""
+    for listed in Path("/proc/self/task").glob("*/children"):
+        yield from listed.read_text().split()
+
+
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is registered to run when the interpreter ends, from now on; `atexit` itself does not tell."""
+    registered: list[Any] = []
+    register, unregister = atexit.register, atexit.unregister
+
+    def note(function: Any, *args: Any, **kwargs: Any) -> Any:
+        registered.append(function)
+        return register(function, *args, **kwargs)
+
+    def forget(function: Any) -> None:
+        registered[:] = [each for each in registered if each != function]
+        unregister(function)
+
+    monkeypatch.setattr(atexit, "register", note)
+    monkeypatch.setattr(atexit, "unregister", forget)
+    return registered
+
+
+@pytest.mark.parametrize("raises_at", [None, 4])
+def test_nothing_is_left_installed(
+    trainer: Trainer, tmp_path: Path, out: Path, at_exit: list[Any], raises_at: int | None
+) -> None:
+    trainer.fit(trainer.make(None), Job(tmp_path))  # what the trainer itself leaves, it has left now
+    job = Job(tmp_path, raises_at=raises_at)
+
+    def present() -> dict[str, Any]:
+        return installed(job.model) | {"atexit": list(at_exit)}
+
+    before = present()
+    during: list[dict[str, Any]] = []
+    job.at_batch = lambda number: during.append(present()) if number == 3 else None
+    adapter = trainer.make(wait=1, active=4, export="process", triggers=["file", "signal"], output_dir=out)
+    try:
+        trainer.fit(adapter, job)
+    except ZeroDivisionError:
+        assert raises_at is not None
+    assert present() == before
+    differs = {name for name in before if during[0][name] != before[name]}
+    assert {"module hooks", "profiler", "annotations", "signals", "atexit", "threads"} <= differs, "the test sees them"
+    assert len(trainer.session(adapter).captures) == 1
+
+
+def test_an_exception_comes_out_unchanged(trainer: Trainer, tmp_path: Path, out: Path) -> None:
+    job = Job(tmp_path, raises_at=5)
+    adapter = trainer.make(wait=3, active=6, output_dir=out)
+    with pytest.raises(ZeroDivisionError) as raised:
+        trainer.fit(adapter, job)
+    assert raised.value is job.error
+    assert raised.value.__cause__ is None
+    assert raised.value.__context__ is None
+    (capture,) = trainer.session(adapter).captures
+    window = capture.metadata["window"]
+    assert (window["first_step"], window["last_step"]) == (3, 4)
+    assert (window["truncated"], window["reason"]) == (True, "exception ZeroDivisionError")
+    assert batches(capture) == [3, 4, 5], "what ran until then, in part of a step too"
+
+
+class Calls:
+    """Counts the calls into this package, from batch to batch; ranges that the model marks are the user's own."""
+
+    marks = frozenset({"annotate.py", "wrap.py", "names.py", "emit.py"})
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.seen = first, last, []
+
+    def __call__(self, number: int) -> None:
+        if number == self.first:
+            sys.setprofile(self._note)
+        elif number == self.last:
+            sys.setprofile(None)
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and Path(instrument.__file__).parent in file.parents and file.name not in self.marks:
+            self.seen.append(f"{file.name}:{frame.f_code.co_name}")
+
+
+@pytest.mark.parametrize("config", [None, "disabled", {"enabled": False, "active": 2}], ids=["none", "preset", "false"])
+def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    job, calls = Job(tmp_path), Calls(2, 7)
+    before = installed(job.model)
+    during: list[dict[str, Any]] = []
+
+    def at_batch(number: int) -> None:
+        calls(number)
+        if number == 8:
+            during.append(installed(job.model))
+
+    job.at_batch = at_batch
+    adapter = trainer.make(config)
+    trainer.fit(adapter, job)
+    ours = {"module hooks", "forward", "profiler", "annotations", "optimizer hooks", "hooks of an optimizer"}
+    assert {name: during[0][name] for name in ours} == {name: before[name] for name in ours}
+    assert not [name for name in during[0]["threads"] if name.startswith("instrument")]
+    assert len(calls.seen) <= 5 * trainer.calls_when_off, calls.seen
+    assert trainer.session(adapter).captures == []
+    assert not (tmp_path / "profile").exists()
+
+
+def test_a_second_fit_is_recorded_like_the_first(trainer: Trainer, tmp_path: Path, out: Path) -> None:
+    adapter = trainer.make(wait=1, active=2, output_dir=out)
+    for _ in range(2):
+        trainer.fit(adapter, Job(tmp_path, steps=5))
+    assert [batches(capture) for capture in trainer.session(adapter).captures] == [[1, 2], [1, 2]]
+    assert len(list(out.glob("steps_*"))) == 2
+
+
+def test_too_few_steps_are_a_warning(trainer: Trainer, tmp_path: Path, out: Path, log: Log) -> None:
+    adapter = trainer.make(wait=50, active=1, output_dir=out)
+    trainer.fit(adapter, Job(tmp_path, steps=3))
+    assert trainer.session(adapter).captures == []
+    assert [line for line in log.at("WARNING") if "profiler.wait" in line]
+
+
+def test_an_unknown_argument_is_refused_in_a_sentence(trainer: Trainer) -> None:
+    with pytest.raises(ConfigError, match=r"^profiler\.actve is not an option; did you mean profiler\.active\?$"):
+        trainer.make(actve=3)

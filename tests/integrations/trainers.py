@@ -1,0 +1,163 @@
+"""How the conformance suite drives each trainer: the job is the same for all, a `Trainer` says how that one runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from instrument import Session, profiled
+
+#: Validation batches are numbered from here, so that no training batch has such a number.
+VALIDATION = 1000
+
+
+class Net(nn.Linear):
+    """A model whose ranges tell which batch ran: each row of batch k holds nothing but k."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(2, 1)
+        self._job = [job]  # in a list: no trainer looks for state in there
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        number = int(rows[0, 0])
+        with profiled(f"batch {number}"):
+            self._job[0].reached(number)
+            return super().forward(rows * 1e-3)
+
+
+@dataclass
+class Job:
+    """What a trainer is to run.
+
+    Attributes:
+        folder: for what the trainer itself writes.
+        steps: training batches, 0 to `steps` - 1, in one epoch of batches of one row.
+        validate_every: how many steps are between two validations of two batches each; None: no validation.
+        raises_at: the training batch in which the model raises `error`.
+        at_batch: called with each batch's number, from within the model.
+        model: the one to train.
+    """
+
+    folder: Path
+    steps: int = 12
+    validate_every: int | None = None
+    raises_at: int | None = None
+    error: Exception = field(default_factory=lambda: ZeroDivisionError("mine"))
+    at_batch: Callable[[int], None] = lambda number: None
+
+    def __post_init__(self) -> None:
+        self.model = Net(self)
+
+    def reached(self, number: int) -> None:
+        """Told by the model, at the start of a batch."""
+        self.at_batch(number)
+        if number == self.raises_at:
+            raise self.error
+
+    def batches(self) -> DataLoader[Any]:
+        """Those to train on, as a loader of tensors."""
+        return _batches(range(self.steps))
+
+    def validation(self) -> DataLoader[Any]:
+        """Those to validate on."""
+        return _batches(range(VALIDATION, VALIDATION + 2))
+
+
+def _batches(numbers: range) -> DataLoader[Any]:
+    rows = torch.tensor(numbers, dtype=torch.float32).unsqueeze(1).expand(-1, 2).clone()
+    return DataLoader(TensorDataset(rows), batch_size=1)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How one trainer is driven.
+
+    Attributes:
+        name: shown in the tests' names.
+        package: what must be installed; None: nothing but torch.
+        make: our adapter, from what `Session` takes.
+        fit: trains a job with the adapter, from its first step to its last, on the CPU.
+        session: the adapter's session.
+        calls_when_off: calls into this package that one training step may cost when profiling is off.
+    """
+
+    name: str
+    package: str | None
+    make: Callable[..., Any]
+    fit: Callable[[Any, Job], None]
+    session: Callable[[Any], Session] = attrgetter("session")
+    calls_when_off: int = 0
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be tested here."""
+        found = self.package is None or find_spec(self.package)
+        return None if found else f"the package {self.package} is not installed"
+
+
+def fit_plainly(session: Session, job: Job) -> None:
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.01)
+    with ExitStack() as stack:
+        stack.push(session.start(job.model))
+        for number, (rows,) in enumerate(session.steps(job.batches()), start=1):
+            job.model(rows).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.validate_every and number % job.validate_every == 0:
+                with session.phase("validation"), torch.no_grad():
+                    for (unseen,) in session.steps(job.validation()):
+                        job.model(unseen)
+
+
+def make_lightning(*config: Any, **options: Any) -> Any:
+    from instrument.integrations.lightning import ProfilerCallback
+
+    return ProfilerCallback(*config, **options)
+
+
+def fit_lightning(callback: Any, job: Job) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = job.model
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            return self.net(batch[0]).mean()
+
+        def validation_step(self, batch: list[torch.Tensor]) -> None:
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainer = Trainer(
+        callbacks=[callback],
+        max_epochs=1,
+        val_check_interval=job.validate_every,
+        limit_val_batches=None if job.validate_every else 0,
+        num_sanity_val_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(job.folder),
+    )
+    trainer.fit(Module(), job.batches(), job.validation())
+
+
+TRAINERS = [
+    Trainer("plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20),
+    Trainer("lightning", "lightning", make_lightning, fit_lightning, calls_when_off=20),
+]
