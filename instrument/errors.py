@@ -3,6 +3,7 @@
 InstrumentError
 ├── ConfigError      an option is wrong (also a ValueError)
 ├── CaptureError     recording or delivering a window is not possible
+├── GraphError       a model cannot be captured as a graph
 ├── TraceError       a trace file cannot be read
 └── MissingPackage   an optional package is not installed (also an ImportError)
 
@@ -22,6 +23,10 @@ class ConfigError(InstrumentError, ValueError):
 
 class CaptureError(InstrumentError):
     """A window cannot be recorded, or a capture folder cannot be delivered or opened."""
+
+
+class GraphError(InstrumentError):
+    """A model cannot be captured as a graph, or a captured graph does not fit a call of the model."""
 
 
 class TraceError(InstrumentError):

@@ -39,6 +39,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"delivery"}, {"loguru"}),
     ({"windows"}, {"loguru"}),
     ({"timings"}, {"torch", "numpy", "loguru", "tensorboard"}),
+    ({"graph"}, {"torch", "numpy", "loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),

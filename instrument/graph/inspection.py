@@ -1,0 +1,95 @@
+"""What each node of a graph takes and makes, seen in a run of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from instrument.graph.interpreter import NodeInterpreter
+
+#: The memory that a node's tensors lie in: a number for each storage that no parameter or buffer is, and its bytes.
+Storages = tuple[tuple[int, int], ...]
+
+
+class Inspection(NodeInterpreter):
+    """Runs a graph once and notes the tensors of each node.
+
+    Attributes:
+        columns: of `NodeTable`, a cell for each node: `output_shape output_dtype output_bytes new_bytes moved_bytes`.
+        storages: for each node, what its tensors lie in; a view lies in that of what it was made from.
+    """
+
+    def __init__(self, model: nn.Module, graph: fx.Graph, constants: nn.Module) -> None:
+        super().__init__(model, graph, constants)
+        names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
+        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+        self.storages: list[Storages] = []
+        self._of: dict[fx.Node, dict[int, int]] = {}  # storages by address, which torch gives again once one is freed
+        self._known = 0
+        self._models = {_address(each) for holder in (model, constants) for each in _held(holder)}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and note what it took and gave."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        taken = _tensors((args, kwargs))
+        if n.op == "call_module":
+            taken += _held(self._calls[n])
+        written = [_version(tensor) for tensor in taken]
+        result = self._calls[n](*args, **kwargs)
+        wrote = written != [_version(tensor) for tensor in taken]
+        self._note(n, taken, _tensors(result), wrote)
+        return result
+
+    def _note(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
+        old = {address: number for each in node.all_input_nodes for address, number in self._of[each].items()}
+        mine: dict[int, tuple[int, int]] = {}
+        new_bytes = 0
+        for tensor in given:
+            address, size = _address(tensor), tensor.untyped_storage().nbytes()
+            if address in self._models or address in mine:
+                continue
+            if address in old:
+                mine[address] = old[address], size
+            else:
+                mine[address] = self._known, size
+                self._known += 1
+                new_bytes += size if node.op != "placeholder" else 0
+        self._of[node] = {address: number for address, (number, _) in mine.items()}
+        self.storages.append(tuple(mine.values()))
+        works = node.op.startswith("call_") and (new_bytes or wrote)
+        cells = {
+            "output_shape": ", ".join(str(list(tensor.shape)) for tensor in given) or None,
+            "output_dtype": ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in given)) or None,
+            "output_bytes": _bytes(given) if given else None,
+            "new_bytes": new_bytes,
+            "moved_bytes": _bytes(taken) + _bytes(given) if works else 0,
+        }
+        for name, cell in cells.items():
+            self.columns[name].append(cell)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those that lie in one storage each; sparse and nested ones are not looked at."""
+    leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+    return [leaf for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
+
+
+def _held(module: Any) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _address(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,110 @@
+"""`NodeInterpreter`: runs a captured graph node by node, each timed and in a range of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from instrument import emit
+from instrument.names import to_trace
+
+
+class NodeInterpreter(fx.Interpreter):
+    """Runs `graph` with what `model` holds now, or what `constants` holds where the model does not.
+
+    Each node's time is that of its call alone: what it takes is looked up before. Values are freed after their last
+    use, and modes (training, gradients, autocast) are those of the caller. With `device`, times are the device's own,
+    by events in its stream that are read once the run is over; `sync` waits for the device after each node instead, so
+    that a time is the host's until the device is done.
+
+    Attributes:
+        times_ns: of the last run, one for each node in graph order.
+    """
+
+    def __init__(
+        self, model: nn.Module, graph: fx.Graph, constants: nn.Module, device: str | None = None, sync: bool = False
+    ) -> None:
+        super().__init__(model, graph=graph)
+        self.extra_traceback = False  # an error of the model stays as it is
+        self.times_ns: list[int] = []
+        self._constants = constants
+        self._labels = {node: to_trace(node.name) for node in graph.nodes}
+        self._calls = {node: self._call_of(node) for node in graph.nodes}
+        self._cuda: Any = torch.cuda if device == "cuda" else None
+        self._marks: list[tuple[Any, Any]] = []
+        self._timed = self._by_host if self._cuda is None else self._waiting if sync else self._by_events
+
+    def run_timed(self, values: list[Any]) -> Any:
+        """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
+        self.times_ns = []
+        self._marks = []
+        result = self.run(*values, enable_io_processing=False)
+        if self._marks:
+            self._cuda.synchronize()
+            self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._marks]
+        return result
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node in its range."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if not emit.armed:
+            return self._timed(self._calls[n], args, kwargs)
+        opens, closes, _ = emit.backend
+        opened = opens(self._labels[n])
+        try:
+            return self._timed(self._calls[n], args, kwargs)
+        finally:
+            closes(opened)
+
+    def _call_of(self, node: fx.Node) -> Callable[..., Any]:
+        """What the base class would find anew at each run."""
+        if node.op == "call_function":
+            return node.target  # type: ignore[return-value]
+        if node.op == "call_method":
+            return partial(_call_method, str(node.target))
+        if node.op in ("call_module", "get_attr"):
+            path, _, name = str(node.target).rpartition(".")
+            owner = self._owner(path, name)
+            return getattr(owner, name) if node.op == "call_module" else lambda: getattr(owner, name)
+        act = self.placeholder if node.op == "placeholder" else self.output
+        return lambda *args, **kwargs: act(node.target, args, kwargs)
+
+    def _owner(self, path: str, name: str) -> nn.Module:
+        """The module that holds an attribute: the model's, or else the graph's own for a constant of it."""
+        with suppress(AttributeError):
+            owner = self.module.get_submodule(path)
+            if hasattr(owner, name):
+                return owner
+        return self._constants.get_submodule(path)
+
+    def _by_host(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        began_ns = perf_counter_ns()
+        result = call(*args, **kwargs)
+        self.times_ns.append(perf_counter_ns() - began_ns)
+        return result
+
+    def _by_events(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = call(*args, **kwargs)
+        end.record()
+        self._marks.append((begin, end))
+        return result
+
+    def _waiting(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._cuda.synchronize()
+        began_ns = perf_counter_ns()
+        result = call(*args, **kwargs)
+        self._cuda.synchronize()
+        self.times_ns.append(perf_counter_ns() - began_ns)
+        return result
+
+
+def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(owner, name)(*args, **kwargs)

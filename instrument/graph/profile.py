@@ -1,0 +1,72 @@
+"""`GraphProfile`: what was measured of a model's graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from instrument.capture.table import duration, to_text
+from instrument.graph.inspection import Storages
+from instrument.graph.nodes import NodeTable
+
+_SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What running a model node by node costs. Medians over the runs, in nanoseconds.
+
+    Attributes:
+        model_ns: the model run as it is, in turns with the others; None where that was not measured.
+        interpreted_ns: its graph run node by node, all in all.
+        nodes_ns: the sum of the nodes' times in one run.
+        node_ns: what measuring adds to the time of each node, seen at nodes that do nothing.
+        nodes: how many there are.
+    """
+
+    model_ns: int | None
+    interpreted_ns: int
+    nodes_ns: int
+    node_ns: int
+    nodes: int
+
+    @property
+    def work_ns(self) -> int:
+        """The sum of the nodes' times less what measuring adds to them; to be compared with `model_ns`."""
+        return self.nodes_ns - self.nodes * self.node_ns
+
+    def __str__(self) -> str:
+        added = f"{duration(self.nodes * self.node_ns)} are what measuring adds ({duration(self.node_ns)} a node)"
+        text = (
+            f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of {duration(self.interpreted_ns)}; {added}."
+        )
+        if self.model_ns is None:
+            return text
+        off = self.work_ns / self.model_ns - 1 if self.model_ns else 0
+        return f"{text} The model as it is takes {duration(self.model_ns)}: the nodes less that are {off:+.1%} of it."
+
+
+@dataclass(frozen=True, repr=False)
+class GraphProfile:
+    """What `profile_graph` gives.
+
+    Attributes:
+        nodes: a row for each node; see `NodeTable`.
+        how: what captured the graph, and why not `torch.fx` tracing where that was not it.
+        overhead: what running node by node costs; None before the first run.
+        outputs: the model's result in the first run.
+        storages: for each node, the memory that its tensors lie in, as (number, bytes); not that of parameters and
+            buffers. A view has the number of what it was made from.
+    """
+
+    nodes: NodeTable
+    how: str
+    overhead: Overhead | None
+    outputs: Any
+    storages: list[Storages]
+
+    def __str__(self) -> str:
+        foot = [f"Captured by {self.how}.", *([str(self.overhead)] if self.overhead else [])]
+        return "\n".join([to_text(self.nodes.select(_SHOWN)), "", *foot])
+
+    __repr__ = __str__

@@ -1,0 +1,206 @@
+"""`profile_graph` and `NodeProfiler`: time each node of a model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from instrument.capture.events import Ints
+from instrument.errors import ConfigError, GraphError
+from instrument.graph.counting import counted_flops
+from instrument.graph.inspection import Inspection
+from instrument.graph.interpreter import NodeInterpreter
+from instrument.graph.labels import labels
+from instrument.graph.nodes import NodeTable
+from instrument.graph.profile import GraphProfile, Overhead
+from instrument.graph.state import unchanged
+from instrument.graph.traced import Inputs, Traced, misfit, result_of, signature, trace
+
+
+def profile_graph(
+    model: nn.Module, *inputs: Any, runs: int = 10, warmup: int = 2, sync: bool = False, **kwargs: Any
+) -> GraphProfile:
+    """Run a model node by node of its graph, and tell what each node took, made and computed.
+
+        print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
+
+    The model stays as it was: buffers, generators and inputs are put back. Its modes are respected: call this under
+    `torch.no_grad()` and after `model.eval()` for inference. Each run is followed by one of the model as it is, so that
+    `overhead` can tell the difference.
+
+    Args:
+        model: a module; nothing is done to it.
+        inputs: of its forward, as `kwargs` are.
+        runs: how many are counted.
+        warmup: how many come before and are not.
+        sync: wait for the device after each node. A node's time then holds its launch, and no node overlaps another.
+            Without it, times are the device's own, by events in its stream.
+        kwargs: of the model's forward.
+
+    Cost: the model runs `2 * (runs + warmup) + 5` times at most, once of that under torch's profiler for the FLOPs.
+
+    Raises:
+        GraphError: neither `torch.fx` nor `torch.export` can capture the model; its own errors pass.
+        ConfigError: `runs` is not positive, or `warmup` negative.
+    """
+    if runs < 1 or warmup < 0:
+        raise ConfigError(f"profile_graph was given runs={runs}, warmup={warmup}: at least 1 run, and 0 to warm up.")
+    profiler = NodeProfiler(model, sync=sync)
+    with unchanged(model, (inputs, kwargs)):
+        profiler.run(*inputs, **kwargs)
+        for _ in range(warmup):
+            profiler.run_as_it_is(*inputs, **kwargs)
+            profiler.run(*inputs, **kwargs)
+        profiler.reset()
+        for _ in range(runs):
+            profiler.run_as_it_is(*inputs, **kwargs)
+            profiler.run(*inputs, **kwargs)
+    return profiler.profile()
+
+
+@dataclass
+class _Captured:
+    """A graph, what runs it, and what was seen of it before any run that counts."""
+
+    traced: Traced
+    interpreter: NodeInterpreter
+    inspection: Inspection
+    flops: list[int | None]
+    node_ns: int
+
+
+class NodeProfiler:
+    """Runs a model node by node of its graph, and adds up what each node took.
+
+    `run` stands in for a call of the model, side effects and gradients included. The first one captures the graph, for
+    which the model runs a few times more; what that changes is put back. Options are those of `profile_graph`. Each run
+    keeps eight bytes a node.
+    """
+
+    def __init__(self, model: nn.Module, *, sync: bool = False) -> None:
+        self._model = model
+        self._sync = sync
+        self._captured: _Captured | None = None
+        self._fitting: set[Any] = set()  # signatures of the calls whose graph that is
+        self._outputs: list[Any] = []  # of the first run
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all times so far."""
+        self._times_ns: list[Ints] = []
+        self._interpreted_ns: list[int] = []
+        self._model_ns: list[int] = []
+
+    def run(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model node by node and return its own result.
+
+        Raises:
+            GraphError: the model cannot be captured, or these inputs need another graph than the first ones.
+        """
+        captured = self._captured_for((inputs, kwargs))
+        interpreter, values = captured.interpreter, captured.traced.values((inputs, kwargs))
+        output = self._clocked(self._interpreted_ns, lambda: interpreter.run_timed(values))
+        self._times_ns.append(np.array(interpreter.times_ns, np.int64))
+        result = captured.traced.result(output)
+        self._outputs = self._outputs or [result]
+        return result
+
+    def run_as_it_is(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model without its graph, for `overhead` to compare with, and return its result."""
+        return self._clocked(self._model_ns, lambda: self._model(*inputs, **kwargs))
+
+    def profile(self) -> GraphProfile:
+        """What was measured so far.
+
+        Raises:
+            GraphError: nothing was run yet.
+        """
+        captured = self._captured
+        if captured is None or not self._times_ns:
+            raise GraphError("NodeProfiler has run nothing yet: call its run with the model's inputs first.")
+        graph, times_ns = captured.traced.graph, np.stack(self._times_ns)
+        facts = {**captured.inspection.columns, "flops": captured.flops}
+        overhead = Overhead(
+            model_ns=round(median(self._model_ns)) if self._model_ns else None,
+            interpreted_ns=round(median(self._interpreted_ns)),
+            nodes_ns=round(median(times_ns.sum(axis=1).tolist())),
+            node_ns=captured.node_ns,
+            nodes=len(graph.nodes),
+        )
+        nodes = NodeTable(labels(graph, self._model), times_ns, facts)
+        return GraphProfile(nodes, captured.traced.how, overhead, self._outputs[0], captured.inspection.storages)
+
+    def _captured_for(self, inputs: Inputs) -> _Captured:
+        """The graph, captured at the first call and compared with the model for each new kind of inputs."""
+        kind = signature(self._model, inputs)
+        if self._captured is None:
+            self._captured = self._capture(inputs)
+        elif kind not in self._fitting and (
+            why := misfit(self._captured.traced, self._model, inputs, result_of(self._model, inputs))
+        ):
+            raise GraphError(
+                f"The graph that NodeProfiler has captured does not fit these inputs ({why}): make another."
+            )
+        self._fitting.add(kind)
+        return self._captured
+
+    def _capture(self, inputs: Inputs) -> _Captured:
+        model, traced = self._model, trace(self._model, inputs)
+        device = _device(model, inputs)
+        interpreter = traced.interpreter(model, device=device, sync=self._sync)
+        plain = traced.interpreter(model)
+        names = [node.name for node in traced.graph.nodes]
+        inspection = traced.interpreter(model, Inspection)
+        with unchanged(model, inputs):
+            flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
+        graded = torch.is_grad_enabled()
+        # without inference mode, whose tensors do not count how often they are written to
+        with unchanged(model, inputs), torch.inference_mode(False), torch.set_grad_enabled(graded):
+            inspection.run_timed(traced.values(_normal(inputs)))
+        return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync))
+
+    def _clocked(self, into: list[int], act: Callable[[], Any]) -> Any:
+        wait = torch.cuda.synchronize if torch.cuda.is_initialized() else _nothing
+        wait()
+        began_ns = perf_counter_ns()
+        result = act()
+        wait()
+        into.append(perf_counter_ns() - began_ns)
+        return result
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _node_ns(device: str | None, sync: bool) -> int:
+    """What measuring adds to a node's time: what a node takes that does nothing."""
+    graph = fx.Graph()
+    for _ in range(200):
+        graph.call_function(_nothing, ())
+    graph.output(None)
+    interpreter = NodeInterpreter(nn.Module(), graph, nn.Module(), device, sync)
+    interpreter.run_timed([])
+    interpreter.run_timed([])
+    return round(median(interpreter.times_ns))
+
+
+def _device(model: nn.Module, inputs: Inputs) -> str | None:
+    """The device with a clock of its own that the model or its inputs are on."""
+    tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
+    return "cuda" if any(isinstance(each, Tensor) and each.is_cuda for each in tensors) else None
+
+
+def _normal(inputs: Inputs) -> Inputs:
+    copied: Inputs = tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf, inputs
+    )
+    return copied

@@ -1,0 +1,218 @@
+"""A model captured as a graph: by `torch.fx` tracing, or else by `torch.export`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+from instrument.errors import GraphError
+from instrument.graph.interpreter import NodeInterpreter
+from instrument.graph.labels import line_of
+from instrument.graph.state import unchanged
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Traced(NamedTuple):
+    """A model's graph for calls like the one it was captured with.
+
+    Attributes:
+        graph: its nodes.
+        constants: holds the tensors that the graph needs and the model does not have.
+        values: what the placeholders get, of a call's inputs.
+        result: the model's result, of the output node's.
+        how: what captured it, and why not the other.
+    """
+
+    graph: fx.Graph
+    constants: nn.Module
+    values: Callable[[Inputs], list[Any]]
+    result: Callable[[Any], Any]
+    how: str
+
+    def interpreter(self, model: nn.Module, kind: type[NodeInterpreter] = NodeInterpreter, **options: Any) -> Any:
+        """What runs the graph with this model's parameters."""
+        return kind(model, self.graph, self.constants, **options)
+
+
+def trace(model: nn.Module, inputs: Inputs) -> Traced:
+    """Capture the graph that a call of the model with these inputs runs; the model stays as it is.
+
+    `torch.fx` tracing comes first, for it keeps modules and functions as the user wrote them; where it fails, or its
+    graph gives another result than the model, `torch.export` follows, whose nodes are operators.
+
+    Cost: the model runs once to have its result, and each graph once to be compared with it.
+
+    Raises:
+        GraphError: neither can.
+    """
+    expected = result_of(model, inputs)
+    failures: list[str] = []
+    for name, capture in _WAYS.items():
+        try:
+            with unchanged(model, inputs):
+                traced = capture(model, inputs)
+            why = misfit(traced, model, inputs, expected)
+        except Exception as error:  # tracing runs the user's code with what is no tensor
+            why = _said(error)
+        if why is None:
+            return traced._replace(how=", because ".join([name, *failures]))
+        failures.append(f"{name} {why}")
+    raise GraphError(
+        f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Give its submodules ranges with "
+        "instrument_model instead, or rewrite that line."
+    )
+
+
+def result_of(model: nn.Module, inputs: Inputs) -> list[Any]:
+    """All that the model's result holds, for graphs to be compared with; the model stays as it is."""
+    args, kwargs = inputs
+    with unchanged(model, inputs):
+        return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in _leaves(model(*args, **kwargs))]
+
+
+def misfit(traced: Traced, model: nn.Module, inputs: Inputs, expected: list[Any]) -> str | None:
+    """How the graph's result differs from the expected one; None where it does not.
+
+    Compared as `torch.testing.assert_close` does, from the same buffers and the same state of the generators.
+    """
+    try:
+        with unchanged(model, inputs):
+            given = traced.interpreter(model).run_timed(traced.values(inputs))
+            return _difference(_leaves(traced.result(given)), expected)
+    except Exception as error:
+        return f"fails where the model does not ({_first_line(error)})"
+
+
+def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
+    """What must stay the same for a graph to stay the model's: shapes, types, modes, and what is no tensor."""
+    leaves, spec = pytree.tree_flatten(inputs)
+    described = ((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+    modes = tuple(module.training for module in model.modules())
+    return (str(spec), *described, modes, torch.is_grad_enabled())
+
+
+def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
+    tracer = _Tracer(inputs)
+    before = set(vars(model))
+    try:
+        graph = tracer.trace(model)
+        constants = fx.GraphModule(model, graph)
+    finally:
+        for name in set(vars(model)) - before:  # the tracer keeps a constant at the model itself
+            delattr(model, name)
+    return Traced(graph, constants, _tensors, tracer.result, "")
+
+
+def _by_export(model: nn.Module, inputs: Inputs) -> Traced:
+    args, kwargs = inputs
+    program = torch.export.export(model, args, dict(kwargs), strict=False)
+    guards = {"check_guards": False} if "check_guards" in inspect.signature(program.module).parameters else {}
+    module = program.module(**guards)
+    info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
+    names = list(kwargs)
+
+    def values(given: Inputs) -> list[Any]:
+        return pytree.tree_leaves((given[0], {name: given[1][name] for name in names}))
+
+    def result(output: Any) -> Any:
+        return pytree.tree_unflatten(list(output), info.out_spec)
+
+    return Traced(module.graph, module, values, result, "")
+
+
+_WAYS = {"torch.fx.symbolic_trace": _by_tracing, "torch.export": _by_export}
+
+
+class _Tracer(fx.Tracer):
+    """Traces one call: each tensor among its inputs is a placeholder, all else counts as it is.
+
+    So a mask that was left out is None to the model's code, and not a value that is never None.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self._inputs = inputs
+        self._spec: Any = None
+
+    def create_args_for_root(self, root_fn: Any, *_: Any) -> tuple[Any, list[Any]]:
+        named = _named(root_fn, self._inputs)
+        flat, spec = pytree.tree_flatten(self._inputs)
+        taken = [
+            self.create_proxy("placeholder", name, (), {}) if isinstance(leaf, Tensor) else leaf
+            for name, leaf in zip(named, flat)
+        ]
+        args, kwargs = pytree.tree_unflatten(taken, spec)
+
+        def call(*_: Any) -> Any:
+            leaves, self._spec = pytree.tree_flatten(root_fn(self.root, *args, **kwargs))
+            return leaves[0] if self._spec.is_leaf() else tuple(leaves)
+
+        return call, [self.root]
+
+    def result(self, output: Any) -> Any:
+        """The model's result, of the output node's."""
+        return output if self._spec.is_leaf() else pytree.tree_unflatten(list(output), self._spec)
+
+
+def _named(function: Any, inputs: Inputs) -> list[str]:
+    """A name for each leaf of a call's inputs: its parameter's, and the keys and places inside that."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    names = []
+    for path, _ in pytree.tree_flatten_with_path(inputs)[0]:
+        where, first, *inner = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        if where == "0":
+            place = int(first)
+            by_name = place < len(parameters) and parameters[place].kind is not inspect.Parameter.VAR_POSITIONAL
+            first = parameters[place].name if by_name else f"{parameters[-1].name}_{place}"
+        names.append("_".join([first, *inner]))
+    return names
+
+
+def _tensors(inputs: Inputs) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+
+
+def _leaves(result: Any) -> list[Any]:
+    """What a result holds, also inside dataclasses that pytree does not know."""
+    found = []
+    for leaf in pytree.tree_leaves(result):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            found += _leaves([getattr(leaf, field.name) for field in fields(leaf)])
+        else:
+            found.append(leaf)
+    return found
+
+
+def _difference(given: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    if len(given) != len(expected):
+        return f"gives {len(given)} values where the model gives {len(expected)}"
+    for one, other in zip(given, expected):
+        if isinstance(other, Tensor):
+            try:
+                assert_close(one, other, equal_nan=True)
+            except (AssertionError, TypeError, ValueError) as error:
+                return f"gives other numbers than the model ({_first_line(error)})"
+        elif type(one) is not type(other) or one != other:
+            return f"gives {one!r} where the model gives {other!r}"
+    return None
+
+
+def _said(error: Exception) -> str:
+    """Why a way of capturing failed, and where in the user's code."""
+    line = line_of(error.__traceback__)
+    at = f"cannot follow {line}" if line else "failed"
+    return f"{at} ({type(error).__name__}: {_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
