@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.autograd import Marks, is_accumulation
-from instrument.capture.events import Events, Ints
+from instrument.capture.autograd import is_accumulation
+from instrument.capture.events import OPERATOR, Events, Flags, Ints
 from instrument.capture.flops import UNKNOWN
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
+from instrument.capture.paths import Paths
 
 OPTIMIZER_STEP = "Optimizer.step#"
 KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
@@ -45,7 +46,7 @@ def places(host: Host) -> Places:
     """Put the host's time, what it launched and what it computed where it belongs."""
     events, marks = host.events, host.marks
     width = len(marks.paths.names) + 1
-    kind = _kinds(events, marks)
+    kind = _kinds(host)
     key = ((marks.around + 1) * width + marks.placed + 1) * len(KINDS) + kind
     distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
     place = place.reshape(-1)
@@ -79,15 +80,40 @@ def _roots_ns(forest: Forest) -> int:
     return int(forest.total_ns[forest.parent < 0].sum())
 
 
-def _kinds(events: Events, marks: Marks) -> Ints:
+def _kinds(host: Host) -> Ints:
     """What each mark's own time is."""
-    stepping = np.array([name.startswith(OPTIMIZER_STEP) for name in marks.paths.names], np.int64)
-    path, steps = marks.paths.upwards(stepping, np.arange(len(stepping)))
-    under_step = np.zeros(len(stepping) + 1, np.bool_)
-    under_step[path[steps == 1]] = True
+    events, marks = host.events, host.marks
+    under_step = np.append(_under_step(host), False)
     of_range = np.where(under_step[marks.around], OPTIMIZER, FORWARD)
     of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
     return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
+
+
+def _under_step(host: Host) -> Flags:
+    """Which paths are the optimizer's: its step and what is in it, but for ranges of the closure that it was given."""
+    paths = host.marks.paths
+    everyone = np.arange(len(paths.names))
+    is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
+    under = _at_or_below(paths, is_step)
+    holds_closure = np.zeros(len(everyone), np.bool_)
+    holds_closure[paths.upwards(everyone, _recording_gradients(host))[1]] = True
+    return under & ~_at_or_below(paths, holds_closure & under & ~is_step)
+
+
+def _at_or_below(paths: Paths, chosen: Flags) -> Flags:
+    path, group = paths.upwards(chosen.astype(np.int64), np.arange(len(chosen)))
+    found = np.zeros(len(chosen), np.bool_)
+    found[path[group == 1]] = True
+    return found
+
+
+def _recording_gradients(host: Host) -> Ints:
+    """The paths with operators that were called while gradients were recorded, as an optimizer's own are not."""
+    events, marks = host.events, host.marks
+    recording = events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0)
+    mark = marks.inner[recording[host.forest.index]]
+    mark = mark[mark >= 0]
+    return np.unique(marks.around[mark[~marks.backward[mark]]])
 
 
 def _operations(host: Host, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:

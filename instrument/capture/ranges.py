@@ -51,7 +51,8 @@ class RangeTable(Table):
     - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
       that began before the window only slices are seen, so calls may be 0.
     - `host_ns`, `self_host_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
-    - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges; `forward_ns`: the rest of it, without the
+    - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
+      they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `host_ns`, without the
       backward nodes that ran inside.
     - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
       `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it

@@ -234,7 +234,7 @@ def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
     assert parts(capture(tmp_path, events)) == {("(no range)", "unplaced"): 20000}
 
 
-def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_backward(tmp_path) -> None:
+def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and_its_backward(tmp_path) -> None:
     events = [
         annotation("Optimizer.step#LBFGS.step", 0, 100),
         *(annotation("forward", 10, 20), made("aten::mm", 12, 5, 1)),
@@ -242,7 +242,7 @@ def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_backward(t
     ]
     assert parts(capture(tmp_path, events)) == {
         ("Optimizer.step#LBFGS.step", "optimizer"): 65000,
-        ("Optimizer.step#LBFGS.step/forward", "optimizer"): 20000,
+        ("Optimizer.step#LBFGS.step/forward", "forward"): 20000,
         ("Optimizer.step#LBFGS.step/forward", "backward"): 15000,
     }
 

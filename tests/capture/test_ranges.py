@@ -300,3 +300,41 @@ def test_nested_ranges_of_a_real_recording_are_paths(recordings) -> None:
     rows = {row.path: row for row in recordings("checkpointed").capture.ranges}
     assert rows["forward/block"].calls == rows["forward/block/block"].calls == 9
     assert rows["forward/block"].self_host_ns == rows["forward/block"].host_ns - rows["forward/block/block"].host_ns
+
+
+def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None:
+    events = [
+        annotation("batch", 0, 110),
+        annotation("Optimizer.step#SGD.step", 5, 100),
+        annotation("training_step", 10, 30),
+        annotation("encoder", 12, 20),
+        span("aten::mm", 15, 5, **{"Sequence number": 7}),
+        annotation("update", 50, 20),
+        span("aten::add_", 55, 5),
+    ]
+    rows = {row.name: (row.forward_ns, row.optimizer_ns) for row in capture(tmp_path, events).ranges}
+    assert rows == {
+        "batch": (40000, 70000),
+        "Optimizer.step#SGD.step": (30000, 70000),
+        "training_step": (30000, 0),
+        "encoder": (20000, 0),
+        "update": (0, 20000),
+    }
+
+
+def test_the_parts_of_a_recorded_step_with_a_closure(tmp_path) -> None:
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        with record_function("forward"):
+            loss = model(torch.ones(4, 8)).mean()
+        loss.backward()
+        return loss
+
+    ranges = record(tmp_path / "trace.json", lambda: optimizer.step(closure)).capture.ranges
+    (forward,), (step,) = (ranges.where(name=name) for name in ("forward", "Optimizer.step#SGD.step"))
+    assert (forward.optimizer_ns, forward.forward_ns) == (0, forward.host_ns)
+    assert step.optimizer_ns > 0
+    assert step.forward_ns == forward.host_ns
