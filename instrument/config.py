@@ -79,7 +79,8 @@ class ProfilerConfig(BaseModel):
         every_n_steps: the same from each multiple of this number on, without end.
         total_steps: how many steps the run has, counted from 0, where that is known; the session warns at its start of
             a window that has no room in it.
-        phases: in which phases the schedule is followed, of train, validation and test; each counts its own steps.
+        phases: in which phases the schedule is followed, of train, validation, test and predict; each counts its own
+            steps.
         max_window_s: a window that has recorded for so many seconds ends with the step that runs then, labelled
             truncated; later windows still come. None: no such limit.
         activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
@@ -132,7 +133,7 @@ class ProfilerConfig(BaseModel):
     at_steps: list[NonNegativeInt] | None = None
     every_n_steps: int | None = Field(None, ge=1)
     total_steps: int | None = Field(None, ge=1)
-    phases: list[Literal["train", "validation", "test"]] = Field(["train"], min_length=1)
+    phases: list[Literal["train", "validation", "test", "predict"]] = Field(["train"], min_length=1)
     max_window_s: float | None = Field(None, gt=0)
     activities: Activities | None = None
     record_shapes: bool = False

@@ -17,7 +17,7 @@ from instrument.schedule import Plan, Window
 from instrument.triggers import Request
 
 T = TypeVar("T")
-NAMES = ("train", "validation", "test")
+NAMES = ("train", "validation", "test", "predict")
 NEVER = sys.maxsize
 
 

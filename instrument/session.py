@@ -89,6 +89,8 @@ class Session:
         phase = self._phases.train
         if self._running and number != phase.step_number and self._windows.owner is phase:
             self._windows.safely(self._windows.leave, "session.step_number was set")
+        if self._ended_at is not None:
+            self._ended_at = -1  # the next start keeps the number, also where it is that of the last stop
         phase.go_to(number)
 
     def __repr__(self) -> str:
@@ -177,7 +179,7 @@ class Session:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the steps of the block by themselves: `with session.phase("validation"):`, or "test".
+        """Count the steps of the block by themselves: `with session.phase("validation"):`, "test" or "predict".
 
         `profiler.phases` says in which phases the schedule is followed; outside such blocks the phase is train, whose
         steps alone triggers see. A window that is open when another phase begins goes on: the block is a range of its

@@ -118,7 +118,7 @@ class Never:
             "lower profiler.active, or leave out 12.",
         ),
         ({"at_steps": [-1], "active": 3}, "profiler.at_steps.0 is -1, but it must be 0 or more."),
-        ({"phases": ["val"]}, "profiler.phases.0 is 'val', but it must be 'train', 'validation' or 'test'."),
+        ({"phases": ["val"]}, "profiler.phases.0 is 'val', but it must be 'train', 'validation', 'test' or 'predict'."),
         (
             {"triggers": {"slow_step": {"factr": 2}}},
             "The slow_step trigger has no option 'factr'; did you mean 'factor'?",
