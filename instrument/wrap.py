@@ -111,6 +111,11 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     return functools.update_wrapper(wrapper, function)
 
 
+def is_ranged(function: Any) -> bool:
+    """Whether `in_range` made it."""
+    return getattr(getattr(function, "__code__", None), "co_filename", None) == _FILE
+
+
 def is_plain(target: Any) -> bool:
     """Whether it is a function or method, and no object of another kind that can be called."""
     return isinstance(

@@ -1,70 +1,255 @@
-"""Lightning: `Trainer(callbacks=[ProfilerCallback(cfg.profiler)])`."""
+"""Lightning: `Trainer(callbacks=[ProfilerCallback(cfg.profiler)])`, or `profiler=InstrumentProfiler(cfg.profiler)`.
+
+The package is `lightning` or `pytorch_lightning`; where both are installed, both classes are of both, so that a Trainer
+of either takes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from importlib import import_module
+from math import inf
+from typing import TYPE_CHECKING, Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from instrument import emit
+from instrument.annotate import Range
 from instrument.errors import MissingPackage
 from instrument.session import Session
+from instrument.wrap import is_ranged
 
-try:
+if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise MissingPackage("The Lightning callback", "lightning", "lightning") from error
+    from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+else:
+    packages, missing = [], None
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            packages.append(import_module(package))
+        except ImportError as error:
+            missing = error
+    if not packages:
+        raise MissingPackage("The Lightning callback", "lightning", "lightning") from missing
+    Callback = type("Callback", tuple(each.Callback for each in packages), {})
+    Profiler = type("Profiler", tuple(each.profilers.Profiler for each in packages), {})
+    PassThroughProfiler = tuple(each.profilers.PassThroughProfiler for each in packages)
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class ProfilerCallback(Callback):
-    """Records windows of `trainer.fit`; a step is a training batch, counted from 0. Sanity checking is not recorded.
+    """Records windows of `trainer.fit`; a step is a training batch, counted from 0, also where gradients accumulate.
 
-    Validation within `fit` is the session's phase `validation`, whose batches are counted by themselves. Takes what
-    `Session` takes, and raises what it raises. The session is `self.session`, its captures `self.session.captures`.
-    While no window is open a batch costs one call that compares two numbers.
+    Takes what `Session` takes, and raises what it raises. The session is `self.session`, its captures
+    `self.session.captures`. The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
+    `optimizer_step` (within torch's own `Optimizer.step#…`, in which Lightning runs the other two as well) and
+    `validation`. A `training_step` that was marked by `@profiled` bears its own name alone, and where
+    `Trainer(profiler=…)` names a profiler of Lightning's, `data`, `batch_to_device` and the steps are left to that one.
+
+    Validation within `fit` is the session's phase `validation`, whose batches are counted by themselves.
+    `trainer.validate`, `test` and `predict` are runs of their own, for which `profiler.phases` must hold `validation`,
+    `test` or `predict`. Sanity checking is not recorded. A fit that resumes goes on with the checkpoint's number of
+    batches. Disabled, the callback leaves the trainer when a run begins.
+
+    While no window is open a batch costs some calls that compare two numbers.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
         self.session = Session(*config, **options)
-        self._validation = ExitStack()
+        self._phase: str | None = None
+        self._open = ExitStack()  # the phase
+        self._installed = ExitStack()  # what is taken back when the session stops
+        self._backward, self._optimizer_step = Range("backward"), Range("optimizer_step")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave a trainer of whose runs nothing is recorded: calling a callback takes Lightning some 15 µs a batch."""
+        if not self.session.config.enabled:
+            trainer.callbacks = [each for each in trainer.callbacks if each is not self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the session, with a range for each submodule as `profiler.modules` says."""
-        self.session.start(pl_module, total_steps=_batches(trainer))
+        self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        self._start(trainer, pl_module, _batches(trainer, pl_module))
+
+    def on_before_backward(self, *args: Any) -> None:
+        """Open the range."""
+        self._backward.__enter__()
+
+    def on_after_backward(self, *args: Any) -> None:
+        """Close it."""
+        self._backward.__exit__()
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        """Open the range, after the closure; a hook of torch's optimizer closes it."""
+        self._close_ranges()
+        self._optimizer_step.__enter__()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss is what `training_step` returned."""
+        self._close_ranges()  # the optimizer's, where a gradient scaler has skipped its step
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+
+    def on_train_end(self, *args: Any) -> None:
+        """Stop the session."""
+        self._stop(None)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the phase, except for sanity checking."""
         if not trainer.sanity_checking:
-            self._validation.enter_context(self.session.phase("validation"))
+            self._enter("validation", trainer, pl_module)
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """End a step of validation."""
-        if not trainer.sanity_checking:
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the phase."""
+        self._enter("test", trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the phase."""
+        self._enter("predict", trainer, pl_module)
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """End a step of the phase."""
+        if self._phase:
             self.session.step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the phase."""
-        self._validation.close()
+        """End the phase, and the session too where it is all there is."""
+        self._open.close()
+        if self._phase and trainer.state.fn != "fit":
+            self._stop(None)
+        self._phase = None
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the session."""
-        self.session.stop()
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep the window that is open, labelled truncated; the exception goes on unchanged."""
-        self._validation.__exit__(type(exception), exception, exception.__traceback__)
-        self.session.__exit__(type(exception), exception, exception.__traceback__)
+        self._stop(exception)
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Stop a session that nothing has stopped, as where Lightning's tuner ends a run."""
+        self._stop(None)
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule, total_steps: int | None = None) -> None:
+        self.session.start(pl_module, total_steps=total_steps)
+        self._installed.callback(register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove)
+        if isinstance(trainer.profiler, PassThroughProfiler):
+            self._installed.callback(setattr, trainer, "profiler", trainer.profiler)
+            trainer.profiler = _Parts()
+            trainer.profiler.look_at(pl_module)
+
+    def _stop(self, error: BaseException | None) -> None:
+        with self._installed:
+            how = (type(error) if error else None, error, error.__traceback__ if error else None)
+            self._close_ranges()
+            self._open.__exit__(*how)
+            self.session.__exit__(*how)
+            self._phase = None
+
+    def _enter(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            if phase not in self.session.config.phases:
+                return
+            self._start(trainer, pl_module)
+        self._phase = phase
+        self._open.enter_context(self.session.phase(phase))
+
+    def _close_ranges(self) -> None:
+        self._backward.close_all()
+        self._optimizer_step.close_all()
 
 
-def _batches(trainer: Trainer) -> int | None:
-    """The training batches of the whole fit, rounded up where gradients are accumulated; None where nobody knows."""
-    try:
-        steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
-    except Exception:  # it refuses accumulation that changes; that is no reason to end a fit
+class _Parts(Profiler):
+    """Stands in for Lightning's idle profiler while a session runs: the parts of a step are ranges.
+
+    Costs less than that one while nothing is recorded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marked: set[str] = set()  # steps that bear names of the user's own
+        self._ranges: dict[str, Range | None] = {}
+
+    def look_at(self, module: LightningModule) -> None:
+        """Leave the steps out that the user has marked."""
+        self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
+        self._ranges.clear()
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override] # theirs is a generator
+        """The range of what Lightning calls so, while ranges are wanted."""
+        if not emit.armed:
+            return _NOTHING
+        if action_name not in self._ranges:
+            name = self._name(action_name)
+            self._ranges[action_name] = Range(name) if name else None
+        return self._ranges[action_name] or _NOTHING
+
+    def start(self, action_name: str) -> None:
+        """Open that range."""
+        self.profile(action_name).__enter__()
+
+    def stop(self, action_name: str) -> None:
+        """Close it."""
+        (self._ranges.get(action_name) or _NOTHING).__exit__(None, None, None)
+
+    def _name(self, action: str) -> str | None:
+        owner, _, hook = action.rpartition(".")
+        if hook.endswith("_next"):
+            return "data"
+        if owner.startswith("[Strategy]") and hook in (*_STEPS, "batch_to_device") and hook not in self._marked:
+            return hook
         return None
-    return int(steps) if 0 < steps < float("inf") else None
+
+
+class InstrumentProfiler(_Parts):
+    """Records windows as `ProfilerCallback` does, with all that Lightning itself names as ranges.
+
+    Takes what `Session` takes. What the callback shows has the same names here; the rest keeps Lightning's, such as
+    `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a callback to its trainer; where the trainer has one of ours
+    already, that one records, as its config says. `Trainer(profiler=…)` of `trainer.fit` and the others, and nothing is
+    printed at the end: the session's sinks do that.
+    """
+
+    def __init__(self, *config: Any, **options: Any) -> None:
+        super().__init__()
+        self.callback = ProfilerCallback(*config, **options)
+
+    @property
+    def session(self) -> Session:
+        """The session that records."""
+        return self.callback.session
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Add the callback to the trainer, which tells its profiler the module before."""
+        super().setup(stage, local_rank, log_dir)
+        module: LightningModule = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
+        self.look_at(module)
+        present = [each for each in module.trainer.callbacks if isinstance(each, ProfilerCallback)]
+        if present:
+            self.callback = present[0]
+        elif self.session.config.enabled:
+            module.trainer.callbacks = [*module.trainer.callbacks, self.callback]
+
+    def _name(self, action: str) -> str | None:
+        owner, _, hook = action.rpartition(".")
+        told = owner == f"[Callback]{self.callback.state_key}" or (
+            owner.startswith("[Strategy]") and hook == "backward"
+        )
+        # those would be there twice, and an epoch is no part of a step
+        told = told or hook in self._marked or action in ("optimizer_step", "run_training_epoch")
+        return super()._name(action) or (None if told else action)
+
+
+def _batches(trainer: Trainer, module: LightningModule) -> int | None:
+    """How many training batches the whole fit has at most; None where nobody knows."""
+    epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
+    most = trainer.num_training_batches * epochs
+    if module.automatic_optimization:  # otherwise a step of an optimizer is no matter of batches
+        with suppress(Exception):  # it refuses accumulation that changes; that is no reason to end a fit
+            steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
+            most = min(most, steps) if steps > 0 else most
+    return int(most) if 0 < most < inf else None

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("inline_export"),
     # what trainers say about workers, loggers and each other's versions is not about us
     pytest.mark.filterwarnings("ignore::Warning:lightning.*"),
+    pytest.mark.filterwarnings("ignore::Warning:pytorch_lightning.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

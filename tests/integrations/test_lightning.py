@@ -152,7 +152,7 @@ def test_disabled_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_without_lightning_the_command_that_installs_it_is_named() -> None:
     code = textwrap.dedent("""
         import sys
-        sys.modules["lightning"] = None
+        sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None
         try:
             import instrument.integrations.lightning
         except ImportError as error:

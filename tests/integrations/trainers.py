@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -124,10 +125,16 @@ def make_lightning(*config: Any, **options: Any) -> Any:
     return ProfilerCallback(*config, **options)
 
 
-def fit_lightning(callback: Any, job: Job) -> None:
-    from lightning.pytorch import LightningModule, Trainer
+def make_lightning_profiler(*config: Any, **options: Any) -> Any:
+    from instrument.integrations.lightning import InstrumentProfiler
 
-    class Module(LightningModule):
+    return InstrumentProfiler(*config, **options)
+
+
+def fit_lightning(adapter: Any, job: Job, package: str = "lightning.pytorch") -> None:
+    lightning = import_module(package)
+
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = job.model
@@ -141,8 +148,8 @@ def fit_lightning(callback: Any, job: Job) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    trainer = Trainer(
-        callbacks=[callback],
+    trainer = lightning.Trainer(
+        **{"callbacks": [adapter]} if isinstance(adapter, lightning.Callback) else {"profiler": adapter},
         max_epochs=1,
         val_check_interval=job.validate_every,
         limit_val_batches=None if job.validate_every else 0,
@@ -157,7 +164,20 @@ def fit_lightning(callback: Any, job: Job) -> None:
     trainer.fit(Module(), job.batches(), job.validation())
 
 
+def fit_pytorch_lightning(adapter: Any, job: Job) -> None:
+    fit_lightning(adapter, job, "pytorch_lightning")
+
+
 TRAINERS = [
     Trainer("plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20),
-    Trainer("lightning", "lightning", make_lightning, fit_lightning, calls_when_off=20),
+    Trainer("lightning", "lightning", make_lightning, fit_lightning),
+    Trainer("lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60),
+    Trainer("pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning),
+    Trainer(
+        "pytorch_lightning profiler",
+        "pytorch_lightning",
+        make_lightning_profiler,
+        fit_pytorch_lightning,
+        calls_when_off=60,
+    ),
 ]
