@@ -148,10 +148,11 @@ class Phases:
 
     def nothing_recorded(self) -> str | None:
         """Say why the run ended without a window; None where the schedule asked for none, or the start has said it."""
-        name = self._config.phases[0]
-        phase = self._all.get(name)
-        if phase is None:
+        came = [self._all[name] for name in self._config.phases if name in self._all]
+        if not came:
+            name = self._config.phases[0]
             return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
+        phase = max(came, key=lambda each: each.step_number - each.began_at)
         window, passed = phase.plan.window, phase.plan.passed
         if window is None:
             return (

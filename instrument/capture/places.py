@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.capture.autograd import is_accumulation
-from instrument.capture.events import OPERATOR, Events, Flags, Ints
+from instrument.capture.events import OPERATOR, Flags, Ints
 from instrument.capture.flops import UNKNOWN
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest

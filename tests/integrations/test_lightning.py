@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gzip
+import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,11 +18,15 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning", reason="the extra torch-instrument[lightning] is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from lightning.pytorch.utilities import CombinedLoader
+from torch.optim import optimizer as optimizers
 
-from instrument import profiled
-from instrument.integrations.lightning import ProfilerCallback
+from instrument import Capture, profiled
+from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallback
 
 pytestmark = [
+    pytest.mark.usefixtures("inline_export"),
     pytest.mark.filterwarnings("ignore::Warning:lightning.*"),  # advice on workers and loggers, not about us
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -44,20 +51,45 @@ class Tiny(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    test_step = validation_step
 
-def fit(folder: Path, callback: ProfilerCallback, module: Tiny, **options: Any) -> None:
-    data = DataLoader(torch.ones(40, 8), batch_size=4)  # type: ignore[arg-type]
-    trainer = Trainer(
-        callbacks=[callback],
+    def predict_step(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(batch)
+
+
+class Unmarked(Tiny):
+    """One in which the user has marked nothing."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch).mean()
+
+
+def loader(batches: int = 10) -> DataLoader[Any]:
+    return DataLoader(torch.ones(4 * batches, 8), batch_size=4)  # type: ignore[arg-type]
+
+
+def a_trainer(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
+    return Trainer(
+        callbacks=list(callbacks),
         accelerator="cpu",
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=str(folder),
-        **{"max_epochs": 1, **options},
+        **{"max_epochs": 1, "enable_checkpointing": False, **options},
     )
-    trainer.fit(module, data, data)
+
+
+def fit(folder: Path, callback: ProfilerCallback, module: LightningModule, **options: Any) -> None:
+    a_trainer(folder, callback, **options).fit(module, loader(), loader())
+
+
+def calls(capture: Capture) -> dict[str, int | None]:
+    return {row.name: row.calls for row in capture.ranges.by("name")}
+
+
+def numbers(*captures: Capture) -> list[list[int]]:
+    return [capture.steps.column("number") for capture in captures]
 
 
 def test_every_window_of_a_real_fit_is_delivered(tmp_path: Path) -> None:
@@ -147,6 +179,236 @@ def test_disabled_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fit(tmp_path, callback, Tiny())
     assert callback.session.captures == []
     assert not (tmp_path / "profile").exists()
+
+
+PARTS = {"data", "batch_to_device", "training_step", "backward", "optimizer_step"}
+
+
+@pytest.mark.parametrize("kind", ["callback", "profiler"])
+def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str) -> None:
+    ours = (ProfilerCallback if kind == "callback" else InstrumentProfiler)(wait=4, active=2, output_dir=tmp_path / "p")
+    callbacks, profiler = ([ours], None) if kind == "callback" else ([], ours)
+    trainer = a_trainer(tmp_path, *callbacks, profiler=profiler, val_check_interval=5)
+    trainer.fit(Unmarked(), loader(), loader(3))
+    (capture,) = ours.session.captures
+    assert numbers(capture) == [[4, 5]]
+    found = calls(capture)
+    assert {name: found[name] for name in PARTS - {"data", "batch_to_device"}} == dict.fromkeys(
+        PARTS - {"data", "batch_to_device"}, 2
+    )
+    assert (found["validation"], found["validation_step"]) == (1, 3), "validation ran between steps 4 and 5"
+    assert (found["data"], found["batch_to_device"]) == (2 + 3, 2 + 3)
+    rows = {row.name: row for row in capture.ranges if row.name in PARTS}
+    assert rows["training_step"].optimizer_ns == rows["backward"].optimizer_ns == 0
+    assert rows["optimizer_step"].optimizer_ns == rows["optimizer_step"].host_ns > 0
+    assert rows["training_step"].backward_ns > 0
+    others = set(found) - PARTS - {"layer", "Unmarked", "validation", "validation_step"}
+    assert {name.partition("]")[0] for name in others if "#" not in name} == (
+        set() if kind == "callback" else {"[LightningModule", "[Strategy", "run_training_batch"}
+    )
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_all_ranges_are_nested_in_each_other_and_in_their_steps(tmp_path: Path, manual: bool) -> None:
+    """From the raw trace: a range that is half in another would be put anywhere."""
+    profiler = InstrumentProfiler(wait=3, active=4, output_dir=tmp_path / "p")
+    module = Manual() if manual else Unmarked()
+    a_trainer(tmp_path, profiler=profiler, max_epochs=2, val_check_interval=2).fit(module, loader(5), loader(1))
+    (capture,) = profiler.session.captures
+    assert numbers(capture) == [[3, 4, 5, 6]], "with the end of an epoch among them"
+    (file,) = (tmp_path / "p").glob("*/trace.json.gz")
+    trace = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    spans = [
+        (event["ts"], event["ts"] + event["dur"], event["name"])
+        for event in trace
+        if event.get("cat") == "user_annotation"
+    ]
+    halves = [(a, b) for a in spans for b in spans if a[0] < b[0] < a[1] < b[1]]
+    assert not halves
+    assert len(spans) > 100
+
+
+class Manual(Tiny):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.layer(batch).mean())
+            optimizer.step()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.Adam(self.parameters())]
+
+
+def test_manual_optimization_has_the_same_parts(tmp_path: Path) -> None:
+    callback = ProfilerCallback(wait=1, active=3, output_dir=tmp_path / "p")
+    fit(tmp_path, callback, Manual(), limit_val_batches=0)
+    (capture,) = callback.session.captures
+    found = calls(capture)
+    assert {name: found[name] for name in PARTS} == {
+        **dict.fromkeys(("data", "batch_to_device", "training_step"), 3),
+        **dict.fromkeys(("backward", "optimizer_step"), 6),
+    }
+    paths = set(capture.ranges.column("path"))
+    assert {"training_step/backward", "training_step/Optimizer.step#Adam.step/optimizer_step"} <= paths
+
+
+def test_with_both_the_callback_and_the_profiler_one_session_records(tmp_path: Path) -> None:
+    callback = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p")
+    profiler = InstrumentProfiler(active=1, output_dir=tmp_path / "q")
+    a_trainer(tmp_path, callback, profiler=profiler).fit(Unmarked(), loader())
+    assert profiler.session is callback.session
+    (capture,) = callback.session.captures
+    assert {name: calls(capture)[name] for name in PARTS} == dict.fromkeys(PARTS, 2)
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_profiler_of_lightnings_own_keeps_its_place(tmp_path: Path) -> None:
+    callback, theirs = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p"), SimpleProfiler()
+    a_trainer(tmp_path, callback, profiler=theirs).fit(Unmarked(), loader(5))
+    assert theirs.recorded_durations["run_training_batch"][4:]
+    assert {"backward", "optimizer_step"} == PARTS & calls(callback.session.captures[0]).keys()
+
+
+def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(tmp_path: Path, log: Log) -> None:
+    callback = ProfilerCallback(at_steps=[2, 6], active=1, output_dir=tmp_path / "p")
+    loaders = CombinedLoader({"a": loader(7), "b": loader(3)}, mode="max_size_cycle")
+
+    class Several(Tiny):
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return sum(self.layer(each).mean() for each in batch.values())
+
+    a_trainer(tmp_path, callback, accumulate_grad_batches=3).fit(Several(), loaders)
+    assert numbers(*callback.session.captures) == [[2], [6]]
+    assert callback.session.step_number == 7
+    assert [calls(capture).get("optimizer_step") for capture in callback.session.captures] == [1, 1]
+    assert log.at("WARNING") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"accumulate_grad_batches": 4}, 10),  # three steps of the optimizer, the last after two batches
+        ({"limit_train_batches": 3, "max_epochs": 2}, 6),
+        ({"max_epochs": 5, "max_steps": 6, "accumulate_grad_batches": 2}, 12),
+        ({"max_epochs": -1, "max_steps": 4}, 4),
+    ],
+)
+def test_the_last_step_of_a_fit_is_known_at_its_start(
+    tmp_path: Path, log: Log, options: dict[str, Any], steps: int
+) -> None:
+    callback = ProfilerCallback(at_steps=[steps - 1, steps], active=1, output_dir=tmp_path / "p")
+    fit(tmp_path, callback, Tiny(), **options)
+    assert numbers(*callback.session.captures) == [[steps - 1]]
+    (said,) = log.at("WARNING")
+    assert said.startswith(f"The run ends with step {steps - 1}, before the window of step {steps}")
+
+
+BEFORE = ("setup", "on_fit_start")
+WITHIN = (
+    "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward",
+    "on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start",
+    "on_validation_batch_start", "on_validation_batch_end", "on_validation_end", "on_train_epoch_end",
+)  # fmt: skip
+AFTER = ("on_train_end", "on_fit_end", "teardown")
+
+
+@pytest.mark.parametrize("hook", [*BEFORE, *WITHIN, *AFTER])
+def test_an_exception_in_any_hook(tmp_path: Path, hook: str) -> None:
+    error, module = ZeroDivisionError("mine"), Tiny()
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    setattr(module, hook, fails)
+    callback = ProfilerCallback(active=50, output_dir=tmp_path / "p")
+    trainer = a_trainer(tmp_path, callback, num_sanity_val_steps=0)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError) as raised:
+        trainer.fit(module, loader(3), loader(3))
+    assert raised.value is error
+    assert [capture.metadata["window"]["reason"] for capture in callback.session.captures] == {
+        BEFORE: [],
+        WITHIN: ["exception ZeroDivisionError"],
+        AFTER: ["the run ended"],
+    }[next(group for group in (BEFORE, WITHIN, AFTER) if hook in group)]
+    assert isinstance(trainer.profiler, PassThroughProfiler)
+    assert not optimizers._global_optimizer_post_hooks
+    assert not module.layer._forward_hooks
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_keeps_the_window(tmp_path: Path) -> None:
+    class Interrupted(Tiny):
+        def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+            if batch_idx == 3:
+                raise KeyboardInterrupt
+
+    callback, handler = ProfilerCallback(active=8, output_dir=tmp_path / "p"), signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):  # what Lightning makes of it
+        fit(tmp_path, callback, Interrupted())
+    signal.signal(signal.SIGINT, handler)  # which Lightning leaves ignored
+    (capture,) = callback.session.captures
+    window = capture.metadata["window"]
+    assert (window["last_step"], window["reason"]) == (2, "exception KeyboardInterrupt")
+
+
+def test_a_fit_that_goes_on_counts_on(tmp_path: Path) -> None:
+    first = ProfilerCallback(at_steps=[3, 13], active=1, output_dir=tmp_path / "p")
+    trainer, module = a_trainer(tmp_path, first, enable_checkpointing=True), Tiny()
+    trainer.fit(module, loader(), loader(1))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer.fit(module, loader(), loader(1))  # has nothing left to do
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, loader(), loader(1))
+    assert numbers(*first.session.captures) == [[3], [13]]
+    assert first.session.step_number == 20
+    assert not any("Profiler" in key for key in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"])
+
+    resumed = ProfilerCallback(at_steps=[3, 13], active=1, output_dir=tmp_path / "q")
+    again = a_trainer(tmp_path, resumed, max_epochs=2)
+    again.fit(Tiny(), loader(), loader(1), ckpt_path=tmp_path / "last.ckpt")
+    assert numbers(*resumed.session.captures) == [[13]]
+
+
+@pytest.mark.parametrize(("run", "phase"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+def test_a_run_without_training_is_recorded_where_its_phase_is_named(
+    tmp_path: Path, log: Log, run: str, phase: str
+) -> None:
+    without = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "without")
+    callback = ProfilerCallback(wait=1, active=2, phases=["train", phase], output_dir=tmp_path / "with")
+    for each in (without, callback):
+        trainer = a_trainer(tmp_path, each)
+        for _ in range(2):
+            getattr(trainer, run)(Tiny(), loader(4))
+        assert isinstance(trainer.profiler, PassThroughProfiler)
+    assert not (tmp_path / "without").exists()
+    name = f"{phase}_steps_000001-000002_rank0"
+    assert [capture.name for capture in callback.session.captures] == [name, f"{name}-2"]
+    for capture in callback.session.captures:
+        assert numbers(capture) == [[1, 2]]
+        steps = {name: n for name, n in calls(capture).items() if name.endswith("_step")}
+        assert steps == {f"{'validation' if run == 'validate' else run}_step": 2}
+    assert log.at("WARNING") == []
+
+
+def test_a_run_too_short_in_its_phase_is_told_of_that_phase(tmp_path: Path, log: Log) -> None:
+    callback = ProfilerCallback(wait=8, active=2, phases=["train", "test"], output_dir=tmp_path / "p")
+    a_trainer(tmp_path, callback).test(Tiny(), loader(4))
+    (said,) = log.at("WARNING")
+    assert said.startswith("The run ended after 4 steps, before the first window (steps 8–9)")
+
+
+def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(tmp_path: Path) -> None:
+    callback, profiler = ProfilerCallback(None), InstrumentProfiler(None)
+    trainer = a_trainer(tmp_path, callback, profiler=profiler)
+    trainer.fit(Tiny(), loader(2), loader(2))
+    assert not [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
 
 
 def test_without_lightning_the_command_that_installs_it_is_named() -> None:
