@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning", reason="the extra torch-instrument[lightning] is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.optim import optimizer as optimizers
 
 from instrument import Capture, profiled
+from instrument.errors import ConfigError
 from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallback
 
 pytestmark = [
@@ -409,6 +411,101 @@ def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(tmp
     trainer = a_trainer(tmp_path, callback, profiler=profiler)
     trainer.fit(Tiny(), loader(2), loader(2))
     assert not [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
+
+
+class Lightnings:
+    """A fit with Lightning's own profiler, to compare with; no test insists on its flaws, which are theirs to mend."""
+
+    def __init__(self, folder: Path, module: LightningModule, **options: Any) -> None:
+        self.folder = folder / "theirs"
+        self.error: Exception | None = None
+        profiler = PyTorchProfiler(dirpath=self.folder, filename="theirs", **options)
+        try:
+            a_trainer(folder, profiler=profiler).fit(module, loader(12))
+        except Exception as error:
+            self.error = error
+            with suppress(Exception):
+                profiler.teardown(None)
+            profiler.profiler = None  # which it would go on to stop when it is collected
+
+    @property
+    def traces(self) -> list[Path]:
+        return sorted(self.folder.glob("*.trace.json"))
+
+
+class Watched(Unmarked):
+    """One that notes how many hooks its layer has in each batch, and can fail in the middle of a forward."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.hooks: list[int] = []
+        self.fails_at = fails_at
+        self.layer = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.hooks.append(len(self.layer._forward_hooks) + len(self.layer._forward_pre_hooks))
+        return self.layer(batch if batch_idx != self.fails_at else batch[:, :3]).mean()
+
+
+def test_five_windows_are_five_traces_where_lightnings_profiler_keeps_fewer(tmp_path: Path) -> None:
+    callback = ProfilerCallback(wait=1, active=1, repeat=5, output_dir=tmp_path / "p")
+    a_trainer(tmp_path, callback).fit(Tiny(), loader(12))
+    theirs = Lightnings(tmp_path, Tiny(), schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=5))
+    assert len(callback.session.captures) == len(list((tmp_path / "p").glob("*/trace.json.gz"))) == 5
+    assert len(theirs.traces) <= 5
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"wait": 50, "active": 1}, {"schedule": torch.profiler.schedule(wait=50, warmup=1, active=1)}),
+        (
+            {"wait": 1, "active": 1, "with_stack": True, "sinks": ["stacks"]},
+            {"export_to_flame_graph": True, "schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)},
+        ),
+    ],
+    ids=["a schedule that never records", "flame graphs"],
+)
+def test_what_ends_a_fit_with_lightnings_profiler_does_not_with_ours(
+    tmp_path: Path, record_property: Any, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    callback = ProfilerCallback(**ours, output_dir=tmp_path / "p")
+    trainer = a_trainer(tmp_path, callback)
+    trainer.fit(Tiny(), loader(12))
+    assert trainer.state.finished
+    assert all(path.read_text().count(";") > 100 for path in (tmp_path / "p").glob("*/stacks.txt"))
+    record_property("Lightning's profiler", repr(Lightnings(tmp_path, Tiny(), **theirs).error))
+
+
+def test_while_a_session_waits_modules_bear_no_hooks(tmp_path: Path) -> None:
+    ours, theirs = Watched(), Watched()
+    a_trainer(tmp_path, ProfilerCallback(wait=9, active=2, output_dir=tmp_path / "p")).fit(ours, loader(12))
+    Lightnings(tmp_path, theirs, schedule=torch.profiler.schedule(wait=8, warmup=1, active=2))
+    assert ours.hooks == [0] * 9 + [2] * 2 + [0]
+    assert sum(theirs.hooks[:9]) >= sum(ours.hooks[:9])
+
+
+def test_after_an_exception_nothing_nests_under_the_module_that_failed(tmp_path: Path) -> None:
+    callback = ProfilerCallback(active=None, output_dir=tmp_path / "p")
+    module = Watched(fails_at=2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        a_trainer(tmp_path, callback).fit(module, loader(4))
+    module.fails_at = None
+    a_trainer(tmp_path, callback).fit(module, loader(4))
+    failed, whole = ({row.path.removeprefix(STEP) for row in c.ranges} for c in callback.session.captures)
+    layers = {f"training_step/{path}" for path in ("layer", "layer/layer.0", "layer/layer.1")}
+    assert layers <= failed & whole
+    assert not [path for path in failed | whole if "layer.0/" in path or path.count("training_step") > 1]
+
+
+STEP = "Optimizer.step#SGD.step/"
+
+
+@pytest.mark.parametrize("kind", [ProfilerCallback, InstrumentProfiler])
+def test_an_argument_that_lightnings_profiler_takes_in_silence_is_refused(kind: Any) -> None:
+    PyTorchProfiler(actve=3)
+    with pytest.raises(ConfigError, match=r"profiler\.actve is not an option; did you mean profiler\.active\?"):
+        kind(actve=3)
 
 
 def test_without_lightning_the_command_that_installs_it_is_named() -> None:
