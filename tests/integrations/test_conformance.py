@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import signal
 import sys
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
-from torch import nn
 from torch.optim import optimizer as optimizers
 from trainers import TRAINERS, VALIDATION, Job, Trainer
 
@@ -74,21 +72,19 @@ def test_windows_without_end_are_all_delivered(trainer: Trainer, tmp_path: Path,
     assert [capture.name for capture in trainer.session(adapter).captures] == [folder.name for folder in found]
 
 
-def installed(model: nn.Module) -> dict[str, Any]:
-    """What somebody has put on the process, its optimizers and a model."""
-    gc.collect()
-    kept = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
-    mine = [len(each._optimizer_step_pre_hooks) + len(each._optimizer_step_post_hooks) for each in kept]
+def installed(job: Job) -> dict[str, Any]:
+    """What somebody has put on the process, a job's optimizers and its model."""
+    of_steps = [(len(each._optimizer_step_pre_hooks), len(each._optimizer_step_post_hooks)) for each in job.optimizers]
     return {
-        "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
-        "forward": ["forward" in vars(module) for module in model.modules()],
+        "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in job.model.modules()],
+        "forward": ["forward" in vars(module) for module in job.model.modules()],
         # the first tells of all threads together, the second of this one
         "profiler": torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled(),
         "annotations": emit.armed,
         "signals": [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)],
         "threads": {thread.name for thread in threading.enumerate()},
         "optimizer hooks": len(optimizers._global_optimizer_pre_hooks) + len(optimizers._global_optimizer_post_hooks),
-        "hooks of an optimizer": sum(mine),
+        "hooks of an optimizer": sum(map(sum, of_steps)),
         "children": list(children()),
     }
 
@@ -126,7 +122,7 @@ def test_nothing_is_left_installed(
     job = Job(tmp_path, raises_at=raises_at)
 
     def present() -> dict[str, Any]:
-        return installed(job.model) | {"atexit": list(at_exit)}
+        return installed(job) | {"atexit": list(at_exit)}
 
     before = present()
     during: list[dict[str, Any]] = []
@@ -181,13 +177,13 @@ class Calls:
 def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
     monkeypatch.chdir(tmp_path)
     job, calls = Job(tmp_path), Calls(2, 7)
-    before = installed(job.model)
+    before = installed(job)
     during: list[dict[str, Any]] = []
 
     def at_batch(number: int) -> None:
         calls(number)
         if number == 8:
-            during.append(installed(job.model))
+            during.append(installed(job))
 
     job.at_batch = at_batch
     adapter = trainer.make(config)

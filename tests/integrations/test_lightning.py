@@ -29,6 +29,7 @@ from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallba
 
 pytestmark = [
     pytest.mark.usefixtures("inline_export"),
+    pytest.mark.filterwarnings("ignore::Warning:pytorch_lightning.*"),
     pytest.mark.filterwarnings("ignore::Warning:lightning.*"),  # advice on workers and loggers, not about us
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -506,6 +507,24 @@ def test_an_argument_that_lightnings_profiler_takes_in_silence_is_refused(kind: 
     PyTorchProfiler(actve=3)
     with pytest.raises(ConfigError, match=r"profiler\.actve is not an option; did you mean profiler\.active\?"):
         kind(actve=3)
+
+
+def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Module(other.LightningModule):
+        layer = property(lambda self: self.net)
+        training_step, configure_optimizers = Unmarked.training_step, Unmarked.configure_optimizers
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(8, 1)
+
+    profiler = InstrumentProfiler(wait=1, active=2, output_dir=tmp_path / "p")
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    other.Trainer(profiler=profiler, accelerator="cpu", **options).fit(Module(), loader(4))
+    (capture,) = profiler.session.captures
+    assert {name: calls(capture)[name] for name in PARTS} == dict.fromkeys(PARTS, 2)
 
 
 def test_without_lightning_the_command_that_installs_it_is_named() -> None:

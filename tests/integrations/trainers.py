@@ -46,6 +46,7 @@ class Job:
         raises_at: the training batch in which the model raises `error`.
         at_batch: called with each batch's number, from within the model.
         model: the one to train.
+        optimizers: those that `optimizer` gave.
     """
 
     folder: Path
@@ -57,6 +58,12 @@ class Job:
 
     def __post_init__(self) -> None:
         self.model = Net(self)
+        self.optimizers: list[torch.optim.Optimizer] = []
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """One for the model; the suite looks at its hooks."""
+        self.optimizers.append(torch.optim.SGD(self.model.parameters(), lr=0.01))
+        return self.optimizers[-1]
 
     def reached(self, number: int) -> None:
         """Told by the model, at the start of a batch."""
@@ -86,7 +93,7 @@ class Trainer:
         name: shown in the tests' names.
         package: what must be installed; None: nothing but torch.
         make: our adapter, from what `Session` takes.
-        fit: trains a job with the adapter, from its first step to its last, on the CPU.
+        fit: trains a job with the adapter, from its first step to its last, on the CPU; with None without any of ours.
         session: the adapter's session.
         calls_when_off: calls into this package that one training step may cost when profiling is off.
     """
@@ -94,7 +101,7 @@ class Trainer:
     name: str
     package: str | None
     make: Callable[..., Any]
-    fit: Callable[[Any, Job], None]
+    fit: Callable[[Any | None, Job], None]
     session: Callable[[Any], Session] = attrgetter("session")
     calls_when_off: int = 0
 
@@ -105,15 +112,17 @@ class Trainer:
         return None if found else f"the package {self.package} is not installed"
 
 
-def fit_plainly(session: Session, job: Job) -> None:
-    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.01)
+def fit_plainly(session: Session | None, job: Job) -> None:
+    optimizer, steps = job.optimizer(), job.batches()
     with ExitStack() as stack:
-        stack.push(session.start(job.model))
-        for number, (rows,) in enumerate(session.steps(job.batches()), start=1):
+        if session is not None:
+            stack.push(session.start(job.model))
+            steps = session.steps(steps)
+        for number, (rows,) in enumerate(steps, start=1):
             job.model(rows).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if job.validate_every and number % job.validate_every == 0:
+            if session is not None and job.validate_every and number % job.validate_every == 0:
                 with session.phase("validation"), torch.no_grad():
                     for (unseen,) in session.steps(job.validation()):
                         job.model(unseen)
@@ -146,10 +155,12 @@ def fit_lightning(adapter: Any, job: Job, package: str = "lightning.pytorch") ->
             self.net(batch[0])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
+            return job.optimizer()
 
+    is_callback = isinstance(adapter, lightning.Callback)
     trainer = lightning.Trainer(
-        **{"callbacks": [adapter]} if isinstance(adapter, lightning.Callback) else {"profiler": adapter},
+        callbacks=[adapter] if is_callback else [],
+        profiler=None if is_callback else adapter,
         max_epochs=1,
         val_check_interval=job.validate_every,
         limit_val_batches=None if job.validate_every else 0,
@@ -173,11 +184,4 @@ TRAINERS = [
     Trainer("lightning", "lightning", make_lightning, fit_lightning),
     Trainer("lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60),
     Trainer("pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning),
-    Trainer(
-        "pytorch_lightning profiler",
-        "pytorch_lightning",
-        make_lightning_profiler,
-        fit_pytorch_lightning,
-        calls_when_off=60,
-    ),
 ]
