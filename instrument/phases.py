@@ -195,9 +195,9 @@ class Steps(Generic[T]):
             return
         phase.close_batch(self._advance)
         batches: Iterator[T] | None = None
-        length = _length(self._loader)
+        length, data = _length(self._loader), profiled("data")
         for number in count():
-            with profiled("data") if number != length else nullcontext():
+            with data if number != length else nullcontext():
                 batches = iter(self._loader) if batches is None else batches
                 try:
                     batch = next(batches)
