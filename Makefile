@@ -2,6 +2,7 @@
 ## make test    run the whole test suite
 ## make check   ruff, mypy and the test suite
 ## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
+## make older   run the tests of trainers against an older minor version of each
 ## make soak    record ten thousand windows and look for what is left of them: some minutes
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
@@ -16,11 +17,12 @@ BIN := $(VENV)/bin
 # (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected, and may name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 INSTALL := $(PIP) install -c constraints.txt
+INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench older soak clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -53,11 +55,14 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	@failed=0; for file in $$(grep -l __main__ tests/benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
 
+older: $(VENV)-older/.installed
+	$(VENV)-older/bin/python -m pytest tests/integrations
+
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-older build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is the last that venv makes: where it is missing, the environment is not whole.
@@ -81,4 +86,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 $(VENV)/.installed-bench: pyproject.toml constraints.txt | $(VENV)/.installed-dev
 	@echo "Installing what the benchmarks compare with into $(VENV)."
 	@$(INSTALL) -e '.[bench]'
+	@touch $@
+
+$(VENV)-older/.installed: pyproject.toml constraints.txt constraints-older.txt
+	$(PYTHON) -m venv $(VENV)-older
+	@echo "Installing older trainers into $(VENV)-older; this takes a minute or more."
+	@$(INSTALL_OLDER) torch
+	@$(INSTALL_OLDER) -e '.[dev]'
 	@touch $@

@@ -21,7 +21,7 @@ from instrument.session import Session
 from instrument.wrap import is_ranged
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 else:
     packages, missing = [], None
@@ -64,12 +64,12 @@ class ProfilerCallback(Callback):
         self._installed = ExitStack()  # what is taken back when the session stops
         self._backward, self._optimizer_step = Range("backward"), Range("optimizer_step")
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Leave a trainer of whose runs nothing is recorded: calling a callback takes Lightning some 15 µs a batch."""
         if not self.session.config.enabled:
             trainer.callbacks = [each for each in trainer.callbacks if each is not self]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Start the session, with a range for each submodule as `profiler.modules` says."""
         self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         self._start(trainer, pl_module, _batches(trainer, pl_module))
@@ -88,7 +88,7 @@ class ProfilerCallback(Callback):
         self._optimizer_step.__enter__()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss is what `training_step` returned."""
         self._close_ranges()  # the optimizer's, where a gradient scaler has skipped its step
@@ -98,16 +98,16 @@ class ProfilerCallback(Callback):
         """Stop the session."""
         self._stop(None)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the phase, except for sanity checking."""
         if not trainer.sanity_checking:
             self._enter("validation", trainer, pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the phase."""
         self._enter("test", trainer, pl_module)
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_predict_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the phase."""
         self._enter("predict", trainer, pl_module)
 
@@ -116,7 +116,7 @@ class ProfilerCallback(Callback):
         if self._phase:
             self.session.step()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """End the phase, and the session too where it is all there is."""
         self._open.close()
         if self._phase and trainer.state.fn != "fit":
@@ -126,7 +126,7 @@ class ProfilerCallback(Callback):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_end = on_predict_end = on_validation_end
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep the window that is open, labelled truncated; the exception goes on unchanged."""
         self._stop(exception)
 
@@ -134,7 +134,7 @@ class ProfilerCallback(Callback):
         """Stop a session that nothing has stopped, as where Lightning's tuner ends a run."""
         self._stop(None)
 
-    def _start(self, trainer: Trainer, pl_module: LightningModule, total_steps: int | None = None) -> None:
+    def _start(self, trainer: Any, pl_module: LightningModule, total_steps: int | None = None) -> None:
         self.session.start(pl_module, total_steps=total_steps)
         self._installed.callback(register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove)
         if isinstance(trainer.profiler, PassThroughProfiler):
@@ -150,7 +150,7 @@ class ProfilerCallback(Callback):
             self.session.__exit__(*how)
             self._phase = None
 
-    def _enter(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _enter(self, phase: str, trainer: Any, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             if phase not in self.session.config.phases:
                 return
@@ -244,7 +244,7 @@ class InstrumentProfiler(_Parts):
         return super()._name(action) or (None if told else action)
 
 
-def _batches(trainer: Trainer, module: LightningModule) -> int | None:
+def _batches(trainer: Any, module: LightningModule) -> int | None:
     """How many training batches the whole fit has at most; None where nobody knows."""
     epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
     most = trainer.num_training_batches * epochs
