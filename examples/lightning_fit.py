@@ -5,8 +5,7 @@
 
 The callback takes what `Session` takes: here a preset by its name and one option on top. Each submodule is a range by
 itself, under its qualified name, and so are the parts of a step, from `data` to `optimizer_step`; only the loss is
-marked. The log shows a table of the ranges and operators of batches
-5 to 7, and the capture lies in `./profile/`.
+marked. The log shows a table of the ranges and operators of batches 5 to 7, and the capture lies in `./profile/`.
 """
 
 import lightning

@@ -226,13 +226,14 @@ class InstrumentProfiler(_Parts):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the callback to the trainer, which tells its profiler the module before."""
         super().setup(stage, local_rank, log_dir)
-        module: LightningModule = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
+        module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self.look_at(module)
-        present = [each for each in module.trainer.callbacks if isinstance(each, ProfilerCallback)]
+        trainer = module.trainer
+        present = [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
         if present:
             self.callback = present[0]
         elif self.session.config.enabled:
-            module.trainer.callbacks = [*module.trainer.callbacks, self.callback]
+            trainer.callbacks = [*trainer.callbacks, self.callback]
 
     def _name(self, action: str) -> str | None:
         owner, _, hook = action.rpartition(".")
