@@ -6,6 +6,7 @@ of either takes them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib import import_module
@@ -139,8 +140,7 @@ class ProfilerCallback(Callback):
         self._installed.callback(register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove)
         if isinstance(trainer.profiler, PassThroughProfiler):
             self._installed.callback(setattr, trainer, "profiler", trainer.profiler)
-            trainer.profiler = _Parts()
-            trainer.profiler.look_at(pl_module)
+            trainer.profiler = _Parts(pl_module)
 
     def _stop(self, error: BaseException | None) -> None:
         with self._installed:
@@ -169,13 +169,13 @@ class _Parts(Profiler):
     Costs less than that one while nothing is recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: LightningModule | None = None) -> None:
         super().__init__()
-        self._marked: set[str] = set()  # steps that bear names of the user's own
         self._ranges: dict[str, Range | None] = {}
+        self._look_at(module)
 
-    def look_at(self, module: LightningModule) -> None:
-        """Leave the steps out that the user has marked."""
+    def _look_at(self, module: LightningModule | None) -> None:
+        """Leave out the steps that bear names of the user's own."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 
@@ -210,8 +210,8 @@ class InstrumentProfiler(_Parts):
 
     Takes what `Session` takes. What the callback shows has the same names here; the rest keeps Lightning's, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a callback to its trainer; where the trainer has one of ours
-    already, that one records, as its config says. `Trainer(profiler=…)` of `trainer.fit` and the others, and nothing is
-    printed at the end: the session's sinks do that.
+    already, that one records, as its config says. Where Lightning's profilers print a summary, this one prints nothing:
+    the session's sinks do that.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -227,7 +227,7 @@ class InstrumentProfiler(_Parts):
         """Add the callback to the trainer, which tells its profiler the module before."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
-        self.look_at(module)
+        self._look_at(module)
         trainer = module.trainer
         present = [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
         if present:
@@ -236,13 +236,14 @@ class InstrumentProfiler(_Parts):
             trainer.callbacks = [*trainer.callbacks, self.callback]
 
     def _name(self, action: str) -> str | None:
+        if part := super()._name(action):
+            return part
         owner, _, hook = action.rpartition(".")
-        told = owner == f"[Callback]{self.callback.state_key}" or (
-            owner.startswith("[Strategy]") and hook == "backward"
-        )
-        # those would be there twice, and an epoch is no part of a step
-        told = told or hook in self._marked or action in ("optimizer_step", "run_training_epoch")
-        return super()._name(action) or (None if told else action)
+        ours = owner == f"[Callback]{self.callback.state_key}"
+        twice = hook in self._marked or action == "optimizer_step" or (hook == "backward" and "[Strategy]" in owner)
+        if ours or twice or action == "run_training_epoch":  # the last is no part of a step
+            return None
+        return re.sub(r"\{.*\}", "", action)  # a callback's whole state may stand there
 
 
 def _batches(trainer: Any, module: LightningModule) -> int | None:

@@ -216,7 +216,8 @@ def test_all_ranges_are_nested_in_each_other_and_in_their_steps(tmp_path: Path, 
     """From the raw trace: a range that is half in another would be put anywhere."""
     profiler = InstrumentProfiler(wait=3, active=4, output_dir=tmp_path / "p")
     module = Manual() if manual else Unmarked()
-    a_trainer(tmp_path, profiler=profiler, max_epochs=2, val_check_interval=2).fit(module, loader(5), loader(1))
+    options = {"max_epochs": 2, "val_check_interval": 2, "enable_checkpointing": True}
+    a_trainer(tmp_path, profiler=profiler, **options).fit(module, loader(5), loader(1))
     (capture,) = profiler.session.captures
     assert numbers(capture) == [[3, 4, 5, 6]], "with the end of an epoch among them"
     (file,) = (tmp_path / "p").glob("*/trace.json.gz")
@@ -228,6 +229,7 @@ def test_all_ranges_are_nested_in_each_other_and_in_their_steps(tmp_path: Path, 
     ]
     halves = [(a, b) for a in spans for b in spans if a[0] < b[0] < a[1] < b[1]]
     assert not halves
+    assert "[Callback]ModelCheckpoint.on_train_batch_end" in calls(capture), "without what it is configured to do"
     assert len(spans) > 100
 
 
