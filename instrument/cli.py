@@ -82,7 +82,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print the range tree and the costliest operators of a capture, or those views that are named."
     parser.set_defaults(run=_show)
     add = parser.add_argument
-    add("path", metavar="PATH", type=Path, help="a capture, a Chrome trace, or a folder that holds captures")
+    add("path", metavar="PATH", type=_place, help="a capture, a Chrome trace, a folder that holds captures, or a URL")
     add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; other views as they are)")
     add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
@@ -97,7 +97,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 def _show(arguments: argparse.Namespace) -> str:
     from instrument.sinks.table import render, render_view
 
-    timings = arguments.timings or arguments.path.suffix == ".jsonl"
+    timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
     if arguments.by != "name" and (timings or "operators" not in chosen):
         raise ConfigError(f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out.")
@@ -129,8 +129,12 @@ def _show_timings(arguments: argparse.Namespace) -> str:
     return f"{heading}\n\n{shown}"
 
 
-def _timings_file(path: Path) -> Path:
+def _timings_file(path: Path | str) -> Path:
     """The file of timings at a path; in a folder that holds several the newest, which is told on stderr."""
+    if isinstance(path, str):
+        from instrument.capture.remote import fetch
+
+        path = fetch(path)
     if not path.is_dir():
         return path
     found = sorted(path.glob("**/timings_rank*.jsonl"), key=lambda file: (file.stat().st_mtime_ns, file))
@@ -141,7 +145,7 @@ def _timings_file(path: Path) -> Path:
     return newest
 
 
-def _tell_others(newest: Path, others: Sequence[Path], kind: str) -> None:
+def _tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
     if others:
         listed = "".join(f"\n  {path}" for path in reversed(others))
         print(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}", file=sys.stderr)
@@ -150,19 +154,19 @@ def _tell_others(newest: Path, others: Sequence[Path], kind: str) -> None:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Without --sink, finish what a run has recorded but not exported, with the sinks that its config named. With "
-        "it, run a sink on a capture, on all captures below a folder, or on a Chrome trace. KEY=VALUE are its "
-        "options, in YAML, with dots for what is nested: rows=30 'columns=[calls, host_ns]' metadata.model=vit."
+        "Without --sink, finish what a run has recorded but not exported, with the sinks that its config named, and "
+        "send what has not arrived at its profiler.upload_to. With --sink, run a sink on a capture, on all captures "
+        "below a folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: rows=30 'columns=[calls, host_ns]' metadata.model=vit."
     )
     parser.set_defaults(run=_export, options=[])
     add = parser.add_argument
-    add("path", metavar="PATH", type=Path, help="a capture, a folder that holds captures, or a Chrome trace")
+    add("path", metavar="PATH", type=_place, help="a capture, a folder that holds captures, a Chrome trace, or a URL")
     add(
         "--sink",
         metavar="NAME",
         help="one that ships, such as parquet, or a class: package.module.Class",
     )
-    where = "where each capture gets its folder (the capture's own folder; a trace gets one of its name here)"
+    where = "where each capture gets its folder (the capture's own; a trace or one at a URL gets one of its name here)"
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
@@ -175,12 +179,13 @@ def _export(arguments: argparse.Namespace) -> str:
     sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
     sink = build_sink(arguments.sink, parse_options(arguments.options))
     path, to, failures = arguments.path, arguments.to, []
-    chosen = [path] if _is_one(path) else sorted(_captures_below(path))
+    chosen = sorted(_captures(path), key=str)
     for each in chosen:
         try:
             capture = Capture.load(each)
-            inner = capture.name if each == path else each.relative_to(path)
-            _write(sink, capture, to / inner if to else capture.folder or Path(capture.name))
+            inner = Path(capture.name).name if each == path else str(each).removeprefix(str(path)).strip("/")
+            own = Path(inner) if isinstance(path, str) else capture.folder
+            _write(sink, capture, to / inner if to else own or Path(capture.name))
         except (InstrumentError, OSError) as error:
             says_it_all = len(chosen) == 1 and isinstance(error, InstrumentError)
             failures.append(str(error) if says_it_all else f"The {arguments.sink} sink failed on {each}: {error}")
@@ -190,26 +195,39 @@ def _export(arguments: argparse.Namespace) -> str:
     return f"The {arguments.sink} sink ran on {', '.join(map(str, chosen))}."
 
 
-def _finish(path: Path) -> str:
-    """Do what the exporter of a run has left: at a queued folder, or at all below a folder."""
-    from instrument import export
+def _finish(path: Path | str) -> str:
+    """Do what the exporter of a run has left: at a queued folder, or at all below a folder; and what is to be sent."""
+    from instrument import export, upload
 
-    folders = [path] if export.is_queued(path) else export.queued(path, _DEPTH)
+    if isinstance(path, str):
+        raise ConfigError(f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it.")
+    waits = export.is_queued(path)
+    folders = [path] if waits else export.queued(path, _DEPTH)
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
-    if not folders:
-        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
     sys.path.append(str(Path.cwd()))
     failed: set[str] = set()
-    places, errors = [], []
+    finished, sent, errors = [], [], []
     for folder in folders:
         try:
-            places.append(export.finish(folder, failed=failed))
+            finished.append(export.finish(folder, failed=failed))
         except (InstrumentError, OSError) as error:
             errors.append(f"{export.name_of(folder)}: {error}")
+    whole = [] if waits else [path] if path.is_dir() and _is_one(path) else _search(path)
+    to_send = list(upload.unsent(dict.fromkeys([*finished, *whole])))
+    for folder, url, options in to_send:
+        try:
+            sent.append(upload.send(folder, url, options))
+        except Exception as error:  # whatever the file system there raises
+            errors.append(f"{folder.name}: {error}")
     if errors:
-        raise CaptureError(f"{len(errors)} of {len(folders)} could not be finished. {'; '.join(errors)}")
-    return f"Finished {', '.join(map(str, places))}."
+        raise CaptureError(f"{len(errors)} of {len(folders) + len(to_send)} could not be finished. {'; '.join(errors)}")
+    if not folders and not to_send:
+        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
+    said = [
+        f"{what} {', '.join(map(str, places))}." for what, places in (("Finished", finished), ("Sent", sent)) if places
+    ]
+    return "\n".join(said)
 
 
 def _add_trigger(parser: argparse.ArgumentParser) -> None:
@@ -241,16 +259,28 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
             folder.rmdir()
 
 
-def _capture(path: Path) -> Capture:
-    """The capture at a path; in a folder that holds several the newest, which is told on stderr."""
+def _capture(path: Path | str) -> Capture:
+    """The capture at a path or URL; where there are several the newest, which is told on stderr."""
     from instrument.capture import Capture
 
-    if _is_one(path):
-        return Capture.load(path)
-    found = sorted(_captures_below(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
-    *others, newest = found
+    *others, newest = _captures(path)
     _tell_others(newest, others, "captures")
     return Capture.load(newest)
+
+
+def _captures(path: Path | str) -> Sequence[Path | str]:
+    """The captures at or below a path or URL, the newest last.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    if isinstance(path, str):
+        from instrument.capture.remote import captures
+
+        return captures(path)
+    if _is_one(path):
+        return [path]
+    return sorted(_captures_below(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
 
 
 def _is_one(path: Path) -> bool:
@@ -282,6 +312,11 @@ def _version(_: argparse.Namespace) -> str:
     from importlib.metadata import version
 
     return f"instrument {version('torch-instrument')}"
+
+
+def _place(text: str) -> Path | str:
+    """A path, or a URL as it is."""
+    return text if "://" in text else Path(text)
 
 
 def _positive(text: str) -> int:

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.errors import ConfigError
-from instrument.options import meant
+from instrument.options import meant, public
 from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
 from instrument.targets import described, like_of, sink_of, trigger_of
@@ -111,6 +111,12 @@ class ProfilerConfig(BaseModel):
         export_timeout_s: seconds that one window may take there, and that `stop` waits for what is left.
         keep: captures of this run and rank that are kept, the last ones; None: all.
         disk_budget: bytes that they may take, as a number or as in "2GB": the oldest go first, the last stays.
+        upload_to: a URL that fsspec knows, as s3://bucket/run, below which each finished capture is sent, into a folder
+            of its name; another run's of that name stays, and the new one is called NAME-2. None: not sent. What has
+            not arrived is kept, whatever `keep` and `disk_budget` say; `stop` waits `export_timeout_s` for it.
+        upload_options: for that file system, as `endpoint_url`. Credentials are best left to the environment: of these
+            options capture.json keeps only addresses and what is true or false, and `instrument export`, which sends
+            what is left, knows no others.
         preemption_grace_s: seconds from SIGTERM until the process is killed, of which half may pass before an open
             window is saved; None: SIGTERM is left alone.
         sinks: name -> what writes something from each capture: an instance, or a mapping with `_target_`; the sinks
@@ -156,6 +162,8 @@ class ProfilerConfig(BaseModel):
     export_timeout_s: float = Field(600, gt=0)
     keep: int | None = Field(None, ge=1)
     disk_budget: ByteSize | None = None
+    upload_to: str | None = None
+    upload_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     preemption_grace_s: float | None = Field(30, gt=0)
     sinks: dict[str, Any] = Field(default_factory=dict)
     triggers: dict[str, Any] = Field(default_factory=dict)
@@ -188,6 +196,16 @@ class ProfilerConfig(BaseModel):
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         return as_json(metadata, "profiler.metadata")
+
+    @field_validator("upload_options", mode="before")
+    @classmethod
+    def _untold(cls, options: Any) -> Any:
+        if not isinstance(options, Mapping):  # told without its value, which may be a secret
+            kind = type(options).__name__
+            raise ConfigError(
+                f"profiler.upload_options is of type {kind}, but it must be a mapping from names to values."
+            )
+        return as_json(options, "profiler.upload_options")
 
     @field_validator("communication")
     @classmethod
@@ -237,6 +255,10 @@ class ProfilerConfig(BaseModel):
             from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
 
             need_tensorboard("profiler.timings.tensorboard=true")
+        if self.upload_to is not None:
+            from instrument.capture import remote  # numpy, as above
+
+            remote.check(self.upload_to, "profiler.upload_to")
         given = self.sinks
         self.sinks = {name: sink_of(name, each) for name, each in given.items()}
         self._like = {name: like_of(sink, given[name]) for name, sink in self.sinks.items()}
@@ -270,6 +292,7 @@ class ProfilerConfig(BaseModel):
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
         options["sinks"] = {n: like if isinstance(like, Mapping) else described(like) for n, like in self._like.items()}
+        options["upload_options"] = public(self.upload_options)
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
         return options
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from loguru import logger
@@ -17,12 +19,15 @@ from instrument.config import ProfilerConfig
 from instrument.cost import Cost
 from instrument.exporter import Exporter
 from instrument.recorder import Recorder
+from instrument.upload import Uploader
 
 
 class Delivery:
     """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
 
     With `profiler.export=process` that happens on a thread which waits for the exporter and needs next to no time.
+    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the exporter, or this process on a
+    thread. None is removed before it has arrived.
     """
 
     def __init__(self, config: ProfilerConfig, output_dir: Path, captures: list[Capture]) -> None:
@@ -33,8 +38,17 @@ class Delivery:
         self._failed: set[str] = set()
         self._dropped: list[str] = []
         self._to_finish: list[Path] = []  # by this process itself
-        self._exporter = Exporter(config.export_timeout_s, self._arrived) if config.export == "process" else None
-        self._inline = self._chosen_inline() if self._exporter is not None else {}
+        self._unsent: set[Path] = set()
+        self._bounding = Lock()
+        self._inline = self._chosen_inline() if config.export == "process" else {}
+        upload = None if config.upload_to is None else (config.upload_to, config.upload_options)
+        here = config.export == "inline" or bool(self._inline)
+        self._uploader = Uploader(*upload, self._sent) if upload and here else None
+        self._exporter = (
+            Exporter(config.export_timeout_s, self._arrived, None if here else upload, self._sent)
+            if config.export == "process"
+            else None
+        )
         self.taken = 0
         """How many windows were saved."""
 
@@ -87,11 +101,14 @@ class Delivery:
             self._arrived(export.finish(folder, self._config.sinks, failed=self._failed))
 
     def close(self) -> None:
-        """Finish what is not finished yet; for the exporter wait as long as the config allows."""
+        """Finish what is not finished yet; for the exporter and for what is sent wait as long as the config allows."""
         self.finish_inline()
+        began = time.monotonic()
         try:
             if self._exporter is not None:
                 self._exporter.close()
+            if self._uploader is not None:
+                self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
         if len(self._dropped) > 1:
@@ -107,6 +124,9 @@ class Delivery:
                 ", ".join(map(export.name_of, left)),
                 self.output_dir,
             )
+        if unsent := sorted(folder.name for folder in self._unsent):
+            what = "Not sent to {} yet, and kept: {}. `instrument export {}` sends what has not arrived."
+            logger.warning(what, self._config.upload_to, ", ".join(unsent), self.output_dir)
 
     def _chosen_inline(self) -> dict[str, Any]:
         """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
@@ -141,15 +161,30 @@ class Delivery:
         for name, sink in self._inline.items():
             export.run_sink(name, sink, Capture.load(folder), self._failed)
         self._captures.append(Capture.load(folder))
-        self._sizes[folder] = _size(folder)
         logger.info("Recorded {}", folder)
-        self._keep_in_bounds()
+        with self._bounding:
+            self._sizes[folder] = _size(folder)
+            if self._config.upload_to is not None:
+                self._unsent.add(folder)
+            self._keep_in_bounds()
+        if self._uploader is not None:
+            self._uploader.submit(folder)
+
+    def _sent(self, folder: Path, arrived: bool) -> None:
+        if arrived:
+            with self._bounding:
+                self._unsent.discard(folder)
+                self._keep_in_bounds()
 
     def _keep_in_bounds(self) -> None:
-        """Remove the oldest captures of this run while there are too many, or they are too large; never the last."""
+        """Remove the oldest captures of this run while there are too many, or they are too large; never the last.
+
+        Nor one that is still to be sent: it goes once it has arrived.
+        """
         keep, budget = self._config.keep or sys.maxsize, self._config.disk_budget or sys.maxsize
-        while len(self._sizes) > 1 and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
-            oldest = next(iter(self._sizes))
+        removable = [folder for folder in list(self._sizes)[:-1] if folder not in self._unsent]
+        while removable and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
+            oldest = removable.pop(0)
             del self._sizes[oldest]
             self._captures[:] = [capture for capture in self._captures if capture.folder != oldest]
             export.remove(oldest)

@@ -34,7 +34,8 @@ class TraceError(InstrumentError):
 
 
 class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named by what it tells
-    """An optional package is needed and not installed."""
+    """An optional package is needed and not installed; `extra` is ours that brings it, None where none does."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f"{what} needs the package {package}: pip install 'torch-instrument[{extra}]'.")
+    def __init__(self, what: str, package: str, extra: str | None) -> None:
+        command = f"'torch-instrument[{extra}]'" if extra else package
+        super().__init__(f"{what} needs the package {package}: pip install {command}.")

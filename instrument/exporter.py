@@ -1,9 +1,11 @@
 """The process that finishes a run's windows while training goes on, and the trainer's handle on it.
 
-`python -m instrument.exporter SECONDS` reads paths of queued folders from its standard input, a JSON string a line,
-until a null or its end, and finishes one after the other at low priority. It answers, a JSON object a line, where each
-came to lie, and with what is logged meanwhile. It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the
-trainer, outlives the trainer until its queue is done, and is ended by an alarm when a window takes longer than SECONDS.
+`python -m instrument.exporter SECONDS` reads from its standard input a line that says where captures are sent, and then
+paths of queued folders, a JSON string a line, until a null or its end. It finishes one after the other at low priority
+and sends them on a thread. It answers, a JSON object a line, where each came to lie, whether it has arrived, and with
+what is logged meanwhile. It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, outlives the
+trainer until its queue is done, and is ended by an alarm when a window takes longer than SECONDS, or when at the end
+sending what is left does.
 """
 
 from __future__ import annotations
@@ -17,21 +19,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
 from loguru import logger
 
-from instrument import export
+from instrument import export, waiting
 from instrument.capture import Capture
+from instrument.upload import Uploader
 
 _NICENESS = 10
-# How long `close` waits without a word, and then between two.
-_SILENT_S, _PATIENT_S = 2.0, 60.0
+_telling = Lock()
 
 
 class Exporter:
     """The trainer's side: `submit` hands a queued folder over, `finished` is called with each capture's folder.
+
+    With `upload`, a URL and the options for it, `sent` hears of each whether it arrived there.
 
     The process starts with the first window. Where it ends before its work is done, that is said once, the window it
     was at is left queued, and the next window, or `close`, starts it again for the others.
@@ -39,13 +43,20 @@ class Exporter:
     Cost for the training loop: starting the process once, some 2 ms, and a line in a pipe for each window.
     """
 
-    def __init__(self, timeout_s: float, finished: Callable[[Path], None]) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        finished: Callable[[Path], None],
+        upload: tuple[str, dict[str, Any]] | None = None,
+        sent: Callable[[Path, bool], None] = lambda *_: None,
+    ) -> None:
         self._timeout_s = timeout_s
-        self._finished = finished
+        self._finished, self._upload, self._sent = finished, upload, sent
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
         self._pending: list[Path] = []  # submitted and not answered, in order
+        self._sending: list[Path] = []  # finished, and neither sent nor left
         self._answered = False  # by the present process
         self._said_death = False
 
@@ -64,7 +75,7 @@ class Exporter:
         with self._changed:
             self._pending.append(folder)
             if self._process is not None:
-                _write(self._process, folder)
+                _write(self._process, str(folder))
                 return
             try:
                 self._start()
@@ -80,25 +91,18 @@ class Exporter:
         began = time.monotonic()
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
-                self._wait(began)
+                waiting.wait(self._changed, self._left, self._timeout_s, "exporter")
         finally:  # also where Ctrl-C ends the waiting
             if self._process is not None:
                 _write(self._process, None)  # closing the pipe is not enough: forked workers hold it too
-        if self._listener is not None and not self._pending:
+        if self._listener is not None and not self._pending and not self._sending:
             self._listener.join(max(0.1, began + self._timeout_s - time.monotonic()))  # a sink's threads may linger
 
-    def _wait(self, began: float) -> None:
-        total, said = len(self._pending), False
-        try:
-            while self._pending and (waited := time.monotonic() - began) < self._timeout_s:
-                if self._process is None:
-                    self._start()
-                said = waited >= _SILENT_S
-                pause = _tell_waiting(self._pending, total, self._timeout_s) if said else _SILENT_S
-                self._changed.wait(min(pause, self._timeout_s - waited))
-        finally:
-            if said and sys.stderr.isatty():
-                print(end="\r\033[K", file=sys.stderr)
+    def _left(self) -> list[str]:
+        """What there is to wait for; the process is started again for it where it has ended."""
+        if (self._pending or self._sending) and self._process is None:
+            self._start()
+        return [*map(export.name_of, self._pending), *(f"sending {folder.name}" for folder in self._sending)]
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "instrument.exporter", str(self._timeout_s)]
@@ -119,8 +123,9 @@ class Exporter:
             self._process = None
             raise
         self._answered = False
-        for folder in self._pending:
-            _write(process, folder)
+        _write(process, self._upload)
+        for folder in (*self._sending, *self._pending):
+            _write(process, str(folder))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         at: Path | None = None
@@ -137,6 +142,8 @@ class Exporter:
                 at = self._pending[0]  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
                 self._pending.remove(at)
+            elif at is None and self._sending:
+                at = self._sending.pop(0)
             if at is not None:
                 self._mourn(at, process.returncode)
             self._changed.notify_all()
@@ -147,10 +154,15 @@ class Exporter:
             logger.log(answer["level"], "exporter: {}", answer["text"])
             return at
         self._answered, folder = True, Path(answer["folder"])
+        if "sent" in answer:
+            self._hear_sent(folder, answer["sent"])
+            return at
         if "finished" not in answer:
             return folder
         try:
             if answer["finished"] is not None:
+                if self._upload is not None:
+                    self._sending.append(Path(answer["finished"]))
                 self._finished(Path(answer["finished"]))
         finally:
             with self._changed:
@@ -158,44 +170,34 @@ class Exporter:
                 self._changed.notify_all()
         return None
 
+    def _hear_sent(self, folder: Path, arrived: bool) -> None:
+        self._sent(folder, arrived)
+        with self._changed:
+            if folder in self._sending:  # else it was left before
+                self._sending.remove(folder)
+            self._changed.notify_all()
+
     def _mourn(self, folder: Path, status: int) -> None:
         if self._said_death:
             return
         self._said_death = True
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
-            "The exporter ended ({}) while it worked on {}, whose raw trace is kept: `instrument export {}` finishes "
+            "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
             "it. Training goes on, and another exporter takes the windows after it.",
             f"profiler.export_timeout_s={self._timeout_s:g} were over" if status == -signal.SIGALRM else how,
             export.name_of(folder),
+            "whose raw trace" if folder.name.startswith(".") else "which",
             folder.parent,
         )
 
 
-def _write(process: subprocess.Popen[str], folder: Path | None) -> None:
+def _write(process: subprocess.Popen[str], word: Any) -> None:
     """Name the next folder, or with None the end; where the process has just ended, its listener sees to that."""
     with suppress(OSError, ValueError):  # broken, or closed by the listener
         assert process.stdin is not None
-        process.stdin.write(json.dumps(folder and str(folder)) + "\n")
+        process.stdin.write(json.dumps(word) + "\n")
         process.stdin.flush()
-
-
-def _tell_waiting(pending: list[Path], total: int, timeout_s: float) -> float:
-    """Say what is waited for, on a terminal as a bar that is drawn anew; gives the seconds until the next word."""
-    now = export.name_of(pending[0])
-    if not sys.stderr.isatty():
-        logger.info(
-            "Waits for the exporter, at most {:g} s: {} of {} windows to go, now {}",
-            timeout_s,
-            len(pending),
-            total,
-            now,
-        )
-        return _PATIENT_S
-    done = total - len(pending)
-    bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
-    print(f"\r\033[KExporting [{bar}] {done}/{total}, now {now}", end="\r", file=sys.stderr, flush=True)
-    return 1.0
 
 
 def main() -> None:
@@ -208,13 +210,29 @@ def main() -> None:
     logger.remove()
     logger.add(lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)), level=0)
     timeout_s, sinks, failed = float(sys.argv[1]), dict[str, Any](), set[str]()
-    for path in iter(lambda: json.loads(sys.stdin.readline() or "null"), None):
+    upload, uploader = _next_word(), None
+    if upload is not None:
+        url, options = upload
+        uploader = Uploader(url, options, lambda folder, sent: _tell(answers, folder=str(folder), sent=sent))
+    for path in iter(_next_word, None):
         folder = Path(path)
+        if uploader is not None and not export.is_queued(folder):
+            uploader.submit(folder)  # finished by a process that has ended since
+            continue
         _tell(answers, folder=str(folder))
         signal.setitimer(signal.ITIMER_REAL, timeout_s)  # its signal ends the process
         place = _finish(folder, sinks, failed)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _tell(answers, folder=str(folder), finished=str(place) if place else None)
+        if uploader is not None and place is not None:
+            uploader.submit(place)
+    if uploader is not None:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        uploader.close(None)
+
+
+def _next_word() -> Any:
+    return json.loads(sys.stdin.readline() or "null")
 
 
 def _finish(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
@@ -244,7 +262,7 @@ def _text(message: Any) -> str:
 
 
 def _tell(answers: TextIO, **answer: Any) -> None:
-    with suppress(OSError):  # the trainer has ended, and the work goes on
+    with _telling, suppress(OSError):  # the trainer has ended, and the work goes on
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

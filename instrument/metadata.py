@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -83,10 +84,20 @@ def origin() -> dict[str, Any]:
     hydra = export.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
-        "command": sys.argv,
-        "overrides": None if hydra is None else list(hydra.overrides.task),
+        "command": _without_secrets(sys.argv),
+        "overrides": None if hydra is None else _without_secrets(hydra.overrides.task),
         "git": _git(Path(main).absolute().parent if main else Path.cwd()),
     }
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Words of a command line without what they say for `profiler.upload_options`, where keys may stand."""
+    return [
+        "***"
+        if re.search(r"upload_options[\w.]*$", before)
+        else re.sub(r"(?s)(upload_options[^=:]*[=:]).*", r"\1***", word)
+        for before, word in zip(["", *words], words)
+    ]
 
 
 @cache

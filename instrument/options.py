@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from instrument.errors import ConfigError
 
+# Options of file systems that may stand in a log; whatever else is text or a number may be a key.
+_NO_SECRETS = {"endpoint_url", "region_name", "profile", "host", "port", "project"}
+
 
 class Options(BaseModel):
     """Fields that are checked when it is built.
@@ -43,6 +46,30 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     names = list(known)
     everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
     return meant(given, names, quote="'") or everything
+
+
+def without_secrets(text: str, options: Any) -> str:
+    """A text in which nothing stands that `public` leaves out of options."""
+    for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def public(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of options that may hold secrets those that cannot be one: what is true or false, and addresses and places."""
+    kept = {name: public(value) if isinstance(value, Mapping) else value for name, value in options.items()}
+    return {
+        name: value
+        for name, value in kept.items()
+        if isinstance(value, bool | dict) or (name in _NO_SECRETS and "@" not in str(value))
+    }
+
+
+def _leaves(value: Any) -> set[str]:
+    """The texts in nested options; one of a few characters hides nothing."""
+    if isinstance(value, Mapping | list | tuple):
+        return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
+    return {str(value)} if len(str(value)) > 3 else set()
 
 
 def _plain(value: Any) -> Any:

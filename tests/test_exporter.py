@@ -200,7 +200,7 @@ def test_a_full_queue_drops_windows_and_names_them(profiler: dict[str, Any], log
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     profiler: dict[str, Any], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instrument.exporter._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)

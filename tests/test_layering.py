@@ -20,12 +20,13 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"errors", "names", "schedule"}, set()),
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),
-    ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow"}),
+    ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow"}),
     ({"presets"}, {"omegaconf"}),
     ({"targets"}, {"pydantic", "omegaconf", "hydra"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf"}),
-    ({"export"}, {"loguru"}),
+    ({"export", "waiting"}, {"loguru"}),
+    ({"upload"}, {"loguru"}),
     ({"emit"}, {"torch", "loguru"}),
     ({"exporter", "cost", "preemption"}, {"loguru"}),
     ({"metadata"}, {"torch"}),
@@ -52,7 +53,7 @@ LIGHT = {
     "emit": {"errors", "names"},
     "schedule": set(),
 }
-OPTIONAL = {"tensorboard", "pandas", "polars", "pyarrow"}
+OPTIONAL = {"tensorboard", "pandas", "polars", "pyarrow", "fsspec"}
 
 
 def room(file: Path) -> str:

@@ -34,7 +34,7 @@ def run(command: list[str] | str, folder: Path) -> str:
         command,
         shell=isinstance(command, str),
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "XDG_CACHE_HOME": str(folder / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from instrument.capture import cache
+from instrument.capture import cache, remote
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
@@ -63,14 +63,18 @@ class Capture:
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Capture:
         """Open a capture folder, or any Chrome/Kineto trace file; the events are read when a view asks for them.
 
+        One at a URL, `s3://bucket/run/NAME`, is fetched at once; see `instrument.capture.remote`.
+
         `communication` is a regular expression for the names of the kernels that count as communication. None: those of
         `instrument.capture.breakdown.COMMUNICATION_NAMES`, and what `profiler.communication` added in the recording.
 
         Raises:
-            CaptureError: the path does not exist, or it is a folder without a readable capture.json.
-            ConfigError: `communication` is no regular expression.
+            CaptureError: the path does not exist, or it is a folder without a readable capture.json; what is at a URL
+                cannot be fetched.
+            ConfigError: `communication` is no regular expression, or the URL's protocol is unknown.
+            MissingPackage: a package for the URL's protocol is not installed.
         """
-        path = Path(path)
+        path = remote.fetch(path) if remote.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
         if path.is_dir():

@@ -1,0 +1,190 @@
+"""Captures at URLs, such as `s3://bucket/run/NAME`: on every file system that fsspec knows.
+
+What a reader needs of one, its capture.json and its trace, is fetched into `~/.cache/instrument` (or `XDG_CACHE_HOME`)
+and read from there; again only when it has changed. Of what was fetched 4 GB are kept, the last used ones. Credentials
+and servers are settings of fsspec's packages, in the environment: for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and
+`AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT_URL` for a server of one's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
+
+KEPT_BYTES = 4_000_000_000
+# What is read of a capture; nothing is fetched under a name that somebody else chose.
+_METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
+# How file systems call what changes with a file's content, the best first.
+_STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+_MODIFIED = _STATES[3:]
+_EXTRAS = {"s3fs": "s3"}
+
+
+def is_url(place: object) -> TypeGuard[str]:
+    """Whether a place is given by URL."""
+    return isinstance(place, str) and "://" in place
+
+
+def check(url: str, option: str) -> None:
+    """See that a URL can be written to with the packages at hand; no server is asked.
+
+    Raises:
+        ConfigError: it is no URL, holds a password, or no such protocol is known.
+        MissingPackage: the package for its protocol is not installed.
+    """
+    if not is_url(url):
+        raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
+    if re.match(r"[^/]+://[^/@]*:[^/@]*@", url):
+        raise ConfigError(f"{option} holds a password, which would be logged: give it in profiler.upload_options.")
+    storage(url)
+
+
+def storage(url: str) -> Any:
+    """The class of fsspec's for the file system of a URL.
+
+    Raises:
+        ConfigError: no such protocol is known.
+        MissingPackage: the package for it is not installed.
+    """
+    protocol = url.partition("://")[0]
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingPackage(f"A place such as {protocol}://…", "fsspec", "upload") from None
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        raise ConfigError(
+            f"A URL begins with {protocol}://, which fsspec does not know: give one such as s3://bucket/folder."
+        ) from None
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or protocol
+        raise MissingPackage(f"A place such as {protocol}://…", package, _EXTRAS.get(package)) from None
+
+
+def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, str]:
+    """The file system of a URL, built with fsspec's `options`, and the path on it.
+
+    Raises:
+        ConfigError: as `storage`.
+        MissingPackage: as `storage`.
+    """
+    storage(url)
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(url, **options)
+    fs.invalidate_cache()  # what it remembers of folders
+    return fs, path.rstrip("/")
+
+
+def captures(url: str) -> list[str]:
+    """The URLs of the captures at or below a URL, the newest last; a trace file counts as one.
+
+    Raises:
+        CaptureError: there are none, or the server does not give them.
+    """
+    with _told(url):
+        fs, path = filesystem(url)
+        found = _listed(fs, path)
+        if path in found or f"{path}/{_METADATA}" in found:
+            return [url]
+        below = [name for name in found if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]]
+        below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
+        if not below:
+            raise CaptureError(f"There is no capture at or below {url}: give its URL, or that of a folder above it.")
+        return [url.rstrip("/") + name[len(path) : -len(_METADATA) - 1] for name in below]
+
+
+def fetch(url: str) -> Path:
+    """Bring one capture, or one file, here; gives the folder or file that holds it.
+
+    Raises:
+        CaptureError: it does not exist, the server does not give it, or the disk does not take it.
+    """
+    with _told(url):
+        fs, path = filesystem(url)
+        found = _listed(fs, path)
+        wanted = [path] if path in found else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
+        here = [name for name in wanted if name in found][:2]
+        if path not in found and wanted[0] not in found:
+            raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
+        state = repr([url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]])
+        kept = _cache() / hashlib.sha256(state.encode()).hexdigest()[:32]
+        _fill(kept, fs, path, here)
+        os.utime(kept)
+        _keep_in_bounds(kept.parent)
+        return kept / Path(path).name
+
+
+def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
+    """Every file at or below a path, with what the file system tells of it."""
+    about = fs.info(path)
+    return {path: about} if about["type"] == "file" else dict(fs.find(path, detail=True))
+
+
+def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    value = next((about[key] for key in keys if about.get(key) is not None), "")
+    return f"{value:020.6f}" if isinstance(value, float) else str(value)
+
+
+def _fill(kept: Path, fs: Any, path: str, names: list[str]) -> None:
+    """Fetch files into a folder that appears whole."""
+    if kept.exists():
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".") as beside:
+        place = Path(beside) / "whole" / Path(path).name
+        (place.parent if names == [path] else place).mkdir(parents=True)
+        for name in names:
+            fs.get_file(name, str(place if name == path else place / Path(name).name))
+        try:
+            place.parent.rename(kept)
+        except OSError:
+            if not kept.exists():  # else another process was faster
+                raise
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instrument"
+
+
+def _keep_in_bounds(cache: Path) -> None:
+    """Remove what was not used for longest while too much is kept; never what was used last."""
+    with suppress(OSError):  # another process does the same
+        kept = sorted(cache.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+        total = 0
+        for number, folder in enumerate(kept):
+            total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            if number and total > KEPT_BYTES:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """What the packages behind fsspec raise, each of them in its own way, as one sentence."""
+    try:
+        yield
+    except InstrumentError:
+        raise
+    except FileNotFoundError:
+        raise CaptureError(
+            f"There is nothing at {url}: give the URL of a capture, a trace or a folder above."
+        ) from None
+    except Exception as error:
+        refused = isinstance(error, PermissionError) or "Credential" in type(error).__name__
+        hint = (
+            "set credentials that may read it in the environment, as AWS_PROFILE or AWS_ACCESS_KEY_ID"
+            if refused
+            else f"see whether the server can be reached, and {_cache()} be written"
+        )
+        raise CaptureError(f"{url} cannot be read ({str(error).rstrip('.')}): {hint}.") from None

@@ -1,0 +1,436 @@
+"""Finished captures sent to a URL: to a real S3 server on this machine, to folders; what arrives, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import s3fs
+import torch
+from collected import Log
+from fsspec.registry import _registry
+from moto.server import ThreadedMotoServer
+
+from instrument import Capture, ProfilerConfig, Session, cli, metadata, upload
+from instrument.capture import remote
+from instrument.errors import CaptureError, ConfigError, MissingPackage
+
+# botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
+pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+
+SECRET = "hunter22-of-the-bucket"
+ALL = [f"steps_{number:06d}-{number:06d}_rank0" for number in range(3)]
+
+
+class Server:
+    """An S3 server that can be stopped and started again on the same port; its content stays."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.moto: ThreadedMotoServer | None = None
+        self.start()
+        self.client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **KEYS)
+
+    def start(self) -> None:
+        self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self.moto.start()
+
+    def stop(self) -> None:
+        if self.moto is not None:
+            self.moto.stop()
+            self.moto = None
+
+    def bucket(self, name: str) -> str:
+        self.client.create_bucket(Bucket=name)
+        return f"s3://{name}/runs"
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        keys = [about["Key"] for about in self.client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+        return {key: self.client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "endpoint_url": self.url,
+            "key": "anybody",
+            "secret": SECRET,
+        }
+
+
+KEYS = {"aws_access_key_id": "anybody", "aws_secret_access_key": SECRET}
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[Server]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name.upper(), value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", running_server.url)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(upload, "_PAUSES_S", (0.05,) * 5)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield running_server
+    s3fs.S3FileSystem.clear_instance_cache()
+    if running_server.moto is None:
+        running_server.start()
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def record(folder: Path, url: str, windows: int = 1, **options: Any) -> Session:
+    given = {"active": 1, "repeat": windows, "output_dir": str(folder), "upload_to": url, "export": "inline"}
+    with Session(**given | options) as session:
+        for _ in range(windows):
+            torch.ones(2).sum()
+            session.step()
+    return session
+
+
+def local(folder: Path) -> dict[str, bytes]:
+    """What of a capture must arrive."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "upload.json"}
+
+
+def sent(objects: dict[str, bytes], name: str) -> dict[str, bytes]:
+    prefix = f"runs/{name}/"
+    found = {key.removeprefix(prefix): body for key, body in objects.items() if key.startswith(prefix)}
+    assert list(json.loads(found.pop("upload.json"))) == ["token"]
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
+    server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.bucket("by-the-exporter")
+    session = record(
+        tmp_path, url, 2, export="process", sinks={"table": {}}, upload_options=server.options, timings={"every": 1}
+    )
+    objects = server.objects("by-the-exporter")
+    for capture in session.captures:
+        assert capture.folder is not None
+        assert sent(objects, capture.name) == local(capture.folder)
+        assert set(local(capture.folder)) == {"capture.json", "table.txt", "trace.json.gz"}
+        assert f"exporter: Sent {capture.name} to {url}/{capture.name}" in log.at("INFO")
+        there = Capture.load(f"{url}/{capture.name}")
+        assert list(there.operators) == list(capture.operators)
+        assert there.metadata == capture.metadata
+    assert session.captures[0].metadata["config"]["upload_options"] == {"endpoint_url": server.url}
+    everything = [*objects.values(), *(body for c in session.captures for body in local(c.folder or Path()).values())]
+    assert not any(SECRET.encode() in body for body in everything)
+    assert not any(SECRET in line for line in log)
+    assert SECRET not in repr(session.config)
+
+    assert cli.main(["show", str(session.captures[1].folder), "--ops"]) == 0
+    here, _ = capsys.readouterr()
+    for place in (f"{url}/{ALL[1]}", url):  # below a folder the newest
+        assert cli.main(["show", place, "--ops"]) == 0
+        there_too, told = capsys.readouterr()
+        assert there_too.splitlines()[2:] == here.splitlines()[2:]
+    assert told == (
+        f"Showing the newest of 2 captures, {url}/{ALL[1]}; the others are:\n  {url}/{ALL[0]}\n"
+    )  # of the folder
+    assert cli.main(["show", f"{url}/{ALL[1]}/trace.json.gz", "--ops"]) == 0
+    timings = (tmp_path / "timings_rank0.jsonl").read_bytes()  # of the run, and not sent with a capture
+    server.client.put_object(Bucket="by-the-exporter", Key="timings.jsonl", Body=timings)
+    assert cli.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
+    assert "ProfilerStep" in capsys.readouterr().out
+    assert cli.main(["export", url, "--sink", "table", "--to", str(tmp_path / "tables")]) == 0
+    assert names(tmp_path / "tables") == ALL[:2]
+    assert names(tmp_path / "tables" / ALL[0]) == ["table.txt"]
+
+
+def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_removed_here(
+    server: Server, tmp_path: Path, log: Log
+) -> None:
+    url = server.bucket("comes-back")
+    server.stop()
+    output = tmp_path / "profile"
+    given = {"upload_to": url, "upload_options": server.options, "keep": 1, "export": "inline"}
+    with Session(active=1, repeat=3, output_dir=str(output), **given) as session:
+        for _ in range(3):
+            session.step()
+        assert [name for name in names(output) if not name.startswith(".")] == ALL, "none has arrived"
+        while not any("is not sent yet (Could not connect" in line for line in log.at("DEBUG")):
+            time.sleep(0.01)
+        server.start()
+    assert names(output) == ALL[2:]
+    objects = server.objects("comes-back")
+    assert all(set(sent(objects, name)) == {"capture.json", "trace.json.gz"} for name in ALL)
+    assert sent(objects, ALL[2]) == local(output / ALL[2])
+
+
+def test_a_server_that_is_away_is_said_once_and_export_sends_later(
+    server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.bucket("away")
+    server.stop()
+    log.errors_expected = True
+    session = record(tmp_path / "profile", url, 3, upload_options=server.options, keep=1)
+    output = session.output_dir
+    assert output is not None
+    assert [capture.name for capture in session.captures] == names(output) == ALL, "keep=1 removes nothing unsent"
+    (error,) = log.at("ERROR")
+    assert error.startswith(f"{ALL[0]} cannot be sent to {url} (Could not connect to the endpoint URL")
+    assert error.endswith(f"is kept, as further ones are, untold: `instrument export {output}` sends them.")
+    assert len([line for line in log.at("DEBUG") if "not sent yet" in line]) == 5, "the others have one try each"
+    (warning,) = log.at("WARNING")
+    assert warning.startswith(f"Not sent to {url} yet, and kept: {', '.join(ALL)}. `instrument export {output}` ")
+
+    assert cli.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
+    assert f"1 of 1 could not be finished. {ALL[0]}: Could not connect" in capsys.readouterr().err
+    server.start()
+    assert cli.main(["export", str(tmp_path)]) == 0
+    assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == [
+        f"{url}/{n}" for n in ALL
+    ]
+    objects = server.objects("away")
+    assert all(sent(objects, name) == local(output / name) for name in ALL)
+    assert cli.main(["export", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("Nothing waits for its export")
+
+
+def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_rest(
+    server: Server, tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.bucket("dies")
+    put, files = upload._put, []
+
+    def put_and_die(fs: Any, file: Path, there: str) -> None:
+        put(fs, file, there)
+        files.append(file.name)
+        server.stop()
+
+    log.errors_expected = True
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_put", put_and_die)
+        session = record(tmp_path / "profile", url, upload_options=server.options, sinks={"table": {}})
+    assert files == ["table.txt"]
+    server.start()
+    assert [key.rpartition("/")[2] for key in server.objects("dies")] == ["table.txt", "upload.json"]
+    with pytest.raises(CaptureError, match=r"There is no capture at s3://dies/runs/.*: it has no capture\.json"):
+        Capture.load(f"{url}/{ALL[0]}")
+
+    monkeypatch.setattr(upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name)))
+    assert cli.main(["export", str(tmp_path)]) == 0
+    assert files == ["table.txt", "trace.json.gz", "capture.json"], "each once, capture.json last"
+    assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
+
+
+def test_an_exporter_killed_while_it_sends_leaves_the_capture_for_later(
+    server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.bucket("killed")
+    server.stop()
+    log.errors_expected = True
+    output = tmp_path / "profile"
+    with socket.create_server(("127.0.0.1", server.port)) as deaf:  # takes the call and never answers
+        given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "active": 1}
+        with Session(**given) as session:
+            session.step()
+            with deaf.accept()[0]:
+                assert session._delivery is not None
+                exporter = session._delivery._exporter
+                assert exporter is not None
+                assert exporter._process is not None
+                exporter._process.kill()
+    (error,) = log.at("ERROR")
+    assert error.startswith(
+        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument expo"
+    )
+    server.start()
+    assert cli.main(["export", str(output)]) == 0
+    assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
+    assert sent(server.objects("killed"), ALL[0]) == local(output / ALL[0])
+
+
+def test_what_arrived_short_or_changed_counts_as_not_arrived(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.bucket("short")
+    folder = record(tmp_path, url, upload_options=server.options).captures[0].folder
+    assert folder is not None
+    trace = f"runs/{folder.name}/trace.json.gz"
+    for damaged in (b"short", bytes(len(local(folder)["trace.json.gz"]))):
+        server.client.put_object(Bucket="short", Key=trace, Body=damaged)
+        with monkeypatch.context() as patch:
+            patch.setattr(upload, "_put", lambda *_: None)
+            with pytest.raises(CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"):
+                upload.send(folder, url, server.options)
+        assert [each for each, _, _ in upload.unsent([folder])] == [folder]
+        upload.send(folder, url, server.options)
+        assert sent(server.objects("short"), folder.name) == local(folder)
+        assert list(upload.unsent([folder])) == []
+
+
+@pytest.mark.parametrize("kind", ["s3", "file", "memory"])
+def test_another_runs_capture_of_the_name_stays_as_it_is(
+    server: Server, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = {"s3": "s3://earlier/runs", "file": f"file://{tmp_path}/there", "memory": f"memory://{tmp_path}"}[kind]
+    if kind == "s3":
+        server.bucket("earlier")
+    options = server.options if kind == "s3" else {}
+    sessions = [record(tmp_path / str(number), f"{url}/", 1, upload_options=options) for number in range(3)]
+    for number, session in enumerate(sessions):
+        there = Capture.load(url + "/" + ALL[0] + ("" if number == 0 else f"-{number + 1}"))
+        assert there.metadata["started_at"] == session.captures[0].metadata["started_at"]
+        assert list(there.operators) == list(session.captures[0].operators)
+    fs, path = remote.filesystem(url, options)
+    fs.pipe_file(f"{path}/{ALL[0]}-4/notes.txt", b"by hand") if kind != "file" else None
+    record(tmp_path / "again", url, 1, upload_options=options)
+    assert fs.exists(f"{path}/{ALL[0]}-{'4' if kind == 'file' else '5'}/capture.json")
+    assert cli.main(["show", url]) == 0
+    assert "newest of 4 captures" in capsys.readouterr().err
+
+
+def test_two_that_claim_a_folder_at_once_do_not_both_get_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.bucket("claims")
+    fs, _ = remote.filesystem("s3://claims", server.options)
+    monkeypatch.setattr(fs, "find", lambda *_, **__: [])  # both have looked before either wrote
+    assert [upload._claimed(fs, "claims/a", token) for token in ("one", "other", "one")] == [True, False, True]
+
+
+def test_a_capture_that_fails_by_itself_holds_up_no_other(tmp_path: Path, log: Log, monkeypatch: Any) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(upload, "_PAUSES_S", ())
+    send, tried = upload.send, []
+
+    def send_or_not(folder: Path, *about: Any) -> str:
+        tried.append(folder.name)
+        if tried == [ALL[0]]:
+            raise OSError(f"{SECRET} was refused")
+        return send(folder, *about)
+
+    monkeypatch.setattr(upload, "send", send_or_not)
+    session = record(
+        tmp_path / "here", f"file://{tmp_path}/there", 2, upload_options={"token": SECRET, "keys": [SECRET]}
+    )
+    assert tried == [*ALL[:2], ALL[0]], "tried again when another had arrived"
+    assert names(tmp_path / "there") == ALL[:2]
+    assert "(*** was refused)" in log.at("ERROR")[0]
+    assert log.at("WARNING") == []
+    assert len(session.captures) == 2
+
+
+def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Path) -> None:
+    class Here:
+        def write(self, capture: Capture, folder: Path) -> None:
+            (folder / "here.txt").write_text(str(os.getpid()))
+
+    url = f"file://{tmp_path}/there"
+    record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
+    assert {"here.txt", "table.txt", "capture.json"} <= set(names(tmp_path / "there" / ALL[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"upload_to": "/mnt/captures"}, "profiler.upload_to is '/mnt/captures', but it must be a URL such as s3://"),
+        ({"upload_to": "s4://bucket"}, "A URL begins with s4://, which fsspec does not know: give one such as s3://"),
+        ({"upload_to": f"sftp://me:{SECRET}@host/x"}, "profiler.upload_to holds a password, which would be logged"),
+        ({"upload_options": SECRET}, "profiler.upload_options is of type str, but it must be a mapping from names"),
+        ({"upload_options": {"key": object()}}, "profiler.upload_options 'key' is of type object, which JSON cannot"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_config_is_built(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ProfilerConfig(**options)
+    assert str(error.value).startswith(said)
+    assert SECRET not in str(error.value)
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ProfilerConfig(enabled=False, upload_to="sftp://host/x")
+    for module, url, command in (
+        ("paramiko", "sftp://host/x", "paramiko: pip install paramiko."),
+        ("s3fs", "s3://bucket", "s3fs: pip install 'torch-instrument[s3]'."),
+        ("fsspec", "file:///x", "fsspec: pip install 'torch-instrument[upload]'."),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            patch.delitem(_registry, url.partition(":")[0], raising=False)  # as it was loaded by another test
+            with pytest.raises(MissingPackage) as error:
+                ProfilerConfig(upload_to=url)
+        assert str(error.value).endswith(f" needs the package {command}")
+
+
+@pytest.mark.parametrize("word", ["x.upload_options.secret={}", "+profiler={{upload_options: {{key: {}}}}}"])
+def test_the_command_line_in_a_capture_tells_no_upload_options(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"])
+    command = metadata.origin()["command"]
+    assert SECRET not in str(command)
+    assert (command[0], command[-1]) == ("train.py", "steps=3")
+
+
+def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(url: str) -> str:
+        s3fs.S3FileSystem.clear_instance_cache()
+        assert cli.main(["show", url]) == 2
+        return capsys.readouterr().err.removeprefix("instrument: ")
+
+    server.bucket("nothing-in-it")
+    assert said("s3://nowhere/run").startswith("There is nothing at s3://nowhere/run: give the URL of")
+    assert said("s3://nothing-in-it/run").startswith("There is nothing at s3://nothing-in-it/run: give the URL of")
+    server.client.put_object(Bucket="nothing-in-it", Key="run/x/.y.partial/capture.json", Body=b"{}")
+    assert said("s3://nothing-in-it/run").startswith("There is no capture at or below s3://nothing-in-it/run: ")
+    assert said("nope://bucket").startswith("A URL begins with nope://, which fsspec does not know")
+    assert said(f"file://{tmp_path}/none").startswith(f"There is nothing at file://{tmp_path}/none")
+    with monkeypatch.context() as patch:
+        for name in KEYS:
+            patch.delenv(name.upper())
+        patch.setenv("HOME", str(tmp_path))
+        assert "Unable to locate credentials): set credentials that may read it" in said("s3://nothing-in-it/run")
+    server.stop()
+    assert "see whether the server can be reached" in said("s3://nothing-in-it/run")
+    assert cli.main(["export", "s3://nothing-in-it/run"]) == 2
+    assert "is a URL, where nothing waits for its export: add --sink NAME" in capsys.readouterr().err
+
+
+def test_what_was_fetched_is_kept_while_it_is_current_and_in_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    (there / "run").mkdir(parents=True)
+    (there / "run" / "capture.json").write_text('{"name": "first"}')
+    (there / "run" / "trace.json").write_text('{"traceEvents": []}')
+    (there / "run" / "table.txt").write_text("no reader needs it")
+    url = f"file://{there}/run"
+    first = Capture.load(url)
+    assert names(first.folder or Path()) == ["capture.json", "trace.json"]
+    assert Capture.load(url).folder == first.folder
+    (there / "run" / "capture.json").write_text('{"name": "second"}')
+    second = Capture.load(url)
+    assert (second.name, len(second.events)) == ("second", 0)
+    assert len(names(tmp_path / "cache" / "instrument")) == 2
+    monkeypatch.setattr(remote, "KEPT_BYTES", 10)
+    assert Capture.load(url).folder == second.folder
+    assert len(names(tmp_path / "cache" / "instrument")) == 1
