@@ -156,7 +156,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Without --sink, finish what a run has recorded but not exported, with the sinks that its config named, and "
         "send what has not arrived at its profiler.upload_to. With --sink, run a sink on a capture, on all captures "
-        "below a folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: rows=30 'columns=[calls, host_ns]' metadata.model=vit."
+        "below a folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: "
+        "rows=30 'columns=[calls, host_ns]' metadata.model=vit."
     )
     parser.set_defaults(run=_export, options=[])
     add = parser.add_argument

@@ -35,7 +35,7 @@ def _tell(names: list[str], total: int, timeout_s: float, whom: str) -> float:
         logger.info(
             "Waits for the {}, at most {:g} s: {} of {} windows to go, now {}",
             whom,
-            timeout_s,
+            round(timeout_s, 1),
             len(names),
             total,
             names[0],

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,31 +244,57 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
     assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
 
 
-def test_an_exporter_killed_while_it_sends_leaves_the_capture_for_later(
+def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_later(
     server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = server.bucket("killed")
     server.stop()
     log.errors_expected = True
     output = tmp_path / "profile"
-    with socket.create_server(("127.0.0.1", server.port)) as deaf:  # takes the call and never answers
-        given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "active": 1}
-        with Session(**given) as session:
+    given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "active": 1, "repeat": 2}
+    with Session(**given) as session:
+        assert session._delivery is not None
+        exporter = session._delivery._exporter
+        assert exporter is not None
+        with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
-            with deaf.accept()[0]:
-                assert session._delivery is not None
-                exporter = session._delivery._exporter
-                assert exporter is not None
-                assert exporter._process is not None
-                exporter._process.kill()
+            asking, _ = deaf.accept()  # and never answer
+        session.step()
+        while len(session.captures) < 2:
+            time.sleep(0.01)
+        server.start()
+        assert exporter._process is not None
+        exporter._process.kill()
+    asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument expo"
+        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument export {output}` "
     )
-    server.start()
+    assert log.at("WARNING") == [
+        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {output}` sends what has not arrived."
+    ], "another exporter has sent the second"
+    assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
     assert cli.main(["export", str(output)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
     assert sent(server.objects("killed"), ALL[0]) == local(output / ALL[0])
+
+
+def test_stop_says_what_it_waits_for_and_gives_up_in_time(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, send = threading.Event(), upload.send
+    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
+    url = f"file://{tmp_path}/there"
+    session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
+    assert f"Waits for the upload, at most 0.2 s: 2 of 2 windows to go, now {ALL[0]}" in log.at("INFO")
+    (warning,) = log.at("WARNING")
+    assert warning.startswith(f"Not sent to {url} yet, and kept: {ALL[0]}, {ALL[1]}. ")
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "instrument upload":
+            thread.join()
+    assert names(tmp_path / "there") == [capture.name for capture in session.captures]
 
 
 def test_what_arrived_short_or_changed_counts_as_not_arrived(
