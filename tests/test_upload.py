@@ -251,8 +251,8 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     server.stop()
     log.errors_expected = True
     output = tmp_path / "profile"
-    given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "active": 1, "repeat": 2}
-    with Session(**given) as session:
+    given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "export_timeout_s": 60}
+    with Session(active=1, repeat=2, **given) as session:
         assert session._delivery is not None
         exporter = session._delivery._exporter
         assert exporter is not None
@@ -314,6 +314,19 @@ def test_what_arrived_short_or_changed_counts_as_not_arrived(
         upload.send(folder, url, server.options)
         assert sent(server.objects("short"), folder.name) == local(folder)
         assert list(upload.unsent([folder])) == []
+
+
+def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"file://{tmp_path}/there"
+    folder = record(tmp_path / "here", url).captures[0].folder
+    assert folder is not None
+    (tmp_path / "there" / folder.name / "trace.json.gz").write_bytes(b"short")
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_put", lambda *_: None)
+        with pytest.raises(CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"):
+            upload.send(folder, url, {})
+    upload.send(folder, url, {})
+    assert local(tmp_path / "there" / folder.name) == local(folder)
 
 
 @pytest.mark.parametrize("kind", ["s3", "file", "memory"])
