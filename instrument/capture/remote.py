@@ -46,23 +46,17 @@ def check(url: str, option: str) -> None:
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
     if re.match(r"[^/]+://[^/@]*:[^/@]*@", url):
         raise ConfigError(f"{option} holds a password, which would be logged: give it in profiler.upload_options.")
-    storage(url)
+    _check_protocol(url)
 
 
-def storage(url: str) -> Any:
-    """The class of fsspec's for the file system of a URL.
-
-    Raises:
-        ConfigError: no such protocol is known.
-        MissingPackage: the package for it is not installed.
-    """
+def _check_protocol(url: str) -> None:
     protocol = url.partition("://")[0]
     try:
         import fsspec
     except ImportError:
         raise MissingPackage(f"A place such as {protocol}://…", "fsspec", "upload") from None
     try:
-        return fsspec.get_filesystem_class(protocol)
+        fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise ConfigError(
             f"A URL begins with {protocol}://, which fsspec does not know: give one such as s3://bucket/folder."
@@ -76,10 +70,10 @@ def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> t
     """The file system of a URL, built with fsspec's `options`, and the path on it.
 
     Raises:
-        ConfigError: as `storage`.
-        MissingPackage: as `storage`.
+        ConfigError: no such protocol is known.
+        MissingPackage: the package for it is not installed.
     """
-    storage(url)
+    _check_protocol(url)
     import fsspec
 
     fs, path = fsspec.core.url_to_fs(url, **options)
