@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 
 from instrument import activities, schedule
 from instrument.activities import Activities
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, need_package
 from instrument.options import meant, public
 from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
@@ -252,11 +252,9 @@ class ProfilerConfig(BaseModel):
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
         self._refuse_what_torch_would_lose()
         if self.timings is not None and self.timings.tensorboard:
-            from instrument.sinks.tensorboard import need_tensorboard  # numpy, which no other option needs
-
-            need_tensorboard("profiler.timings.tensorboard=true")
+            need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
         if self.upload_to is not None:
-            from instrument.capture import remote  # numpy, as above
+            from instrument.capture import remote  # numpy, which no other option needs
 
             remote.check(self.upload_to, "profiler.upload_to")
         given = self.sinks

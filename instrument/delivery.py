@@ -49,6 +49,8 @@ class Delivery:
             if config.export == "process"
             else None
         )
+        self._here = config.sinks if self._exporter is None else self._inline
+        export.tell_sinks(self._here, "notice", self._failed)
         self.taken = 0
         """How many windows were saved."""
 
@@ -73,6 +75,7 @@ class Delivery:
             CaptureError: the trace cannot be saved.
             OSError: as for `CaptureError`.
         """
+        export.tell_sinks(self._here, "notice", self._failed)
         staging = export.stage(self.output_dir, name)
         try:
             with cost.standing_still("save"):
@@ -109,6 +112,7 @@ class Delivery:
                 self._exporter.close()
             if self._uploader is not None:
                 self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
+            export.tell_sinks(self._here, "close", self._failed)
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
         if len(self._dropped) > 1:

@@ -12,6 +12,8 @@ Every message is one sentence: what is wrong, the value given, what to do.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 
 class InstrumentError(Exception):
     """Base of every error that `instrument` raises on purpose."""
@@ -39,3 +41,15 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named by wha
     def __init__(self, what: str, package: str, extra: str | None) -> None:
         command = f"'torch-instrument[{extra}]'" if extra else package
         super().__init__(f"{what} needs the package {package}: pip install {command}.")
+
+
+def need_package(what: str, package: str, extra: str) -> None:
+    """Make sure that an optional package is installed, without loading it.
+
+    Raises:
+        MissingPackage: it is not; `what` needs it and `extra` brings it.
+    """
+    found = find_spec(package)
+    # A folder of that name in the current one, as trackers make them, is found too, as a package without a file.
+    if found is None or found.origin is None:
+        raise MissingPackage(what, package, extra)

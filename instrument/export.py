@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
+from typing import Any, Literal
 
 from loguru import logger
 
@@ -27,7 +27,9 @@ from instrument.capture import METADATA_FILE, Capture
 from instrument.capture.cache import path_of
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import replacing, rewrite
+from instrument.sinks.scalars import scalars
 from instrument.targets import rebuilt_sink
 
 RAW, PACKED = "trace.json", "trace.json.gz"
@@ -148,6 +150,9 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
             cost["export_ns"] = time.perf_counter_ns() - began  # until now
             run_sink(name, sink, capture, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
+        with suppress(InstrumentError):
+            if capture.metadata.get("sinks_inline"):  # training would feel it if they read a large trace for these
+                capture.metadata["scalars"] = dict(scalars(capture))
         _describe(folder, capture.metadata)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
         return _published(folder, capture.metadata)
@@ -172,6 +177,19 @@ def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
             folder.with_name(name_of(folder)),
             where,
         )
+
+
+def tell_sinks(sinks: Mapping[str, Any], what: Literal["notice", "close"], failed: set[str]) -> None:
+    """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`."""
+    for name, sink in sinks.items():
+        try:
+            if isinstance(sink, Sink):  # another's `close` may mean anything
+                getattr(sink, what)()
+        except (Exception, SystemExit) as error:
+            if f"{name}.{what}" not in failed:
+                failed.add(f"{name}.{what}")
+                where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
+                logger.error("The {} sink failed in {}(): {}{}", name, what, str(error).rstrip("."), where)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -226,6 +226,7 @@ def main() -> None:
         _tell(answers, folder=str(folder), finished=str(place) if place else None)
         if uploader is not None and place is not None:
             uploader.submit(place)
+    export.tell_sinks(sinks, "close", failed)
     if uploader is not None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         uploader.close(None)

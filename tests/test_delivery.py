@@ -20,8 +20,8 @@ from instrument.capture.table import duration
 from instrument.config import as_config
 from instrument.errors import ConfigError
 from instrument.recorder import Recorder
+from instrument.sinks.scalars import scalars
 from instrument.sinks.table import render
-from instrument.sinks.tensorboard import scalars
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:

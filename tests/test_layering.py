@@ -21,7 +21,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),
-    ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow"}),
+    ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow", "wandb", "mlflow"}),
     ({"presets"}, {"omegaconf"}),
     ({"targets"}, {"pydantic", "omegaconf", "hydra"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf"}),
@@ -53,7 +53,7 @@ LIGHT = {
     "emit": {"errors", "names"},
     "schedule": set(),
 }
-OPTIONAL = {"tensorboard", "pandas", "polars", "pyarrow", "fsspec"}
+OPTIONAL = {"tensorboard", "wandb", "mlflow", "pandas", "polars", "pyarrow", "fsspec"}
 
 
 def room(file: Path) -> str:

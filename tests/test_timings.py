@@ -450,7 +450,7 @@ def test_tensorboard_gets_what_came_since_the_last_write(tmp_path: Path, clock: 
 
 
 def test_tensorboard_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instrument.sinks.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as raised:
         ProfilerConfig(timings={"tensorboard": True})
     assert str(raised.value) == (

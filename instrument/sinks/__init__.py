@@ -59,3 +59,15 @@ class Sink(Options):
         The folder takes its final name, `capture.place`, when all sinks that run with this one are done.
         What it raises is logged once by the caller; it stops neither the other sinks nor the training.
         """
+
+    def notice(self) -> None:
+        """Look at what only the training thread can tell: called there when a run starts and whenever a window ends.
+
+        Of a sink that is not `inline` it is called with `profiler.export=inline` alone. Training waits for it.
+        """
+
+    def close(self) -> None:
+        """End what was kept open between windows; called where `write` was, once no more of them come.
+
+        What it raises is logged.
+        """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from instrument.capture import Capture
 from instrument.capture.arrow import to_arrow
-from instrument.errors import MissingPackage
+from instrument.errors import need_package
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import replacing
 
@@ -74,8 +73,7 @@ class Parquet(Sink):
 
     def model_post_init(self, _: Any, /) -> None:
         """Look for the package now, before the first step."""
-        if find_spec("pyarrow") is None:
-            raise MissingPackage("The parquet sink", "pyarrow", "parquet")
+        need_package("The parquet sink", "pyarrow", "parquet")
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write the window's file.

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from instrument.capture import Capture
-from instrument.errors import MissingPackage
+from instrument.errors import need_package
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import replacing, rewrite, trace_of
-
-# What recording cost, in ms of the sums of these.
-_COSTS = {
-    "recorded_step_ms": ["recorded_step_ns"],
-    "unrecorded_step_ms": ["unrecorded_step_ns"],
-    "start_ms": ["start_ns"],
-    "end_ms": ["stop_ns", "save_ns"],
-    "export_ms": ["export_ns"],
-}
+from instrument.sinks.scalars import last_step, scalars
 
 
 class TensorBoard(Sink):
@@ -57,7 +48,7 @@ class TensorBoard(Sink):
     def model_post_init(self, _: Any, /) -> None:
         """Look for the package now, before the first step."""
         if self.scalars:
-            need_tensorboard("The TensorBoard sink")
+            need_package("The TensorBoard sink", "tensorboard", "tensorboard")
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write the window's files under their final names, each whole or not at all.
@@ -76,18 +67,6 @@ class TensorBoard(Sink):
             write_scalars(capture, into)
 
 
-def need_tensorboard(what: str) -> None:
-    """Make sure that what writes scalars can.
-
-    Raises:
-        MissingPackage: the package `tensorboard` is not installed.
-    """
-    found = find_spec("tensorboard")
-    # A folder of traces named `tensorboard` in the current one is found too, as a package without a file.
-    if found is None or found.origin is None:
-        raise MissingPackage(what, "tensorboard", "tensorboard")
-
-
 def write_scalars(capture: Capture, into: Path) -> Path:
     """Write one event file with the window's scalars and return it; a second time replaces the first.
 
@@ -101,7 +80,7 @@ def write_scalars(capture: Capture, into: Path) -> Path:
     target = into / event_file_name(started_s, host, pid, capture.name)
     with replacing(target) as raw:
         _write_event(raw, started_s, file_version="brain.Event:2")
-        _write_event(raw, started_s, step=_last_step(capture), scalars=scalars(capture))
+        _write_event(raw, started_s, step=last_step(capture), scalars=scalars(capture))
     return target
 
 
@@ -138,42 +117,6 @@ def _write_event(
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
     summary = {"summary": Summary(value=values)} if values else {}
     RecordWriter(raw).write(Event(wall_time=wall_time_s, **fields, **summary).SerializeToString())
-
-
-def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
-    """What TensorBoard is told of a window, as tag and value; unknown quantities are left out.
-
-    `ranges/<path>/host_ms` and `device_ms` are milliseconds per step, or for the whole recording where it holds no
-    steps, and `ranges/<path>/calls` counts the calls of the window. `window/steps`, `window/step_ms` (mean),
-    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window. `cost/…` is what recording it
-    cost the run: medians of a recorded step and of those before the window, how long the loop stood still at its start
-    and end, how long the export took until this was written, and the size of the trace.
-    """
-    steps, operators = capture.steps, capture.operators
-    yield "window/steps", len(steps)
-    if len(steps):
-        yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
-    for tag, column in (("host_ms", "self_host_ns"), ("device_ms", "self_device_ns")):
-        known = [value for value in operators.column(column) if value is not None]
-        if known:
-            yield f"window/{tag}", sum(known) / 1e6
-    for tag, parts in _COSTS.items():
-        found = [capture.metadata.get("cost", {}).get(part) for part in parts]
-        if None not in found:
-            yield f"cost/{tag}", sum(found) / 1e6
-    if "cost" in capture.metadata:
-        yield "cost/trace_bytes", capture.metadata["cost"]["trace_bytes"]
-    for row in capture.ranges:
-        yield f"ranges/{row.path}/calls", row.calls
-        yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6
-        if row.device_ns is not None:
-            yield f"ranges/{row.path}/device_ms", row.device_ns / (len(steps) or 1) / 1e6
-
-
-def _last_step(capture: Capture) -> int:
-    window = capture.metadata.get("window", {})
-    marked = max(capture.steps.column("number"), default=0)
-    return next((window[key] for key in ("last_step", "first_step") if window.get(key) is not None), marked)
 
 
 def _process(capture: Capture) -> tuple[str, int]:

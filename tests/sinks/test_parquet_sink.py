@@ -21,7 +21,6 @@ from pyarrow import dataset, parquet
 
 from instrument.capture import Capture
 from instrument.errors import ConfigError, MissingPackage
-from instrument.sinks import parquet as module
 from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]
@@ -221,7 +220,7 @@ def test_a_missing_package_and_a_wrong_option(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError) as wrong:
         Parquet(rnak=3)
     assert str(wrong.value) == "The parquet sink has no option 'rnak'; did you mean 'rank'?"
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as missing:
         Parquet()
     assert str(missing.value) == "The parquet sink needs the package pyarrow: pip install 'torch-instrument[parquet]'."

@@ -17,18 +17,22 @@ from instrument.errors import ConfigError
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import ChromeTrace
 from instrument.sinks.memory import Memory
+from instrument.sinks.mlflow import MLflow
 from instrument.sinks.parquet import Parquet
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 from instrument.sinks.tensorboard import TensorBoard
+from instrument.sinks.wandb import WandB
 
 SHIPPED: dict[str, type[Sink]] = {
     "chrome_trace": ChromeTrace,
     "memory": Memory,
+    "mlflow": MLflow,
     "parquet": Parquet,
     "stacks": Stacks,
     "table": TableSink,
     "tensorboard": TensorBoard,
+    "wandb": WandB,
 }
 GROUP = files("instrument") / "conf" / "profiler" / "sinks"
 

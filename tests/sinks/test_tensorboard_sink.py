@@ -22,8 +22,8 @@ from made_captures import kernels, record, steps
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError, MissingPackage
-from instrument.sinks import tensorboard
-from instrument.sinks.tensorboard import TensorBoard, scalars
+from instrument.sinks.scalars import scalars
+from instrument.sinks.tensorboard import TensorBoard
 
 Write = Callable[..., Capture]
 STARTED_NS = 1767323045678901000
@@ -138,7 +138,7 @@ def test_a_dropped_trace(capture: Capture) -> None:
 @pytest.mark.parametrize("spec", [None, "a folder"])
 def test_a_missing_package_is_told_when_the_sink_is_built(monkeypatch: pytest.MonkeyPatch, spec: str | None) -> None:
     folder = type("Spec", (), {"origin": None})()
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: folder if spec else None)
+    monkeypatch.setattr("instrument.errors.find_spec", lambda name: folder if spec else None)
     with pytest.raises(MissingPackage) as error:
         TensorBoard()
     assert str(error.value) == (

@@ -1,0 +1,53 @@
+"""A window in numbers, for whatever draws curves over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instrument.capture import Capture
+
+# What recording cost, in ms of the sums of these.
+_COSTS = {
+    "recorded_step_ms": ["recorded_step_ns"],
+    "unrecorded_step_ms": ["unrecorded_step_ns"],
+    "start_ms": ["start_ns"],
+    "end_ms": ["stop_ns", "save_ns"],
+    "export_ms": ["export_ns"],
+}
+
+
+def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
+    """What TensorBoard and the trackers are told of a window, as tag and value; unknown quantities are left out.
+
+    `ranges/<path>/host_ms` and `device_ms` are milliseconds per step, or for the whole recording where it holds no
+    steps, and `ranges/<path>/calls` counts the calls of the window. `window/steps`, `window/step_ms` (mean),
+    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window. `cost/…` is what recording it
+    cost the run: medians of a recorded step and of those before the window, how long the loop stood still at its start
+    and end, how long the export took until this was written, and the size of the trace.
+    """
+    steps, operators = capture.steps, capture.operators
+    yield "window/steps", len(steps)
+    if len(steps):
+        yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
+    for tag, column in (("host_ms", "self_host_ns"), ("device_ms", "self_device_ns")):
+        known = [value for value in operators.column(column) if value is not None]
+        if known:
+            yield f"window/{tag}", sum(known) / 1e6
+    for tag, parts in _COSTS.items():
+        found = [capture.metadata.get("cost", {}).get(part) for part in parts]
+        if None not in found:
+            yield f"cost/{tag}", sum(found) / 1e6
+    if "cost" in capture.metadata:
+        yield "cost/trace_bytes", capture.metadata["cost"]["trace_bytes"]
+    for row in capture.ranges:
+        yield f"ranges/{row.path}/calls", row.calls
+        yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6
+        if row.device_ns is not None:
+            yield f"ranges/{row.path}/device_ms", row.device_ns / (len(steps) or 1) / 1e6
+
+
+def last_step(capture: Capture) -> int:
+    """The training step at which the window's scalars stand: its last, or its first where none was finished."""
+    window = capture.metadata.get("window", {})
+    told = [window[key] for key in ("last_step", "first_step") if window.get(key) is not None]
+    return told[0] if told else max(capture.steps.column("number"), default=0)

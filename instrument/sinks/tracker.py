@@ -1,0 +1,130 @@
+"""What the sinks for experiment trackers share: what they send, and how they keep training from waiting for it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic import Field, PrivateAttr
+
+from instrument.capture import Capture
+from instrument.capture.cache import path_of
+from instrument.errors import CaptureError
+from instrument.sinks import Sink
+from instrument.sinks.scalars import last_step, scalars
+
+
+class Sent(NamedTuple):
+    """What a tracker gets of a window: values by their tag, at a training step, and files of the capture `folder`."""
+
+    name: str
+    rank: int
+    step: int
+    values: dict[str, float]
+    folder: Path
+    files: list[Path]
+
+
+class Tracker(Sink):
+    """Sends each window to an experiment tracker: the scalars of `instrument.sinks.scalars`, and the capture's files.
+
+    It runs in the training process, which holds the tracker's run, on a thread of its own: one that is slow or away
+    holds up neither training nor the next window. What goes wrong is told with the window after it, or at the end.
+
+    Tags begin with `profile/`, those of every rank but the first with `profile/rank1/` and so on. Such a rank sends
+    only into a run that it already has, and never begins one.
+    """
+
+    inline: ClassVar[bool] = True
+
+    scalars: bool = True
+    """Whether scalars are logged."""
+
+    artifact: Literal["all", "tables", "none"] = "all"
+    """Which files of the capture are attached: all, all but the trace, or none."""
+
+    timeout_s: float = Field(60, gt=0)
+    """Seconds that the end of the run waits until everything is sent."""
+
+    _waiting: SimpleQueue[Sent | None] = PrivateAttr(default_factory=SimpleQueue)
+    _thread: Thread | None = PrivateAttr(None)
+    _failures: list[str] = PrivateAttr(default_factory=list)
+
+    @abstractmethod
+    def send(self, sent: Sent) -> None:
+        """Hand one window to the tracker; may take its time, and raise anything."""
+
+    def end(self) -> None:
+        """End the run that this sink began, if it did; called where `send` is."""
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        """Have the window sent. Where the folder is still to be renamed, as with `profiler.export=inline`, do it now.
+
+        Raises:
+            CaptureError: an earlier window could not be sent.
+            TraceError: the trace cannot be read.
+        """
+        sent = self._sent(capture, folder)
+        if folder.name.startswith("."):
+            self.send(sent)
+            return
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name=f"instrument {self.sink_name}", daemon=True)
+            self._thread.start()
+        self._waiting.put(sent)
+        self._complain()
+
+    def close(self) -> None:
+        """Wait until everything is sent, but no longer than `timeout_s`.
+
+        Raises:
+            CaptureError: that was not long enough, or a window could not be sent.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self.end()
+            return
+        self._waiting.put(None)
+        thread.join(self.timeout_s)
+        if thread.is_alive():
+            raise CaptureError(
+                f"{self.spoken()} is still sending after timeout_s={self.timeout_s:g}, and what is left of it may be "
+                "lost to the tracker: the captures are whole, and `instrument export --sink` sends them later."
+            )
+        self._complain()
+
+    def _work(self) -> None:
+        for sent in iter(self._waiting.get, None):
+            self._try(sent.name, self.send, sent)
+        self._try("the end of its run", self.end)
+
+    def _try(self, what: str, act: Callable[..., None], *args: Sent) -> None:
+        try:
+            act(*args)
+        except Exception as error:  # whatever the tracker raises
+            self._failures.append(f"{what} ({type(error).__name__}: {' '.join(str(error).split())})")
+
+    def _complain(self) -> None:
+        failures, self._failures = self._failures, []
+        if failures:
+            raise CaptureError(f"{self.spoken()} could not send {', '.join(failures)}.")
+
+    def _sent(self, capture: Capture, folder: Path) -> Sent:
+        rank = capture.metadata.get("rank", 0)
+        prefix = f"profile/rank{rank}/" if rank else "profile/"
+        # the exporter has computed them, for the sake of training, which would feel the reading of a large trace
+        known = capture.metadata.get("scalars") or (dict(scalars(capture)) if self.scalars else {})
+        values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
+        return Sent(capture.name, rank, last_step(capture), values, capture.folder or folder, self._files(capture))
+
+    def _files(self, capture: Capture) -> list[Path]:
+        trace = capture.trace_path
+        if self.artifact == "none" or capture.folder is None:
+            return []
+        left_out = [path_of(trace), *([trace] if self.artifact == "tables" else [])] if trace else []
+        files = (file for file in sorted(capture.folder.rglob("*")) if file.is_file())
+        return [file for file in files if file not in left_out and not file.name.startswith(".")]
