@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -27,10 +29,10 @@ from pydantic_core import ErrorDetails
 from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.errors import ConfigError, need_package
-from instrument.options import meant, public
+from instrument.options import meant, public, unwrapped
 from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
-from instrument.targets import described, like_of, sink_of, trigger_of
+from instrument.targets import described, instantiated, like_of, sink_of, trigger_of
 
 
 class ModulesConfig(BaseModel):
@@ -173,7 +175,7 @@ class ProfilerConfig(BaseModel):
 
     def __init__(self, **options: Any) -> None:
         try:
-            super().__init__(**options)
+            super().__init__(**{name: unwrapped(value) for name, value in options.items()})
         except ValidationError as error:
             raise ConfigError(_sentence(error.errors()[0])) from None
 
@@ -313,17 +315,31 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     elif source is None:
         given = {} if options else {"enabled": False}
     elif isinstance(source, DictConfig):
-        given = OmegaConf.to_container(source, resolve=True)
+        given = _resolved(source)
     elif is_dataclass(source):
-        given = OmegaConf.to_container(OmegaConf.structured(source), resolve=True)
+        given = _resolved(OmegaConf.structured(source, flags={"allow_objects": True}))
     else:
         given = source
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a ProfilerConfig."
         )
+    if "_target_" in given:  # a ProfilerConfig that Hydra has not built yet
+        return as_config(instantiated("profiler", given), **options)
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
+
+def _resolved(source: DictConfig) -> Any:
+    """The config as plain dicts and lists, its interpolations looked up from the root of the application's config."""
+    try:
+        return OmegaConf.to_container(source, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"The profiler config has a value that OmegaConf cannot tell: {error}") from None
+
+
+# hydra-zen looks at the constructor's signature, and not at that of the class.
+_self = Parameter("self", Parameter.POSITIONAL_ONLY)
+ProfilerConfig.__init__.__signature__ = Signature([_self, *signature(ProfilerConfig).parameters.values()])  # type: ignore[attr-defined]
 
 _MODELS: dict[str, type[BaseModel]] = {"": ProfilerConfig, "modules": ModulesConfig, "timings": TimingsConfig}
 

@@ -25,7 +25,7 @@ class Options(BaseModel):
 
     def __init__(self, **options: Any) -> None:
         try:
-            super().__init__(**{name: _plain(value) for name, value in options.items()})
+            super().__init__(**{name: unwrapped(value) for name, value in options.items()})
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
 
@@ -72,12 +72,12 @@ def _leaves(value: Any) -> set[str]:
     return {str(value)} if len(str(value)) > 3 else set()
 
 
-def _plain(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """Lists and dicts in place of OmegaConf's own, which pydantic does not take for such."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: unwrapped(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(item) for item in value]
+        return [unwrapped(item) for item in value]
     return value
 
 

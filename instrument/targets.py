@@ -53,7 +53,7 @@ def _with_target(kind: str, name: str, given: Any) -> Any:
 
 def _built(path: str, given: Any, method: str, signature: str) -> Any:
     """The instance that a `_target_` mapping describes, or the instance given; checked for the method it must have."""
-    instance = _instantiated(path, given) if isinstance(given, Mapping) else given
+    instance = instantiated(path, given) if isinstance(given, Mapping) else given
     if inspect.isclass(instance):
         raise ConfigError(f"{path} is the class {instance.__name__}: give an instance, {instance.__name__}().")
     if not callable(getattr(instance, method, None)):
@@ -61,7 +61,12 @@ def _built(path: str, given: Any, method: str, signature: str) -> Any:
     return instance
 
 
-def _instantiated(path: str, given: Mapping[str, Any]) -> Any:
+def instantiated(path: str, given: Mapping[str, Any]) -> Any:
+    """What a `_target_` mapping at a path of the config describes, with everything in it that has one built first.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
     from hydra.errors import InstantiationException  # 0.3 s: only where something is built from a config
     from hydra.utils import instantiate
 
