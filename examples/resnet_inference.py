@@ -63,11 +63,10 @@ class ResNet18(nn.Module):
 
 def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:
     """One forward pass, recorded after one that warms up: the first under a profiler can take several times as long."""
-    with Session(warmup=1, active=1, **options) as session:
-        for _ in range(2):
-            with profiled("model_inference"):
-                model(inputs)
-            session.step()
+    session = Session(warmup=1, active=1, **options)
+    predict = session.record(model.__call__, name="model_inference")
+    for _ in range(2):
+        predict(inputs)
     return session.captures[0]
 
 
@@ -117,11 +116,10 @@ def main() -> None:
 
     heading("8. Long-running jobs")
     print("One step waits, one warms up, two are recorded, and all that twice; the table sink logs each window.\n")
-    with Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}}) as session:
-        for _ in range(8):
-            with profiled("model_inference"):
-                model(inputs)
-            session.step()
+    session = Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}})
+    predict = session.record(model.__call__, name="model_inference")
+    for _ in range(8):
+        predict(inputs)
     for capture in session.captures:
         milliseconds = [f"{step.duration_ns / 1e6:.1f} ms" for step in capture.steps]
         print(f"{capture.name}: {', '.join(milliseconds)}")

@@ -104,6 +104,16 @@ class Phases:
         after = f"{begin - 1}" + (f" ({why})" if why else "")
         return f"The trigger {trigger} fired after step {after}: records {window.in_words()}."
 
+    def in_endless_window(self) -> bool:
+        """Whether train's present step is recorded in a window that only the session's stop ends."""
+        window = self.train.plan.window
+        return window is not None and window.last is None and window.first <= self.train.step_number
+
+    def nothing_ahead(self) -> bool:
+        """Whether train has no window left, and neither triggers nor timings need further steps."""
+        needed = schedule.triggers_ask(self._config) or self._config.timings is not None
+        return self.train.plan.window is None and not needed
+
     def _plan(self, phase: str) -> Plan:
         return Plan(schedule.planned(self._config)) if phase in self._recorded else Plan()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from torch import nn
 
 from instrument import emit, export, metadata, probe
 from instrument.annotate import profiled
+from instrument.calls import Calls
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
 from instrument.delivery import Delivery
@@ -32,6 +33,7 @@ from instrument.triggers.watch import Watch
 from instrument.windows import Windows
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
@@ -78,6 +80,7 @@ class Session:
             self.config.preemption_grace_s, lambda: self._windows.recording, lambda: self._windows.save()
         )
         self._said: set[str] = set()
+        self._calls = Calls(self._phases, self.start, self.step, self.stop, lambda: self._running)
 
     @property
     def step_number(self) -> int:
@@ -206,6 +209,19 @@ class Session:
         if self._running and self._total_steps is None and (said := self._phases.misfit_of_first_pass(loader)):
             logger.info("{}", said)  # no warning: most runs go over their loader again
         return Steps(loader, self._phases, self._advance)
+
+    def record(self, function: F, /, *, name: str | None = None) -> F:
+        """Record calls of a function, each of which is a step: `@session.record` for inference, where no loop is.
+
+        The first call starts the session, unless it runs already; the one that ends its last window stops it, and waits
+        for the captures as `stop` does. Without a schedule the first call is the window. Each call is a range, `name`
+        or the function's own. Only the thread of the first call is counted, and no call within another; coroutines and
+        generators count when they are through. Once all is recorded a call costs the check of a flag.
+
+        Raises:
+            ConfigError: it is a module, a class or an asynchronous generator.
+        """
+        return self._calls.of(function, name)  # type: ignore[return-value] # with the function's own signature
 
     def stop(self) -> None:
         """End the session. A window that is still open is kept, and labelled truncated unless it was to have no end.

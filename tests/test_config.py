@@ -128,8 +128,8 @@ class Never:
         ({"sinks": {"stacks": {}}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
         (
             {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, parquet, stacks, table, "
-            "tensorboard), and has no _target_; did you mean table?",
+            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, mlflow, parquet, stacks, "
+            "table, tensorboard, wandb), and has no _target_; did you mean table?",
         ),
         (
             {"sinks": [TableSink]},

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from instrument import ProfilerConfig
-from instrument.config import as_config
+from instrument.config import ModulesConfig, as_config
+from instrument.errors import ConfigError
 from instrument.presets import preset, presets
+from instrument.sinks.table import TableSink
 
 FOREIGN = """
 import hydra
@@ -137,6 +143,8 @@ def test_each_job_of_a_sweep_has_its_own_folder(app: Path) -> None:
     found = sorted((app / "multirun").rglob("capture.json"))
     steps = [json.loads(p.read_text())["window"]["steps"] for p in found]
     assert steps == [1, 2]
+    assert [path.parent.parent.parent.name for path in found] == ["0", "1"], "in the folders of the jobs"
+    assert all((path.parent / "table.txt").exists() for path in found), "by the exporter of each job"
 
 
 def test_what_hydra_itself_says_and_what_we_say(app: Path) -> None:
@@ -157,8 +165,76 @@ def test_off_is_one_override(app: Path) -> None:
 
 
 def test_a_config_can_itself_be_instantiated_by_hydra() -> None:
-    from hydra.utils import instantiate
-
     sinks = {"table": {"_target_": "instrument.sinks.table.TableSink", "rows": 3}}
     config = instantiate({"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": sinks})
     assert config == ProfilerConfig(active=2, sinks={"table": {"rows": 3}})
+
+
+def test_a_config_that_hydra_has_not_built_is_built() -> None:
+    node = {"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": {"table": {"rows": 3}}}
+    assert as_config(OmegaConf.create(node)) == ProfilerConfig(active=2, sinks={"table": {"rows": 3}})
+    assert as_config(node, active=4).active == 4
+    with pytest.raises(ConfigError, match=r"^profiler\._target_ is 'instrument.Nothing', which cannot be built: "):
+        as_config({"_target_": "instrument.Nothing"})
+
+
+def test_interpolations_are_looked_up_in_the_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILES", "/tmp/there")
+    app = {
+        "steps": 4,
+        "profiler": {
+            "active": "${steps}",
+            "warmup": "${.active}",
+            "output_dir": "${oc.env:PROFILES}/here",
+            "sinks": {"table": {"rows": "${profiler.active}"}},
+        },
+    }
+    config = as_config(OmegaConf.create(app).profiler)
+    assert (config.active, config.warmup, config.output_dir) == (4, 4, "/tmp/there/here")
+    assert config.sinks["table"].rows == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("${nothing}", "Interpolation key 'nothing' not found"), ("???", "Missing")]
+)
+def test_a_value_that_is_not_there_is_told(value: str, why: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        as_config(OmegaConf.create({"profiler": {"active": value}}).profiler)
+    assert str(raised.value).startswith(f"The profiler config has a value that OmegaConf cannot tell: {why}")
+
+
+@dataclass
+class Profiling:
+    """An application's own schema."""
+
+    active: int = 2
+    modules: dict[str, Any] = field(default_factory=lambda: {"depth": 1})
+    sinks: dict[str, Any] = field(default_factory=lambda: {"table": {"rows": 3}})
+
+
+def test_structured_configs() -> None:
+    ConfigStore.instance().store("profiling", node=Profiling, group="profiler")
+    with initialize(config_path=None, version_base=None):
+        composed = compose(overrides=["+profiler=profiling", "profiler.active=5"]).profiler
+    assert OmegaConf.get_type(composed) is Profiling
+    expected = ProfilerConfig(active=5, modules={"depth": 1}, sinks={"table": {"rows": 3}})
+    assert as_config(composed) == as_config(Profiling(active=5)) == expected
+    built = Profiling(active=5, sinks={"table": TableSink(rows=3)})
+    assert as_config(built) == expected
+
+
+def test_hydra_zen_builds_configs_with_every_option() -> None:
+    zen = pytest.importorskip("hydra_zen")
+    full = zen.builds(ProfilerConfig, populate_full_signature=True)
+    assert set(ProfilerConfig.model_fields) < set(full.__dataclass_fields__)
+    with pytest.raises(TypeError, match="actve"):
+        full(actve=3)
+    expected = ProfilerConfig(active=3, modules=ModulesConfig(depth=1), sinks={"table": {"rows": 3}})
+    table = zen.builds(TableSink, rows=3)
+    app = zen.make_config(
+        built=full(active=3, modules=zen.builds(ModulesConfig, depth=1), sinks={"table": table}),
+        plain=zen.builds(ProfilerConfig, active=3, modules={"depth": 1}, sinks={"table": table}),
+    )
+    made = zen.instantiate(app)
+    assert made.built == made.plain == as_config(app().plain) == expected
+    assert as_config(app().built) == expected

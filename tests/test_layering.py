@@ -41,6 +41,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"windows"}, {"loguru"}),
     ({"timings"}, {"torch", "numpy", "loguru", "tensorboard"}),
     ({"graph"}, {"torch", "numpy", "loguru"}),
+    ({"calls"}, {"torch", "loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning"}),

@@ -50,7 +50,7 @@ class Tracker(Sink):
     timeout_s: float = Field(60, gt=0)
     """Seconds that the end of the run waits until everything is sent."""
 
-    _waiting: SimpleQueue[Sent | None] = PrivateAttr(default_factory=SimpleQueue)
+    _waiting: SimpleQueue[Sent | None] | None = PrivateAttr(None)  # together with the thread that takes from it
     _thread: Thread | None = PrivateAttr(None)
     _failures: list[str] = PrivateAttr(default_factory=list)
 
@@ -72,8 +72,11 @@ class Tracker(Sink):
         if folder.name.startswith("."):
             self.send(sent)
             return
-        if self._thread is None:
-            self._thread = Thread(target=self._work, name=f"instrument {self.sink_name}", daemon=True)
+        if self._waiting is None:
+            self._waiting = SimpleQueue()
+            self._thread = Thread(
+                target=self._work, args=[self._waiting], name=f"instrument {self.sink_name}", daemon=True
+            )
             self._thread.start()
         self._waiting.put(sent)
         self._complain()
@@ -84,11 +87,12 @@ class Tracker(Sink):
         Raises:
             CaptureError: that was not long enough, or a window could not be sent.
         """
-        thread, self._thread = self._thread, None
-        if thread is None:
+        thread, waiting = self._thread, self._waiting
+        self._thread = self._waiting = None
+        if thread is None or waiting is None:
             self.end()
             return
-        self._waiting.put(None)
+        waiting.put(None)
         thread.join(self.timeout_s)
         if thread.is_alive():
             raise CaptureError(
@@ -97,8 +101,8 @@ class Tracker(Sink):
             )
         self._complain()
 
-    def _work(self) -> None:
-        for sent in iter(self._waiting.get, None):
+    def _work(self, waiting: SimpleQueue[Sent | None]) -> None:
+        for sent in iter(waiting.get, None):
             self._try(sent.name, self.send, sent)
         self._try("the end of its run", self.end)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -174,6 +177,48 @@ def test_an_exception_keeps_the_window_and_comes_out_unchanged(tmp_path: Path) -
     (capture,) = callback.session.captures
     window = capture.metadata["window"]
     assert (window["last_step"], window["truncated"], window["reason"]) == (2, True, "exception ZeroDivisionError")
+
+
+SINKS = """
+import os
+from instrument import Sink
+
+class Where(Sink):
+    tags: list[str] = []
+
+    def write(self, capture, folder):
+        (folder / "where.txt").write_text(f"{os.getpid()} {self.tags}")
+"""
+
+
+def test_a_trainer_that_hydra_builds_with_our_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hydras_sinks.py").write_text(SINKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    callback = {
+        "_target_": "instrument.integrations.lightning.ProfilerCallback",
+        "active": "${steps}",
+        "metadata": {"tags": ["${steps}"]},
+        "output_dir": f"{tmp_path}/profile",
+        "sinks": {
+            "table": {"rows": 3},
+            "built": {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls"]},
+            "where": {"_target_": "hydras_sinks.Where", "tags": ["${steps}", "b"]},
+        },
+    }
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for convert in ("all", "object", "partial", "none"):
+        trainer = {"_target_": "lightning.pytorch.Trainer", "_convert_": convert, "accelerator": "cpu", **options}
+        node = {**trainer, "callbacks": [{**callback, "_convert_": convert}], "enable_model_summary": False}
+        built = instantiate(OmegaConf.create({"steps": "2", "trainer": node}).trainer)
+        (ours,) = (each for each in built.callbacks if isinstance(each, ProfilerCallback))
+        config = ours.session.config
+        assert (config.active, config.metadata, config.inline_sinks) == (2, {"tags": ["2"]}, [])
+        assert [config.sinks[name].columns for name in ("table", "built")] == [None, ["calls"]]
+    built.fit(Tiny(), DataLoader(torch.ones(12, 8), batch_size=4))  # type: ignore[arg-type]
+    (capture,) = ours.session.captures
+    assert capture.folder is not None
+    pid, tags = (capture.folder / "where.txt").read_text().split(" ", 1)
+    assert (int(pid) != os.getpid(), tags) == (True, "['2', 'b']"), "the exporter built it again"
 
 
 def test_disabled_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

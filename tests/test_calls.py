@@ -1,0 +1,191 @@
+"""`@session.record`: a session driven by the calls of a function."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from torch import nn
+
+from instrument import Session, emit
+from instrument.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("inline_export")
+
+
+def windows(session: Session) -> list[list[int]]:
+    return [capture.steps.column("number") for capture in session.captures]
+
+
+def calls(session: Session, name: str) -> list[int]:
+    """How often the range of this name was called, by window."""
+    return [sum(row.calls for row in capture.ranges.where(name=name)) for capture in session.captures]
+
+
+def test_without_a_schedule_the_first_call_is_the_window(tmp_path: Path) -> None:
+    session = Session(output_dir=tmp_path)
+
+    @session.record
+    def predict(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        """Doubles."""
+        return x.mul(scale)
+
+    assert (predict.__name__, predict.__doc__) == ("predict", "Doubles.")
+    for _ in range(3):
+        assert predict(torch.ones(2), scale=3.0).tolist() == [3.0, 3.0]
+    (capture,) = session.captures
+    assert windows(session) == [[0]]
+    assert capture.metadata["window"]["truncated"] is False
+    (row,) = capture.ranges.where(
+        name=f"{test_without_a_schedule_the_first_call_is_the_window.__name__}.<locals>.predict"
+    )
+    assert row.calls == 1
+    assert [r.calls for r in capture.operators.where(name="aten::mul")] == [1]
+
+
+def test_every_window_of_the_schedule_is_recorded_and_then_nothing_is_left(tmp_path: Path) -> None:
+    session = Session({"wait": 1, "warmup": 1, "active": 3, "repeat": 2}, output_dir=tmp_path)
+    seen = []
+    predict = session.record(seen.append)
+    for number in range(9):
+        predict(number)
+        assert session.step_number == number + 1
+    assert repr(session) == "<Session: records steps 7–9 (counted from 0); at step 9, 1 capture>"
+    predict(9)
+    assert windows(session) == [[2, 3, 4], [7, 8, 9]]
+    assert "not running" in repr(session)
+    assert not emit.armed
+    predict(10)
+    assert (session.step_number, len(session.captures)) == (10, 2)
+    assert seen == list(range(11))
+
+
+def test_methods_bound_or_not(tmp_path: Path) -> None:
+    session = Session(active=3, output_dir=tmp_path)
+
+    class Server:
+        def __init__(self) -> None:
+            self.model = nn.Linear(2, 1)
+
+        @session.record
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x)
+
+        def other(self, x: torch.Tensor) -> torch.Tensor:
+            return self.predict(x)  # a call within a call is no step of its own
+
+    server = Server()
+    server.predict(torch.ones(2))
+    session.record(server.other)(torch.ones(2))
+    session.record(server.model.__call__, name="model")(torch.ones(2))
+    assert windows(session) == [[0, 1, 2]]
+    name = f"{test_methods_bound_or_not.__name__}.<locals>.Server."
+    assert (calls(session, f"{name}predict"), calls(session, f"{name}other")) == ([2], [1])
+    assert calls(session, "model") == [1]
+
+
+def test_an_exception_comes_out_unchanged_and_the_call_counts(tmp_path: Path) -> None:
+    session = Session(active=2, output_dir=tmp_path)
+    mine = ZeroDivisionError("mine")
+
+    @session.record
+    def predict(fails: bool) -> None:
+        if fails:
+            raise mine
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        predict(True)
+    assert raised.value is mine
+    predict(False)
+    assert windows(session) == [[0, 1]]
+
+
+def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -> None:
+    session = Session(active=2, output_dir=tmp_path)
+
+    @session.record
+    async def answer(x: int) -> int:
+        await asyncio.sleep(0)
+        return x + 1
+
+    @session.record
+    def tokens(count: int) -> Iterator[int]:
+        yield from range(count)
+        return "end"
+
+    async def both() -> list[int]:
+        return await asyncio.gather(answer(1), answer(2))  # the second runs beside the first
+
+    assert asyncio.run(both()) == [2, 3]
+    assert session.step_number == 1
+    stream = tokens(3)
+    assert next(stream) == 0
+    assert session.step_number == 1
+    assert list(stream) == [1, 2]
+    assert windows(session) == [[0, 1]]
+
+
+def test_the_calls_of_another_thread_just_run(tmp_path: Path) -> None:
+    session = Session(active=2, output_dir=tmp_path)
+    seen: list[Any] = []
+    predict = session.record(seen.append)
+    predict("first")
+    other = Thread(target=predict, args=("other",))
+    other.start()
+    other.join()
+    assert session.step_number == 1
+    predict("last")
+    assert seen == ["first", "other", "last"]
+    assert windows(session) == [[0, 1]]
+
+
+def test_a_session_that_runs_stays_its_owners(tmp_path: Path) -> None:
+    session = Session(active=2, output_dir=tmp_path)
+    predict = session.record(lambda: None)
+    with session:
+        for _ in range(3):
+            predict()
+        assert "; at step 3" in repr(session)
+    predict()
+    assert session.step_number == 3
+    assert windows(session) == [[0, 1]]
+
+
+def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) -> None:
+    predict = Session("disabled").record(lambda x: x + 1)
+    assert [predict(1), predict(2)] == [2, 3]
+    log.errors_expected = True
+    session, company = Session(output_dir=tmp_path / "one"), Session(output_dir=tmp_path / "two", active=5)
+    predict = session.record(lambda x: x + 1)
+    with company:
+        assert [predict(1), predict(2)] == [2, 3]
+    (said,) = log.at("ERROR")
+    assert said.startswith("session.record cannot start the session, so the calls just run: ")
+    assert session.captures == []
+
+
+def test_under_compile_the_function_stays_in_the_graph(tmp_path: Path) -> None:
+    session = Session(output_dir=tmp_path)
+    predict = torch.compile(session.record(lambda x: x.relu() + 1), backend="eager", fullgraph=True)
+    assert predict(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert session.captures == []
+
+
+def test_what_is_no_function_is_refused() -> None:
+    async def stream() -> Any:
+        yield 1
+
+    session = Session()
+    with pytest.raises(ConfigError) as module:
+        session.record(nn.Linear(2, 1))
+    assert str(module.value) == (
+        "session.record was given a Linear, but it takes a function or method: of a module give model.__call__."
+    )
+    with pytest.raises(ConfigError, match=r"^session\.record was given stream, an asynchronous generator"):
+        session.record(stream)
