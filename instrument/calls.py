@@ -65,10 +65,14 @@ class Calls:
 
     def _counted(self, function: Callable[..., Any], ranged: Callable[..., Any]) -> Callable[..., Any]:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            if self.over:
+                return await function(*args, **kwargs)
             with self._one():
                 return await ranged(*args, **kwargs)
 
         def generator(*args: Any, **kwargs: Any) -> Any:
+            if self.over:
+                return (yield from function(*args, **kwargs))
             with self._one():
                 return (yield from ranged(*args, **kwargs))
 

@@ -175,6 +175,7 @@ def _export(arguments: argparse.Namespace) -> str:
     if arguments.sink is None:
         return _finish(arguments.path)
     from instrument.capture import Capture
+    from instrument.sinks import Sink
     from instrument.targets import build_sink, parse_options
 
     sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
@@ -190,6 +191,11 @@ def _export(arguments: argparse.Namespace) -> str:
         except (InstrumentError, OSError) as error:
             says_it_all = len(chosen) == 1 and isinstance(error, InstrumentError)
             failures.append(str(error) if says_it_all else f"The {arguments.sink} sink failed on {each}: {error}")
+    try:
+        if isinstance(sink, Sink):
+            sink.close()
+    except (InstrumentError, OSError) as error:
+        failures.append(str(error))
     if failures:
         others = f" ({len(failures)} of {len(chosen)} captures failed; this was the first.)" if len(chosen) > 1 else ""
         raise CaptureError(f"{failures[0]}{others}")

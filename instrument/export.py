@@ -140,8 +140,8 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
             rewrite(raw, folder / PACKED, Capture.load(folder).metadata.get("user_metadata", {}))
             raw.unlink()
             path_of(raw).unlink(missing_ok=True)
-        capture = Capture.load(folder)
-        sinks = sinks_of(capture.metadata, failed) if sinks is None else sinks
+        capture, given = Capture.load(folder), sinks
+        sinks = sinks_of(capture.metadata, failed) if given is None else given
         cost = capture.metadata.setdefault("cost", {})
         cost["packed_bytes"] = (folder / PACKED).stat().st_size
         with suppress(InstrumentError):  # a sink that needs them will say it
@@ -149,6 +149,8 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
         for name, sink in sorted(sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))):
             cost["export_ns"] = time.perf_counter_ns() - began  # until now
             run_sink(name, sink, capture, failed)
+        if given is None:
+            tell_sinks(sinks, "close", failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
             if capture.metadata.get("sinks_inline"):  # training would feel it if they read a large trace for these

@@ -129,6 +129,8 @@ def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -
     assert session.step_number == 1
     assert list(stream) == [1, 2]
     assert windows(session) == [[0, 1]]
+    assert (asyncio.run(answer(3)), list(tokens(2))) == (4, [0, 1])
+    assert session.step_number == 2
 
 
 def test_the_calls_of_another_thread_just_run(tmp_path: Path) -> None:

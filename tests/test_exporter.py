@@ -33,6 +33,13 @@ SINKS = """
             logger.info("{} by {}", self.word, "the trainer" if os.getpid() == capture.metadata["pid"] else "another")
             (folder / "note.txt").write_text(f"{self.word} {os.getpid()}")
 
+    class Lines(Sink):
+        file: str
+        def write(self, capture, folder):
+            self._seen = [*getattr(self, "_seen", []), capture.name]
+        def close(self):
+            Path(self.file).write_text(f"{os.getpid()} {' '.join(self._seen)}")
+
     class Plain:
         def __init__(self, word="plain"):
             self.word = word
@@ -97,6 +104,17 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(profil
     order = ["exporter: seen by another", "exporter: ", "Recorded "] * 3
     assert [line[: len(start)] for line, start in zip(said, order)] == order
     assert [p for p in Path(profiler["output_dir"]).iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("export", ["process", "inline"])
+def test_a_sink_is_closed_once_where_it_wrote_all_windows(
+    profiler: dict[str, Any], tmp_path: Path, export: str
+) -> None:
+    sinks = {"lines": {"_target_": "their_sinks.Lines", "file": str(tmp_path / "lines.txt")}}
+    run(profiler, sinks=sinks, export=export)
+    pid, *windows = (tmp_path / "lines.txt").read_text().split()
+    assert windows == ALL
+    assert (int(pid) == os.getpid()) is (export == "inline")
 
 
 def test_the_exporter_loads_no_torch(profiler: dict[str, Any]) -> None:

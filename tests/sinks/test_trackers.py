@@ -72,6 +72,11 @@ with wandb.init(mode="offline", project="ranks") as run:
     theirs.notice()
     theirs.write(other, other.folder)
     theirs.close()
+
+from instrument.cli import main
+
+alone = write_capture(HERE / "alone", steps())
+assert main(["export", str(alone.folder), "--sink", "wandb", "mode=offline", "project=later"]) == 0
 """
 MLFLOW = """
 import mlflow
@@ -192,7 +197,10 @@ def test_wandb(tmp_path: Path) -> None:
     (row,) = rows
     assert row["profile/rank1/ranges/forward/host_ms"] == 0.6
     assert artifacts == {}
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 3, "another rank begins no run"
+    rows, artifacts, run = wandb_run(tmp_path, "later")
+    assert profiled_rows(rows)[4]["profile/ranges/forward/host_ms"] == 0.6
+    assert artifacts == {"steps_3-4": {"capture.json", "trace.json.gz"}}
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4, "another rank begins no run"
 
 
 def test_mlflow(tmp_path: Path) -> None:
