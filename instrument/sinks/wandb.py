@@ -82,7 +82,10 @@ class WandB(Tracker):
         import wandb
 
         if self._own is None:
-            settings = wandb.Settings(finish_timeout=self.timeout_s)
+            bounded: dict[str, Any] = (
+                {"finish_timeout": self.timeout_s} if "finish_timeout" in wandb.Settings.model_fields else {}
+            )
+            settings = wandb.Settings(**bounded)  # older ones wait at exit for as long as it takes
             self._own = wandb.init(
                 project=self.project, name=self.name, mode=self.mode, settings=settings, reinit="create_new"
             )
