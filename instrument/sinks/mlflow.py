@@ -78,8 +78,8 @@ class MLflow(Tracker):
             client.log_artifact(run_id, str(file), f"profile/{sent.name}/{inner.as_posix()}".removesuffix("/."))
 
     def end(self) -> None:
-        """End the run of its own."""
-        run, self._own = self._own, None
+        """End the run of its own, and forget the program's."""
+        run, self._own, self._active = self._own, None, None
         if run is not None:
             self._client().set_terminated(run)
 

@@ -109,7 +109,7 @@ class Tracker(Sink):
     def _try(self, what: str, act: Callable[..., None], *args: Sent) -> None:
         try:
             act(*args)
-        except Exception as error:  # whatever the tracker raises
+        except (Exception, SystemExit) as error:  # whatever the tracker raises
             self._failures.append(f"{what} ({type(error).__name__}: {' '.join(str(error).split())})")
 
     def _complain(self) -> None:

@@ -73,8 +73,8 @@ class WandB(Tracker):
             run.log_artifact(artifact, aliases=["latest", sent.name])
 
     def end(self) -> None:
-        """Finish the run of its own."""
-        run, self._own = self._own, None
+        """Finish the run of its own, and forget the program's."""
+        run, self._own, self._live = self._own, None, None
         if run is not None:
             run.finish()
 
