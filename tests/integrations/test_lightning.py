@@ -196,6 +196,7 @@ def test_a_trainer_that_hydra_builds_with_our_callback(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     callback = {
         "_target_": "instrument.integrations.lightning.ProfilerCallback",
+        "export": "process",
         "active": "${steps}",
         "metadata": {"tags": ["${steps}"]},
         "output_dir": f"{tmp_path}/profile",
