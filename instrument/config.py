@@ -107,6 +107,8 @@ class ProfilerConfig(BaseModel):
         timings: how ranges and steps are timed in the whole run; None: not at all.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
+        ranks: which ranks of a job record: all, first_per_node, or a list of global ranks; on the others a session does
+            nothing. What a trigger of one asks for, all of them record, at the same steps.
         export: `process`: another process compresses the traces and runs the sinks while training goes on; `inline`:
             the session does, at the end of each window, as short scripts and notebooks want it.
         export_queue: windows that may wait for that process; further ones are dropped.
@@ -159,6 +161,7 @@ class ProfilerConfig(BaseModel):
     timings: TimingsConfig | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
+    ranks: Literal["all", "first_per_node"] | list[int] = "all"
     export: Literal["process", "inline"] = "process"
     export_queue: int = Field(8, ge=1)
     export_timeout_s: float = Field(600, gt=0)
@@ -193,6 +196,16 @@ class ProfilerConfig(BaseModel):
     @classmethod
     def _known_activities(cls, value: Any) -> Any:
         return None if value is None else activities.checked(value)
+
+    @field_validator("ranks", mode="before")
+    @classmethod
+    def _known_ranks(cls, value: Any) -> Any:
+        numbers = isinstance(value, Iterable) and not isinstance(value, str) and list(value)
+        if value in ("all", "first_per_node") or (numbers and all(type(each) is int and each >= 0 for each in numbers)):
+            return numbers or value
+        raise ConfigError(
+            f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks such as [0, 3]."
+        )
 
     @field_validator("metadata")
     @classmethod

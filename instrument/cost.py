@@ -55,6 +55,10 @@ class Cost:
         finally:
             self._stood_still[part] = self._stood_still.get(part, 0) + time.perf_counter_ns() - began
 
+    def unrecorded_ns(self) -> int | None:
+        """The median of the last 50 unrecorded steps; None where there is none."""
+        return _median(tuple(self._unrecorded))  # at once: another thread may ask
+
     def window(self) -> dict[str, Any]:
         """What the window that ends now has cost so far.
 
@@ -65,7 +69,7 @@ class Cost:
         parts = {f"{part}_ns": self._stood_still.get(part, 0) for part in ("start", "stop", "save")}
         return {
             "recorded_step_ns": _median(self._recorded),
-            "unrecorded_step_ns": _median(self._unrecorded),
+            "unrecorded_step_ns": self.unrecorded_ns(),
             "unrecorded_steps": len(self._unrecorded),
             **parts,
         }

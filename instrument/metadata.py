@@ -13,9 +13,10 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import distributed as dist
 
 from instrument import export
 from instrument.schedule import Window
@@ -24,6 +25,14 @@ FORMAT = 1
 
 # How long git is waited for, once, at the start of a run.
 _GIT_S = 2.0
+
+# What a launcher calls a process's rank, how many there are, and the rank on its machine. Slurm's tasks are counted by
+# step: a batch script outside any step sees those of the whole job.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
 
 
 def facts(window: Window, phase: str, step_number: int, cut: str | None) -> dict[str, Any]:
@@ -54,12 +63,14 @@ def describe(
     window: Mapping[str, Any], started_at: float, activities: list[str], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of `capture.json`. `started_at` is in seconds since the epoch, when the window's recording began."""
+    rank, world_size, local_rank = place()
     return {
         "format": FORMAT,
         "window": dict(window),
         "started_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
-        "rank": rank(),
-        "world_size": _number("WORLD_SIZE", 1),
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "activities": activities,
@@ -113,15 +124,41 @@ def _git(folder: Path) -> dict[str, Any] | None:
     return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")} if said else None
 
 
+class Place(NamedTuple):
+    """Which of a job's processes this one is; `local_rank` is its number on its machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def place() -> Place:
+    """As torchrun says it, torch's process group, Slurm or Open MPI; rank 0 of 1 where none does.
+
+    Where nobody tells the local rank, it is the rank.
+    """
+    if _number("RANK") is None and dist.is_available() and dist.is_initialized():
+        return _placed(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"))
+    for names in _LAUNCHERS:
+        rank, world_size, local_rank = map(_number, names)
+        if rank is not None:
+            return _placed(rank, world_size or 1, local_rank)
+    return Place(0, 1, 0)
+
+
 def rank() -> int:
-    """This process's rank: torchrun's, and 0 where there is none."""
-    return _number("RANK", 0)
+    """This process's rank."""
+    return place().rank
 
 
-def _number(variable: str, default: int) -> int:
-    """A launcher's variable; the default where it is not set, or set to something else."""
+def _placed(rank: int, world_size: int, local_rank: int | None) -> Place:
+    return Place(rank, world_size, rank if local_rank is None else local_rank)
+
+
+def _number(variable: str) -> int | None:
+    """A launcher's variable; None where it is not set, or set to something else."""
     value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else default
+    return int(value) if value.isdecimal() else None
 
 
 def _own_version() -> str:

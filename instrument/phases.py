@@ -13,6 +13,7 @@ from instrument import metadata, schedule
 from instrument.annotate import profiled
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
+from instrument.ranks import Pace
 from instrument.schedule import Plan, Window
 from instrument.triggers import Request
 
@@ -95,14 +96,17 @@ class Phases:
             self._all[name] = Phase(name, plan=self._plan(name))
         self.present = self._all[name]
 
+    def pace(self) -> Pace:
+        """How far training is, and how fast; may be asked on any thread."""
+        return Pace(self.train.step_number, self.train.cost.unrecorded_ns())
+
     def put_first(self, trigger: str, request: Request) -> str:
         """Plan what a trigger asks for from train's present step on, before the schedule's windows; says so."""
         begin, (why, steps) = self.train.step_number, request
         first = begin + self._config.warmup
         window = Window(begin, first, first + max(1, steps or self._config.active or 1) - 1, trigger, why)
         self.train.plan.put_first(window)
-        after = f"{begin - 1}" + (f" ({why})" if why else "")
-        return f"The trigger {trigger} fired after step {after}: records {window.in_words()}."
+        return f"The trigger {trigger} fired{f' ({why})' if why else ''}: records {window.in_words()}."
 
     def in_endless_window(self) -> bool:
         """Whether train's present step is recorded in a window that only the session's stop ends."""

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from loguru import logger
 from torch import nn
 
-from instrument import emit, export, metadata, probe
+from instrument import emit, export, metadata, probe, ranks
 from instrument.annotate import profiled
 from instrument.calls import Calls
 from instrument.capture import Capture
@@ -46,7 +46,7 @@ class Session:
 
     Attributes:
         config: the checked `ProfilerConfig`.
-        captures: what was delivered so far, oldest first.
+        captures: what this rank's windows delivered so far, oldest first.
         step_number: the training step that runs now, counted from 0; it names the recorded steps. Set from a
             checkpoint, before the start or later, it keeps the plan. Other phases do not move it.
         activities: what is recorded; empty before the start.
@@ -68,7 +68,7 @@ class Session:
         self.timings: Timings | None = None
         self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
-        self._running = False
+        self._running, self._idle = False, not self.config.enabled  # idle: nothing is recorded, as the config says
         self._phases = Phases(self.config)
         self._total_steps: int | None = None
         self._windows: Windows  # from the start on
@@ -122,11 +122,13 @@ class Session:
         """
         if self._running:
             raise CaptureError("This session is already running: stop it before starting it again.")
-        if not self.config.enabled:
+        place = metadata.place()
+        if not self.config.enabled or not ranks.records(self.config.ranks, place):
+            self._idle = True
             return self
         refuse_company()
         self.activities = probe.usable_activities(self.config.activities)
-        self.output_dir = export.writable(export.output_dir(self.config))
+        self.output_dir, team = ranks.gather(self.config, place, self._phases.pace)
         refuse_options(self.config, self.activities, self.output_dir)
         metadata.origin()  # asks git now, and not at the end of a window
         export.tidy(self.output_dir)
@@ -136,7 +138,7 @@ class Session:
             self.config, self.activities, emitting, self._phases, self._delivery, self._metadata, self._preemption.held
         )
         timed = self.config.timings
-        self.timings = Timings(timed, self.output_dir, metadata.rank()) if timed is not None else None
+        self.timings = Timings(timed, self.output_dir, place.rank) if timed is not None else None
         self._instrumented = instrument_chosen(model if model is not None else self._model, self.config.modules)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
@@ -144,7 +146,7 @@ class Session:
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
         self._preemption.install()
-        self._watch = Watch(self.config.triggers, self.output_dir) if self.config.triggers else None
+        self._watch = Watch(self.config.triggers, self.output_dir, team) if self.config.triggers else None
         self._phases.begin()
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
@@ -266,7 +268,7 @@ class Session:
         phase = self._phases.present
         phase.step_number += 1
         if not self._running:
-            if self.config.enabled and self._ended_at is None:
+            if not self._idle and self._ended_at is None:
                 self._say(
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )

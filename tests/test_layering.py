@@ -30,6 +30,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"emit"}, {"torch", "loguru"}),
     ({"exporter", "cost", "preemption"}, {"loguru"}),
     ({"metadata"}, {"torch"}),
+    ({"ranks"}, {"torch", "loguru"}),
     ({"triggers"}, {"pydantic", "torch", "loguru"}),
     ({"wrap"}, set()),
     ({"annotate"}, {"torch"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 from loguru import logger
 
+from instrument.ranks import POLL_SECONDS, Ask, Call, Team
 from instrument.triggers import Hooks, Request, Step, Trigger
 from instrument.triggers.losses import Losses
 
-# How often files and the like are looked at, on the watcher's thread.
-POLL_SECONDS = 0.5
+# How long the end of a run waits for its watcher's thread, which a store that does not answer may keep.
+_JOIN_S = 5.0
 
 
 @dataclass
@@ -30,7 +32,7 @@ class _Trigger:
     refused: bool = False
 
     def admits(self, number: int) -> bool:
-        """Whether it gets a window after this step; if so it counts. Says once when it has had its last."""
+        """Whether it may have a window after this step. Says once when it has had its last."""
         if number < self.rests_until:
             return False
         if self.windows_left == 0:
@@ -41,20 +43,29 @@ class _Trigger:
                 logger.warning(said, self.name)
             self.refused = True
             return False
-        self.rests_until = number + 1 + self.cooldown
-        if self.windows_left is not None:
-            self.windows_left -= 1
         return True
+
+    def count(self, number: int) -> None:
+        """It gets a window after this step."""
+        self.rests_until = number + 1 + self.cooldown
+        if self.windows_left:
+            self.windows_left -= 1
 
 
 class Watch:
     """A run's triggers, from its start to its end; without triggers it costs nothing.
 
+    With a `team` of ranks, what fires on any of them is recorded by all, at the step that the leader says; cooldown and
+    windows count there, once for the run.
+
     Attributes:
         asked: what is asked after each step, and of which trigger; one that raised is no more among them.
     """
 
-    def __init__(self, triggers: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, triggers: Mapping[str, Any], folder: Path, team: Team | None = None) -> None:
+        self._team = team
+        self._fired: dict[str, Ask] = {}  # here, and not yet told to the team
+        self._calls: list[Call] = []  # of the team, whose steps are still to come
         self._begun: list[_Trigger] = []
         self._rung: dict[str, Request] = {}  # what was asked for between steps; of one trigger the last counts
         self._losses = Losses()
@@ -63,8 +74,9 @@ class Watch:
             self._begin(name, trigger, folder)
         self.asked = [(each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None]
         polled = [each for each in self._begun if each.hooks.poll is not None]
-        if polled:
-            Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True).start()
+        self._thread = Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True)
+        if polled or team is not None:
+            self._thread.start()
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
@@ -74,9 +86,8 @@ class Watch:
             hooks = begin(folder, partial(self._rung.__setitem__, name)) if begin is not None else Hooks(trigger.fires)
         except Exception:
             logger.exception("The trigger {} could not begin and is not asked.", name)
-            return
-        if hooks is not None:
-            self._begun.append(_Trigger(name, hooks, cooldown, most))
+            hooks = None
+        self._begun.append(_Trigger(name, hooks or Hooks(), cooldown, most))
 
     def after(self, number: int, took_ns: int, loss: Any, *, recorded: bool) -> tuple[str, Request] | None:
         """The first trigger that fires after step `number` and may, with what it asks for. All are asked.
@@ -95,7 +106,37 @@ class Watch:
                 continue
             if answer and first is None and not recorded and trigger.admits(number):
                 first = trigger.name, _request(answer)
-        return first
+        if first is not None:
+            first = self._granted(number, *first)
+        return self._due(number, recorded=recorded) if self._calls else first
+
+    def _granted(self, number: int, name: str, request: Request) -> tuple[str, Request] | None:
+        """What a trigger that fired asks for, if this rank may grant it; otherwise the team is asked."""
+        if self._team is None:
+            self._named(name).count(number)
+            return name, request
+        self._fired.setdefault(name, Ask(name, *request, self._team.rank, number))
+        return None
+
+    def _due(self, number: int, *, recorded: bool) -> tuple[str, Request] | None:
+        """What the team records from the step after this one on; an open window, which all have, puts it off."""
+        call = self._calls[0]
+        if number + 1 < call.begin:
+            return None
+        if number + 1 == call.begin and recorded:
+            self._calls[0] = call._replace(begin=number + 2)
+            return None
+        del self._calls[0]
+        if number + 1 == call.begin:
+            return call.trigger, Request(call.why, call.steps)
+        said = (
+            "The window that the trigger {} asked for ({}) is not recorded here: all ranks begin it with step {}, and "
+        )
+        logger.warning(said + "this one is at step {} already.", call.trigger, call.why, call.begin, number + 1)
+        return None
+
+    def _named(self, name: str) -> _Trigger:
+        return next(trigger for trigger in self._begun if trigger.name == name)
 
     def _answered(self, number: int) -> tuple[str, Request] | None:
         """The first of the requests made between steps that may have a window; the others get none beside it."""
@@ -114,6 +155,8 @@ class Watch:
     def end(self) -> None:
         """The run is over: nothing is polled any more, and what the triggers put up is taken down."""
         self._over.set()
+        if self._team is not None:  # a thread in the store when the interpreter ends would abort the process
+            self._thread.join(_JOIN_S)
         for trigger in self._begun:
             if trigger.hooks.end is not None:
                 self._do(trigger, trigger.hooks.end)
@@ -123,6 +166,36 @@ class Watch:
             for trigger in list(polled):
                 if trigger.hooks.poll is not None and not self._do(trigger, trigger.hooks.poll):
                     polled.remove(trigger)
+            self.confer()
+        if self._team is not None:
+            with suppress(Exception):  # the store may have gone first
+                self._team.end()
+
+    def confer(self) -> None:
+        """Tell the team what fired here, and hear what all of it records; not for the training thread."""
+        if (team := self._team) is None:
+            return
+        try:
+            self._confer(team)
+        except Exception as error:  # whatever the store raises
+            self._team = None
+            lost = "Rank {} records by itself what its triggers ask for from now on: {}."
+            logger.log("INFO" if team.over else "WARNING", lost, team.rank, str(error).rstrip("."))
+            self._rung |= {name: Request(ask.why, ask.steps) for name, ask in self._fired.items()}
+            self._fired.clear()
+
+    def _confer(self, team: Team) -> None:
+        for name in list(self._fired):
+            team.ask(self._fired[name])
+            del self._fired[name]
+        for ask in team.asks():
+            if self._named(ask.trigger).admits(ask.after_step):
+                team.call(ask)
+        for call in team.calls():
+            self._named(call.trigger).count(call.begin - 1)
+            self._calls.append(call)
+        if team.over:
+            raise ConnectionError("the rank that leads has ended its session")
 
     def _do(self, trigger: _Trigger, act: Callable[[], None]) -> bool:
         try:

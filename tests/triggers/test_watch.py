@@ -69,7 +69,7 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
     about = json.loads((capture.folder / "capture.json").read_text())["window"]
     assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
     assert capture.steps.column("number") == [2, 3, 4]
-    assert "The trigger moon fired after step 1 (the moon is full): records steps 2–4." in log.at("INFO")
+    assert "The trigger moon fired (the moon is full): records steps 2–4." in log.at("INFO")
     assert "Profiler records what triggers ask for on cpu" in log.at("INFO")[0]
 
 

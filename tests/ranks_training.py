@@ -1,0 +1,105 @@
+"""What each rank of a job runs for `test_ranks.py`: sessions one after another, around one model of DDP on gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from instrument import Session, Trigger, ranks
+from instrument.triggers import Step, watch
+
+watch.POLL_SECONDS, ranks.POLL_SECONDS = 0.02, 0.3  # heard of well before the step, however busy the machine
+FOLDER = Path(os.environ["FOLDER"])
+
+
+class OnRank(Trigger):
+    """Fires after step 3 of one rank."""
+
+    rank: int
+
+    def fires(self, step: Step) -> str | None:
+        return "it is time" if step.number == 3 and dist.get_rank() == self.rank else None
+
+
+def train_step(model: nn.Module) -> None:
+    model(torch.ones(4, 8)).mean().backward()
+    model.zero_grad()
+
+
+def scheduled(model: nn.Module, **options: Any) -> None:
+    with Session(wait=1, active=2, export="inline", **options) as session:
+        for _ in session.steps(range(6)):
+            train_step(model)
+
+
+def asked_for(model: nn.Module, **options: Any) -> None:
+    """Trains until every rank that records has its capture; they agree on that in each step."""
+    with Session(active=3, at_steps=[], export="inline", **options) as session:
+        for _ in session.steps(range(3000)):
+            train_step(model)
+            waits = torch.tensor(float(session.output_dir is not None and not session.captures))
+            dist.all_reduce(waits)
+            if not waits:
+                return
+    raise AssertionError("a rank recorded nothing")
+
+
+class Touch(Trigger):
+    """Touches a file after step 5 of rank 0, and asks for nothing."""
+
+    path: Path
+
+    def fires(self, step: Step) -> None:
+        if step.number == 5 and dist.get_rank() == 0:
+            self.path.touch()
+
+
+def touched(model: nn.Module) -> None:
+    """Rank 0 touches the file of the trigger, which all of them see."""
+    folder = FOLDER / "touched"
+    asked_for(model, triggers={"file": {}, "touch": Touch(path=folder / "record")}, output_dir=folder)
+
+
+def killed(model: nn.Module) -> None:
+    """Rank 1 is killed in its window."""
+    with Session(active=1000, export="inline", output_dir=FOLDER / "killed") as session:
+        for number in session.steps(range(50)):
+            if number == 3 and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            train_step(model)
+
+
+SCENARIOS: dict[str, Callable[[nn.Module], None]] = {
+    "all": scheduled,
+    "two": lambda model: scheduled(model, ranks=[0, 3], output_dir=FOLDER / "two"),
+    "first": lambda model: scheduled(model, ranks="first_per_node", output_dir=FOLDER / "first"),
+    "fired": lambda model: asked_for(model, triggers={"mine": OnRank(rank=1)}, output_dir=FOLDER / "fired"),
+    "fired_of_two": lambda model: asked_for(
+        model, triggers={"mine": OnRank(rank=3)}, ranks=[1, 3], output_dir=FOLDER / "fired_of_two"
+    ),
+    "touched": touched,
+    "killed": killed,
+}
+
+
+@hydra.main(version_base=None, config_path=None)
+def main(config: DictConfig) -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    for name in config.scenarios:
+        SCENARIOS[name](model)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""Which ranks record, at which step all of them do, and into which folder; in one process here, then in real jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collected import Log
+from torch import distributed as dist
+
+from instrument import Capture, ProfilerConfig, Session, Trigger, export, ranks
+from instrument.cli import main
+from instrument.errors import ConfigError
+from instrument.metadata import Place, place
+from instrument.ranks import Pace, Team
+from instrument.triggers import Request, Step
+from instrument.triggers import watch as watching
+from instrument.triggers.watch import Watch
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name in LAUNCHED or name.startswith(("SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "recording"),
+    [("all", [0, 1, 2, 3]), ([0, 3], [0, 3]), ([3, 9], [3]), ("first_per_node", [0, 2]), ([7], [])],
+)
+def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int]) -> None:
+    assert [rank for rank in range(4) if ranks.records(chosen, Place(rank, 4, rank % 2))] == recording
+
+
+def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> None:
+    for rank in range(2):
+        ranks.records([7], Place(rank, 2, rank))
+        ranks.records([1, 7, 8], Place(rank, 2, rank))
+    ranks.records([1], Place(0, 1, 0))
+    assert log.at("WARNING") == [
+        "profiler.ranks names 7, but the run has 2 ranks, 0 to 1: nothing is recorded.",
+        "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the others record.",
+        "profiler.ranks names 1, but the run has 1 rank, 0: nothing is recorded.",
+    ]
+
+
+@pytest.mark.parametrize("value", ["first", [], [-1], [True], 0, ["0"], [0.0], {}])
+def test_what_names_no_ranks_is_refused(value: Any) -> None:
+    said = re.escape(
+        f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks such as [0, 3]."
+    )
+    with pytest.raises(ConfigError, match=said):
+        ProfilerConfig(ranks=value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "2"}, (5, 8, 1)),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, (2, 4, 0)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0)),  # a batch script, which is no task of eight
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, (3, 4, 3)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 3)),
+        ({"RANK": "", "WORLD_SIZE": "4"}, (0, 1, 0)),
+    ],
+)
+def test_a_launcher_says_which_rank_this_is(
+    environment: dict[str, str], expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert place() == expected
+
+
+def test_a_rank_that_is_not_chosen_does_nothing_at_all(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Session(active=1, ranks=[0], triggers=["file", "signal"], timings={}, output_dir=tmp_path / "none") as session:
+        for _ in session.steps(range(3)):
+            assert threads() == []
+    assert (session.captures, session.output_dir, session.step_number) == ([], None, 3)
+    assert list(tmp_path.iterdir()) == []
+    assert log == ["INFO Rank 1 records nothing: profiler.ranks is [0]."]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("instrument")]
+
+
+def test_a_window_is_announced_three_polls_and_two_steps_ahead() -> None:
+    assert [ranks.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [1500, 15, 3, 2]
+
+
+class At(Trigger):
+    """Fires after these steps on one rank, or on all."""
+
+    steps: list[int]
+    rank: int | None = None
+    cooldown: int = 0
+
+    def fires(self, step: Step) -> str | None:
+        return "it is time" if step.number in self.steps else None
+
+
+class Rank:
+    """One rank of two in this process: its watch, and the windows that it would begin, by their step."""
+
+    def __init__(self, rank: int, store: Any, folder: Path, trigger: Any, **options: Any) -> None:
+        self.config = ProfilerConfig(triggers={"mine": trigger}, active=3, **options)
+        self.step, self.began, self.step_ns = 0, {}, 100 * MS
+        team = Team(store, Place(rank, 2, rank), self.config, lambda: Pace(self.step, self.step_ns))
+        self.watch = Watch(self.config.triggers, folder, team)
+
+    def goes_on(self, steps: int, *, recorded: bool = False) -> None:
+        for number in range(self.step, self.step + steps):
+            if asked := self.watch.after(number, self.step_ns, None, recorded=recorded):
+                self.began[number + 1] = asked
+            self.step = number + 1
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(watching, "POLL_SECONDS", 1000)  # by hand
+    return dist.HashStore()
+
+
+@pytest.fixture
+def two(store: Any, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
+    """Rank 0, which leads, and rank 1, whose trigger fires after step 1."""
+    pair = Rank(0, store, tmp_path, At(steps=[])), Rank(1, store, tmp_path, At(steps=[1]))
+    yield pair
+    for each in pair:
+        each.watch.end()
+
+
+def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(two: tuple[Rank, Rank], log: Log) -> None:
+    leader, other = two
+    other.goes_on(2)
+    leader.goes_on(2)
+    for each in (other, leader, other):
+        each.watch.confer()
+        each.goes_on(1)
+    other.goes_on(20)
+    leader.goes_on(20)
+    # fifteen steps of 100 ms, the three polls, from the leader's step on
+    assert leader.began == other.began == {17: ("mine", Request("it is time, on rank 1 after step 1"))}
+    assert log.at("WARNING") == []
+
+
+def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(two: tuple[Rank, Rank], log: Log) -> None:
+    leader, other = two
+    other.goes_on(2)
+    other.watch.confer()
+    leader.watch.confer()
+    other.goes_on(30)
+    other.watch.confer()
+    other.goes_on(30)
+    leader.goes_on(30)
+    assert leader.began.keys() == {15}
+    assert other.began == {}
+    assert log.at("WARNING") == [
+        "The window that the trigger mine asked for (it is time, on rank 1 after step 1) is not recorded here: all "
+        "ranks begin it with step 15, and this one is at step 33 already."
+    ]
+
+
+def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Rank, Rank]) -> None:
+    leader, other = two
+    other.goes_on(2)
+    for each in (other, leader, other):
+        each.watch.confer()
+    for each in (leader, other):
+        each.goes_on(13 - each.step)
+        each.goes_on(5, recorded=True)
+        each.goes_on(10)
+    # steps 13 to 17 are recorded, and the one after the next begins it, as where a trigger fires behind a window
+    assert leader.began.keys() == other.began.keys() == {19}
+
+
+def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(store: Any, tmp_path: Path, log: Log) -> None:
+    steps = [1, 40, 41, 80]
+    pair = [Rank(rank, store, tmp_path, At(steps=steps, cooldown=20, max_windows=2)) for rank in range(2)]
+    for _ in range(60):
+        for each in pair:
+            each.goes_on(2)
+            each.watch.confer()
+    assert pair[0].began.keys() == pair[1].began.keys() == {17, 57}
+    assert len(log.at("WARNING")) == 2, "each says that it has had its last"
+    for each in pair:
+        each.watch.end()
+
+
+def test_a_rank_without_a_timed_step_keeps_what_is_asked(two: tuple[Rank, Rank]) -> None:
+    leader, other = two
+    leader.step_ns = None
+    other.goes_on(2)
+    for each in (other, leader, other):
+        each.watch.confer()
+    assert not other.watch._calls
+    leader.step_ns = 100 * MS
+    for each in (leader, other):
+        each.watch.confer()
+        each.goes_on(20)
+    assert leader.began.keys() == other.began.keys() == {15}
+
+
+class Gone:
+    """A store whose server has died."""
+
+    def add(self, *_: Any) -> int:
+        raise dist.DistNetworkError("Connection was likely closed.")
+
+
+def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(tmp_path: Path, log: Log, store: Any) -> None:
+    alone = Rank(1, Gone(), tmp_path, At(steps=[1, 9]))
+    alone.goes_on(3)
+    alone.watch.confer()
+    alone.goes_on(9)
+    alone.watch.confer()
+    alone.watch.end()
+    assert alone.began == {4: ("mine", Request("it is time")), 10: ("mine", Request("it is time"))}
+    assert log.at("WARNING") == [
+        "Rank 1 records by itself what its triggers ask for from now on: Connection was likely closed."
+    ]
+
+
+def test_when_the_leader_has_ended_the_others_go_by_themselves(two: tuple[Rank, Rank], log: Log) -> None:
+    leader, other = two
+    leader.watch.end()
+    other.watch.confer()
+    other.goes_on(3)
+    assert other.began.keys() == {2}
+    assert log.at("WARNING") == []
+    assert (
+        "Rank 1 records by itself what its triggers ask for from now on: the rank that leads has ended its session."
+        in (log.at("INFO"))
+    )
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A job's store, as torchrun's agent serves it."""
+    serving = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(serving.port))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setattr(ranks, "_started", Counter())
+    return serving
+
+
+def gathered(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Path, Team | None]:
+    """What a rank of two makes of a session that starts in this folder."""
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    ranks._started.clear()  # each rank is a process of its own
+    return ranks.gather(ProfilerConfig(**options), Place(rank, 2, rank), lambda: Pace(0, None))
+
+
+@pytest.mark.usefixtures("server")
+def test_the_leader_names_the_folder_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert gathered(0, one, monkeypatch) == (one / "profile", None)
+    assert gathered(1, two, monkeypatch) == (one / "profile", None)
+    assert gathered(1, two, monkeypatch, output_dir="mine") == (two / "mine", None)
+    assert gathered(1, two, monkeypatch, ranks=[1]) == (two / "profile", None)
+    folder, team = gathered(1, two, monkeypatch, triggers=["file"])
+    assert (folder, team is not None and team.leads) == (one / "profile", False)
+    assert log == []
+
+
+@pytest.mark.usefixtures("server")
+def test_a_restarted_job_hears_nothing_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    gathered(0, tmp_path / "one", monkeypatch)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr(ranks, "_FOLDER_S", 0.05)
+    assert gathered(1, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
+    assert log == [
+        "INFO Rank 1 waits up to 0.05 s for the folder of rank 0.",
+        "WARNING Rank 1 records into its own folder: rank 0 has named no folder for captures in 0.05 s.",
+    ]
+
+
+@pytest.mark.usefixtures("server")
+def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    gathered(0, one, monkeypatch)
+    (one / "profile").rmdir()
+    (one / "profile").touch()  # what is in the way of a folder
+    assert gathered(1, two, monkeypatch) == (two / "profile", None)
+    (said,) = log.at("WARNING")
+    assert said.startswith(f"Rank 1 records into its own folder: profiler.output_dir is {str(one / 'profile')!r}")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("MASTER_ADDR", ""), ("MASTER_PORT", "1")])
+@pytest.mark.usefixtures("server")
+def test_without_a_store_each_rank_goes_by_itself(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(ranks, "_CONNECT_S", 0.05)
+    assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
+    (said,) = log.at("WARNING")
+    assert re.match(r"Rank 1 records by itself, into its own folder: .*MASTER_ADDR", said)
+
+
+SCENARIOS = ("all", "two", "first", "fired", "fired_of_two", "touched", "killed")
+
+
+def agent(node: int, port: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """One of two nodes as torchrun sees them, with two ranks, in a folder of its own."""
+    (folder / f"node{node}").mkdir()
+    launch = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *launch, f"--master-port={port}", *arguments],
+        cwd=folder / f"node{node}",
+        env={**os.environ, "FOLDER": str(folder), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Four ranks on two nodes have gone through all scenarios: their folder, and what they printed."""
+    folder = tmp_path_factory.mktemp("job")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = str(Path(__file__).parent / "ranks_training.py")
+    # Hydra gives each rank a folder of its own, as it does with the time in its name
+    hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]
+    agents = [agent(node, port, folder, script, *hydra) for node in range(2)]
+    try:
+        said = "".join(each.communicate(timeout=180)[0] for each in agents)
+    finally:
+        for each in agents:
+            each.kill()
+    return folder, said
+
+
+def steps_by_rank(folder: Path) -> dict[int, list[int]]:
+    """The recorded steps of the only capture of each rank."""
+    found = [Capture.load(path.parent) for path in folder.glob("[!.]*/capture.json")]
+    steps = {capture.metadata["rank"]: capture.steps.column("number") for capture in found}
+    assert len(steps) == len(found), "one for each rank"
+    assert {capture.metadata["world_size"] for capture in found} == {4}
+    return dict(sorted(steps.items()))
+
+
+def test_all_ranks_record_the_same_steps_into_one_folder(job: tuple[Path, str]) -> None:
+    folder, said = job
+    assert steps_by_rank(folder / "node0" / "0" / "profile") == {rank: [1, 2] for rank in range(4)}, said
+    assert not list(folder.glob("node*/[1-3]/profile"))
+
+
+def test_the_communication_of_ddp_is_seen(job: tuple[Path, str]) -> None:
+    for path in (job[0] / "node0" / "0" / "profile").glob("*/capture.json"):
+        (row,) = Capture.load(path.parent).operators.where(name="gloo:all_reduce")
+        assert row.calls == 2  # one bucket of gradients a step
+
+
+@pytest.mark.parametrize(("scenario", "chosen"), [("two", [0, 3]), ("first", [0, 2])])
+def test_chosen_ranks_alone_record(scenario: str, chosen: list[int], job: tuple[Path, str]) -> None:
+    folder, said = job
+    assert steps_by_rank(folder / scenario) == {rank: [1, 2] for rank in chosen}, said
+
+
+@pytest.mark.parametrize(
+    ("scenario", "chosen", "trigger", "why"),
+    [
+        ("fired", [0, 1, 2, 3], "mine", r"it is time, on rank 1 after step 3"),
+        ("fired_of_two", [1, 3], "mine", r"it is time, on rank 3 after step 3"),
+        ("touched", [0, 1, 2, 3], "file", r"the file record was touched, on rank \d after step \d+"),
+    ],
+)
+def test_what_one_rank_asks_for_is_recorded_at_the_same_steps_by_all(
+    scenario: str, chosen: list[int], trigger: str, why: str, job: tuple[Path, str]
+) -> None:
+    folder, said = job
+    steps = steps_by_rank(folder / scenario)
+    assert list(steps) == chosen, said
+    first = steps[chosen[0]][0]
+    assert set(map(tuple, steps.values())) == {(first, first + 1, first + 2)}
+    for path in (folder / scenario).glob("*/capture.json"):
+        window = Capture.load(path.parent).metadata["window"]
+        assert window["trigger"] == trigger
+        assert re.fullmatch(why, window["trigger_reason"])
+    assert "is not recorded here" not in said
+
+
+def test_a_rank_that_is_killed_in_its_window_costs_the_others_nothing_but_its_steps(job: tuple[Path, str]) -> None:
+    folder, said = job
+    if export.queued(folder / "killed"):  # torchrun ended a rank while it finished the saved window
+        assert main(["export", str(folder / "killed")]) == 0
+    steps = steps_by_rank(folder / "killed")
+    assert list(steps) == [0, 2, 3], said
+    for path in (folder / "killed").glob("[!.]*/capture.json"):
+        assert Capture.load(path.parent).metadata["window"]["truncated"]
+    assert all(numbers[:3] == [0, 1, 2] for numbers in steps.values())  # the steps before are whole
