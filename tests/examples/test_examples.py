@@ -214,6 +214,23 @@ def test_custom_sink(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
+def test_ddp_ranks(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    text = ended_well([*torchrun, str(EXAMPLES / "ddp_ranks.py")], tmp_path)
+    found = captures(tmp_path)
+    assert [capture.name for capture in found] == [f"steps_000011-000013_rank{rank}" for rank in range(2)]
+    for rank, capture in enumerate(found):
+        with gzip.open(capture.folder / "trace.json.gz") as file:
+            events = json.load(file)["traceEvents"]
+        reduced = [event["dur"] for event in events if event.get("name") == "gloo:all_reduce"]
+        assert len(reduced) == 3
+        said = (
+            rf"^rank {rank}, steps \[11, 12, 13\]: \d+\.\d+ ms a step, {sum(reduced) / 3e3:.3f} ms of it in all_reduce$"
+        )
+        assert re.search(said, text, re.MULTILINE), (said, text)
+    assert [path.name for path in tmp_path.iterdir()] == ["profile"]
+
+
 @pytest.mark.skipif(not (shutil.which("make") and INSTRUMENT.exists()), reason="needs make and an installed package")
 def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
