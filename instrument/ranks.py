@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loguru import logger
-from torch import distributed as dist
 
 from instrument import export
 from instrument.config import ProfilerConfig
@@ -216,14 +215,16 @@ def connected(session: str) -> Any:
     Raises:
         ConnectionError: there is none, in so many words.
     """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise ConnectionError("MASTER_ADDR and MASTER_PORT, which torchrun sets, name no store")
     _await_server(address, int(port))
-    TCPStore, limit = dist.TCPStore, timedelta(seconds=_CONNECT_S)  # type: ignore[attr-defined]  # noqa: N806
+    limit = timedelta(seconds=_CONNECT_S)
     store = TCPStore(address, int(port), is_master=False, timeout=limit, wait_for_workers=False)
     run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    return dist.PrefixStore(f"instrument/{run}/{session}", store)  # type: ignore[attr-defined]
+    return PrefixStore(f"instrument/{run}/{session}", store)
 
 
 def _await_server(address: str, port: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from collected import Log
@@ -84,6 +83,16 @@ def test_a_launcher_says_which_rank_this_is(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert place() == expected
+
+
+def test_torchs_process_group_says_it_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    assert place() == (2, 4, 2)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert place() == (2, 4, 0)
 
 
 def test_a_rank_that_is_not_chosen_does_nothing_at_all(
@@ -328,36 +337,38 @@ def test_without_a_store_each_rank_goes_by_itself(
 SCENARIOS = ("all", "two", "first", "fired", "fired_of_two", "touched", "killed")
 
 
-def agent(node: int, port: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """One of two nodes as torchrun sees them, with two ranks, in a folder of its own."""
-    (folder / f"node{node}").mkdir()
-    launch = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *launch, f"--master-port={port}", *arguments],
-        cwd=folder / f"node{node}",
-        env={**os.environ, "FOLDER": str(folder), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Four ranks on two nodes have gone through all scenarios: their folder, and what they printed."""
+    """Four ranks on what torchrun takes for two nodes have gone through all scenarios: their folder, what they said."""
     folder = tmp_path_factory.mktemp("job")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with (folder / "log").open("w") as log:
+        nodes = [node(folder / f"node{number}", store.port, log) for number in range(2)]
+        try:
+            for each in nodes:
+                each.wait(180)
+        finally:
+            for each in nodes:
+                each.kill()
+                each.wait()
+    return folder, (folder / "log").read_text()
+
+
+def node(folder: Path, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
+    """An agent of torchrun's with two ranks, which meets the other one in a store of the test's, in its own folder."""
+    folder.mkdir()
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_host=false"]
     script = str(Path(__file__).parent / "ranks_training.py")
     # Hydra gives each rank a folder of its own, as it does with the time in its name
     hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]
-    agents = [agent(node, port, folder, script, *hydra) for node in range(2)]
-    try:
-        said = "".join(each.communicate(timeout=180)[0] for each in agents)
-    finally:
-        for each in agents:
-            each.kill()
-    return folder, said
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *meeting, script, *hydra],
+        cwd=folder,
+        env={**os.environ, "FOLDER": str(folder.parent), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def steps_by_rank(folder: Path) -> dict[int, list[int]]:
@@ -371,14 +382,15 @@ def steps_by_rank(folder: Path) -> dict[int, list[int]]:
 
 def test_all_ranks_record_the_same_steps_into_one_folder(job: tuple[Path, str]) -> None:
     folder, said = job
-    assert steps_by_rank(folder / "node0" / "0" / "profile") == {rank: [1, 2] for rank in range(4)}, said
-    assert not list(folder.glob("node*/[1-3]/profile"))
+    profiles = list(folder.glob("node?/?/profile"))
+    assert [profile.parent.name for profile in profiles] == ["0"], said
+    assert steps_by_rank(profiles[0]) == {rank: [1, 2] for rank in range(4)}, said
 
 
 def test_the_communication_of_ddp_is_seen(job: tuple[Path, str]) -> None:
-    for path in (job[0] / "node0" / "0" / "profile").glob("*/capture.json"):
-        (row,) = Capture.load(path.parent).operators.where(name="gloo:all_reduce")
-        assert row.calls == 2  # one bucket of gradients a step
+    found = [Capture.load(path.parent) for path in job[0].glob("node?/0/profile/*/capture.json")]
+    reduced = [row.calls for capture in found for row in capture.operators.where(name="gloo:all_reduce")]
+    assert reduced == [2] * 4  # on each rank a bucket of gradients for each step
 
 
 @pytest.mark.parametrize(("scenario", "chosen"), [("two", [0, 3]), ("first", [0, 2])])

@@ -19,7 +19,7 @@ class File(Trigger):
     """Records the next window when a file in the session's folder is touched, by hand or by `instrument trigger`.
 
     The file, `record`, is made at the start and goes at the end; a number in it is the window's steps. Each process of
-    a run looks at its time stamp every half second and takes each change once: ranks that share a folder all record.
+    a run looks at its time stamp every half second and takes each change once; ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)

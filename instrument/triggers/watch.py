@@ -108,14 +108,15 @@ class Watch:
                 first = trigger.name, _request(answer)
         if first is not None:
             first = self._granted(number, *first)
-        return self._due(number, recorded=recorded) if self._calls else first
+        return (self._due(number, recorded=recorded) if self._calls else None) or first
 
     def _granted(self, number: int, name: str, request: Request) -> tuple[str, Request] | None:
         """What a trigger that fired asks for, if this rank may grant it; otherwise the team is asked."""
-        if self._team is None:
+        team = self._team  # which the watcher's thread may take away
+        if team is None:
             self._named(name).count(number)
             return name, request
-        self._fired.setdefault(name, Ask(name, *request, self._team.rank, number))
+        self._fired.setdefault(name, Ask(name, *request, team.rank, number))
         return None
 
     def _due(self, number: int, *, recorded: bool) -> tuple[str, Request] | None:
@@ -129,10 +130,14 @@ class Watch:
         del self._calls[0]
         if number + 1 == call.begin:
             return call.trigger, Request(call.why, call.steps)
-        said = (
+        logger.warning(
             "The window that the trigger {} asked for ({}) is not recorded here: all ranks begin it with step {}, and "
+            "this one is at step {} already.",
+            call.trigger,
+            call.why,
+            call.begin,
+            number + 1,
         )
-        logger.warning(said + "this one is at step {} already.", call.trigger, call.why, call.begin, number + 1)
         return None
 
     def _named(self, name: str) -> _Trigger:
