@@ -96,6 +96,11 @@ class Session:
             self._ended_at = -1  # the next start keeps the number, also where it is that of the last stop
         phase.go_to(number)
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not been stopped."""
+        return self._running
+
     def __repr__(self) -> str:
         captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
         plan = self._phases.in_words() if self.config.enabled else "disabled"

@@ -1,0 +1,44 @@
+"""Profile a Transformers `Trainer` with one callback.
+
+    pip install 'torch-instrument[transformers]'
+    python examples/transformers_trainer.py
+
+A step is one of the optimizer, here with the gradients of two batches. Nothing is marked: the waits for data, the
+forward and backward passes, the optimizer and the submodules are ranges by themselves, and evaluation is a phase of its
+own. The model is a tiny GPT-2 with random weights, so that nothing is downloaded. The log shows a table of steps 4 to
+6, and the capture lies in `./profile/`.
+"""
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+from instrument.integrations.transformers import ProfilerCallback
+
+
+def main() -> None:
+    set_seed(0)
+    text = torch.tensor(list(b"the quick brown fox jumps over the lazy dog. " * 100))
+    examples = [{"input_ids": chunk, "labels": chunk} for chunk in text.split(32)[:-1]]
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=32, vocab_size=128))
+    arguments = TrainingArguments(
+        output_dir="checkpoints",
+        max_steps=10,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        eval_strategy="steps",
+        eval_steps=5,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+    )
+    profiler = ProfilerCallback("summary", wait=3, modules={"depth": 3})
+    Trainer(model, arguments, train_dataset=examples, eval_dataset=examples[:16], callbacks=[profiler]).train()
+
+    for capture in profiler.session.captures:
+        for row in capture.ranges.where(lambda row: row.name in ("data", "forward", "backward", "optimizer")):
+            if row.depth == 0:
+                print(f"{capture.name}: {row.name} took {row.host_ns / len(capture.steps) / 1e6:.3f} ms a step")
+
+
+if __name__ == "__main__":
+    main()

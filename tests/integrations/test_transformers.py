@@ -1,0 +1,192 @@
+"""What the suite for all trainers does not ask: evaluation, accumulation, checkpoints and losses of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+pytest.importorskip("transformers", reason="the extra torch-instrument[transformers] is not installed")
+
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from instrument import emit
+from instrument.capture import Capture
+from instrument.integrations.transformers import ProfilerCallback
+
+pytestmark = pytest.mark.usefixtures("inline_export")
+
+EXAMPLE = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+
+
+def tiny(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, data: Any = None, **options: Any) -> Trainer:
+    """A trainer of twelve steps: three epochs of eight batches, two to a step."""
+    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "save_strategy": "no", **options}
+    return kind(
+        model=GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16, n_positions=8)),
+        args=TrainingArguments(
+            output_dir=str(folder / "out"),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to=[],
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            dataloader_pin_memory=False,
+            **options,
+        ),
+        train_dataset=[EXAMPLE] * 16 if data is None else data,
+        eval_dataset=[EXAMPLE] * 6,
+        callbacks=list(callbacks),
+    )
+
+
+def numbers(callback: ProfilerCallback) -> dict[str, list[int]]:
+    return {capture.name: capture.steps.column("number") for capture in callback.session.captures}
+
+
+def calls(capture: Capture) -> dict[str, int]:
+    return {row.path: row.calls for row in capture.ranges}
+
+
+def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> None:
+    callback = ProfilerCallback(wait=2, active=3, output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback)
+    trainer.train()
+    (capture,) = callback.session.captures
+    assert capture.steps.column("number") == [2, 3, 4]
+    assert callback.session.step_number == trainer.state.global_step == 12
+    counted = calls(capture)
+    assert {name: counted[name] for name in ("data", "forward", "backward", "optimizer")} == {
+        "data": 3,
+        "forward": 6,
+        "backward": 6,
+        "optimizer": 3,
+    }
+    assert counted["forward/GPT2LMHeadModel/transformer/transformer.h.0"] == 6
+    (optimizer,) = capture.ranges.where(path="optimizer")
+    (torchs_own,) = capture.ranges.where(path="optimizer/Optimizer.step#AdamW.step")
+    assert torchs_own.calls == 3
+    assert optimizer.host_ns > torchs_own.host_ns > optimizer.host_ns / 2
+
+
+def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(tmp_path: Path) -> None:
+    callback = ProfilerCallback(at_steps=[4], active=4, phases=["train", "validation"], output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback, eval_strategy="epoch", eval_on_start=True)
+    trainer.eval_dataset = {"a": [EXAMPLE] * 6, "b": [EXAMPLE] * 4}
+    trainer.train()
+    assert numbers(callback) == {
+        "validation_steps_000004-000004_rank0": [4],  # the second of two of the dataset b, at the start
+        "steps_000004-000007_rank0": [4, 5, 6, 7],
+    }
+    train = callback.session.captures[1]
+    assert calls(train)["validation"] == 2
+    assert calls(train)["validation/forward"] == 5
+
+
+def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(tmp_path: Path, log: Log) -> None:
+    callback = ProfilerCallback(active=2, phases=["predict"], output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback)
+    trainer.evaluate()
+    assert log.at("INFO") == []
+    metrics = trainer.predict([EXAMPLE] * 6).metrics
+    assert "test_loss" in metrics
+    assert numbers(callback) == {"predict_steps_000000-000001_rank0": [0, 1]}
+    assert calls(callback.session.captures[0])["GPT2LMHeadModel/transformer/transformer.h.0"] == 2
+    assert not callback.session.running
+    assert log.at("WARNING") == []
+
+
+def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 6, "save_only_model": False}
+    callback = ProfilerCallback(at_steps=[1, 7], active=2, output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback, max_steps=6, **options)
+    trainer.train()
+    assert numbers(callback) == {"steps_000001-000002_rank0": [1, 2]}
+    trainer.args.max_steps = 12
+    trainer.train(resume_from_checkpoint=True)  # at the very number with which the run before has ended
+    assert numbers(callback) == {"steps_000001-000002_rank0": [1, 2], "steps_000007-000008_rank0": [7, 8]}
+    assert callback.session.step_number == trainer.state.global_step == 12
+
+
+def test_training_that_begins_anew_with_smaller_batches_is_recorded_anew(tmp_path: Path) -> None:
+    class NotEnough(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self._train_batch_size == 2 and self.state.global_step == 2:
+                raise RuntimeError("CUDA out of memory.")
+            return super().compute_loss(*args, **kwargs)
+
+    callback = ProfilerCallback(active=4, output_dir=tmp_path / "profile")
+    tiny(tmp_path, callback, kind=NotEnough, auto_find_batch_size=True).train()
+    first, second = callback.session.captures
+    assert (first.steps.column("number"), second.steps.column("number")) == ([0, 1], [0, 1, 2, 3])
+    assert first.metadata["window"]["truncated"]
+    assert not second.metadata["window"]["truncated"]
+
+
+class Fails(TrainerCallback):
+    def __init__(self, event: str) -> None:
+        setattr(self, event, self.fail)
+
+    def fail(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+        if state.global_step >= 3:
+            raise ZeroDivisionError("mine")
+
+
+@pytest.mark.parametrize("event", ["on_optimizer_step", "on_prediction_step"])
+def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(tmp_path: Path, event: str) -> None:
+    callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3)
+    with pytest.raises(ZeroDivisionError, match=r"^mine$"):
+        trainer.train()
+    (capture,) = callback.session.captures
+    window = capture.metadata["window"]
+    assert (window["last_step"], window["truncated"], window["reason"]) == (2, True, "exception ZeroDivisionError")
+    assert not {"training_step", "get_batch_samples", "compute_loss"} & set(vars(trainer))
+    assert "backward" not in vars(trainer.accelerator)
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+    assert not emit.armed
+
+
+def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_path: Path) -> None:
+    trainer = tiny(tmp_path, ProfilerCallback(active=1, output_dir=tmp_path / "profile"), max_steps=2)
+    given, called = trainer.compute_loss, []
+
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return given(*args, **kwargs)
+
+    trainer.compute_loss = mine
+    trainer.train()
+    assert len(called) == 4
+    assert trainer.compute_loss is mine
+
+
+def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_out(tmp_path: Path) -> None:
+    class Explodes(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) * (float("nan") if self.state.global_step == 5 else 1)
+
+    callback = ProfilerCallback(active=2, triggers=["non_finite_loss"], at_steps=[], output_dir=tmp_path / "profile")
+    tiny(tmp_path, callback, kind=Explodes).train()
+    (capture,) = callback.session.captures
+    assert capture.metadata["window"]["trigger"] == "non_finite_loss"
+    assert "step 5" in capture.metadata["window"]["trigger_reason"]
+
+
+def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            return iter([EXAMPLE] * 10)
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 6
+
+    callback = ProfilerCallback(at_steps=[1, 5], active=2, output_dir=tmp_path / "profile")
+    tiny(tmp_path, callback, Stops(), data=Stream(), max_steps=9).train()
+    assert list(numbers(callback).values()) == [[1, 2], [5]]
+    assert callback.session.captures[1].metadata["window"]["reason"] == "the run ended"
