@@ -1,0 +1,24 @@
+"""A trainer that is not installed: the command that installs it is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from textwrap import dedent
+
+
+def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
+    code = dedent("""
+        import sys
+        for name in ("transformers", "ignite"):
+            sys.modules[name] = None
+            try:
+                __import__(f"instrument.integrations.{name}")
+            except ImportError as error:
+                print(error)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "The Transformers callback needs the package transformers: pip install 'torch-instrument[transformers]'.",
+        "Attaching to an Ignite engine needs the package pytorch-ignite: pip install 'torch-instrument[ignite]'.",
+    ]
