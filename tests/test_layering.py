@@ -45,7 +45,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"calls"}, {"torch", "loguru"}),
     ({"session"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
-    ({"integrations", "cli"}, {"torch", "lightning"}),
+    ({"integrations", "cli"}, {"torch", "lightning", "transformers", "ignite"}),
     ({"__main__"}, set()),
 ]
 # Models import `annotate`: it must stay far from the configuration and the sinks.

@@ -198,6 +198,40 @@ def test_lightning_fit(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
+def test_transformers_trainer(tmp_path: Path) -> None:
+    text = run("transformers_trainer.py", tmp_path)
+    (capture,) = captures(tmp_path)
+    assert capture.steps.column("number") == [4, 5, 6]
+    calls = {row.path: row.calls for row in capture.ranges}
+    for name, times in {"data": 3, "forward": 6, "backward": 6, "optimizer": 3}.items():
+        assert calls[name] == times, "two batches to a step"
+        (row,) = capture.ranges.where(path=name)
+        assert f"{capture.name}: {name} took {row.host_ns / 3 / 1e6:.3f} ms a step" in text
+    assert calls["validation/forward"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "profile"]
+
+
+def test_accelerate_loop(tmp_path: Path) -> None:
+    text = run("accelerate_loop.py", tmp_path)
+    found = captures(tmp_path)
+    assert [capture.steps.column("number") for capture in found] == [[2, 3, 4], [7, 8, 9], [12, 13, 14]]
+    for capture in found:
+        assert {"data", "forward", "backward", "optimizer"} <= {row.path for row in capture.ranges}
+        assert f"{capture.name}: backward took" in text
+    logged = b"".join(path.read_bytes() for path in tmp_path.glob("runs/circle/events.out.tfevents.*"))
+    assert logged.count(b"profiler/ranges/backward/host_ms") == 3, "beside the loss, once for each window"
+
+
+def test_ignite_engine(tmp_path: Path) -> None:
+    text = run("ignite_engine.py", tmp_path)
+    train, validation = captures(tmp_path)
+    assert {"data", "forward", "backward", "optimizer"} <= {row.path for row in train.ranges}
+    assert {"data", "Sequential"} <= {row.path for row in validation.ranges}
+    for capture in (train, validation):
+        assert f"{capture.name}: steps [2, 3, 4]" in text
+        assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
+
+
 def test_custom_sink(tmp_path: Path) -> None:
     text = run("custom_sink.py", tmp_path)
     plain, named = captures(tmp_path)

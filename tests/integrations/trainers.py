@@ -179,9 +179,104 @@ def fit_pytorch_lightning(adapter: Any, job: Job) -> None:
     fit_lightning(adapter, job, "pytorch_lightning")
 
 
+def make_transformers(*config: Any, **options: Any) -> Any:
+    from instrument.integrations.transformers import ProfilerCallback
+
+    return ProfilerCallback(*config, **options)
+
+
+def fit_transformers(callback: Any, job: Job) -> None:
+    import transformers
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return named(job.batches())  # in their order
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return named(job.validation())
+
+        def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            return model(**inputs).mean()
+
+    def named(loader: DataLoader[Any]) -> DataLoader[Any]:
+        return DataLoader([{"rows": rows} for (rows,) in loader.dataset])  # type: ignore[arg-type]
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(job.folder / "transformers"),
+        num_train_epochs=1,
+        eval_strategy="steps" if job.validate_every else "no",
+        eval_steps=job.validate_every,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(
+        model=job.model,
+        args=arguments,
+        callbacks=[] if callback is None else [callback],
+        optimizers=(job.optimizer(), None),
+        eval_dataset=job.validation().dataset,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+
+
+def fit_with_accelerate(session: Session | None, job: Job) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, steps, unseen = accelerator.prepare(job.model, job.optimizer(), job.batches(), job.validation())
+    with ExitStack() as stack:
+        if session is not None:
+            stack.push(session.start(model))
+            steps = session.steps(steps)
+        for number, (rows,) in enumerate(steps, start=1):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(rows).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            if session is not None and job.validate_every and number % job.validate_every == 0:
+                with session.phase("validation"), torch.no_grad():
+                    for (rows,) in session.steps(unseen):
+                        model(rows)
+
+
+def fit_ignite(session: Session | None, job: Job) -> None:
+    from ignite.engine import Engine, Events
+
+    from instrument.integrations.ignite import attach
+
+    optimizer = job.optimizer()
+
+    def train(engine: Engine, batch: list[torch.Tensor]) -> float:
+        loss = job.model(batch[0]).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    def validate(engine: Engine) -> None:
+        evaluator.run(job.validation())
+
+    trainer, evaluator = Engine(train), Engine(lambda engine, batch: job.model(batch[0]))
+    if session is not None:
+        attach(trainer, session, model=job.model)
+        attach(evaluator, session, phase="validation")
+    if job.validate_every:
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(every=job.validate_every), validate)
+    trainer.run(job.batches())
+
+
 TRAINERS = [
     Trainer("plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20),
     Trainer("lightning", "lightning", make_lightning, fit_lightning),
     Trainer("lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60),
     Trainer("pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning),
+    Trainer("transformers", "transformers", make_transformers, fit_transformers, calls_when_off=20),
+    Trainer(
+        "accelerate", "accelerate", Session, fit_with_accelerate, session=lambda session: session, calls_when_off=20
+    ),
+    Trainer("ignite", "ignite", Session, fit_ignite, session=lambda session: session),
 ]
