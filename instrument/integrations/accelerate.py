@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from instrument.capture import Capture
 from instrument.sinks import Sink
-from instrument.sinks.tensorboard import scalars
+from instrument.sinks.scalars import scalars
 
 
 class Trackers(Sink):
