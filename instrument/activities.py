@@ -7,13 +7,26 @@ The types bear Kineto's names, which differ by device and version: torch itself 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from instrument.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
 Activities: TypeAlias = list[str | dict[str, list[str]]]
+
+# Each option with the experimental flag that loses it, and the type of the cpu's that it needs.
+_LOST_BY = (
+    ("with_stack", "trace_only", "PYTHON_FUNCTION"),
+    ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
+)
+
+
+class Asked(Protocol):
+    """The options that are looked at here."""
+
+    activities: Activities | None
+    experimental_config: dict[str, Any]
 
 
 def checked(given: Any) -> Activities:
@@ -44,6 +57,25 @@ def names(activities: Activities) -> list[str]:
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
     """Of the activities that are recorded in part, the types that are."""
     return {name: types for each in activities or () if isinstance(each, dict) for name, types in each.items()}
+
+
+def contradiction(config: Asked) -> str | None:
+    """What a config asks for and has torch lose, in one sentence; None: nothing."""
+    host_types = chosen_types(config.activities).get("cpu")
+    for option, flag, host_type in _LOST_BY:
+        if not getattr(config, option):
+            continue
+        if config.experimental_config.get(flag):
+            return (
+                f"profiler.experimental_config.{flag} is true, with which torch loses what profiler.{option}=true "
+                "asks for: leave one of the two out."
+            )
+        if host_types is not None and host_type not in host_types:
+            return (
+                f"profiler.activities holds the types {host_types} for cpu, but profiler.{option}=true needs "
+                f"{host_type} among them."
+            )
+    return None
 
 
 def _named(each: Any) -> list[tuple[str, list[str] | None]]:

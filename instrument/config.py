@@ -259,13 +259,11 @@ class ProfilerConfig(BaseModel):
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
             return self
-        contradiction = schedule.contradiction(self)
-        if contradiction:
+        if contradiction := schedule.contradiction(self) or activities.contradiction(self):
             raise ConfigError(contradiction)
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
             self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
-        self._refuse_what_torch_would_lose()
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
         if self.upload_to is not None:
@@ -283,23 +281,6 @@ class ProfilerConfig(BaseModel):
                 if not getattr(self, option):
                     raise ConfigError(f"The {name} sink needs profiler.{option}=true, but it is false.")
         return self
-
-    def _refuse_what_torch_would_lose(self) -> None:
-        experimental, host_types = self.experimental_config, activities.chosen_types(self.activities).get("cpu")
-        for option, flag, host_type in (
-            ("with_stack", "trace_only", "PYTHON_FUNCTION"),
-            ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
-        ):
-            if getattr(self, option) and experimental.get(flag):
-                raise ConfigError(
-                    f"profiler.experimental_config.{flag} is true, with which torch loses what profiler.{option}=true "
-                    "asks for: leave one of the two out."
-                )
-            if getattr(self, option) and host_types is not None and host_type not in host_types:
-                raise ConfigError(
-                    f"profiler.activities holds the types {host_types} for cpu, but profiler.{option}=true needs "
-                    f"{host_type} among them."
-                )
 
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
