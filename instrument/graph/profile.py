@@ -42,8 +42,8 @@ class Overhead:
         )
         if self.model_ns is None:
             return text
-        off = self.work_ns / self.model_ns - 1 if self.model_ns else 0
-        return f"{text} The model as it is takes {duration(self.model_ns)}: the nodes less that are {off:+.1%} of it."
+        of_it = f"{self.work_ns / self.model_ns:.1%}" if self.model_ns else "all"
+        return f"{text} Less that, they are {of_it} of the {duration(self.model_ns)} that the model takes as it is."
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,7 +22,7 @@ from instrument.graph.labels import labels
 from instrument.graph.nodes import NodeTable
 from instrument.graph.profile import GraphProfile, Overhead
 from instrument.graph.state import unchanged
-from instrument.graph.traced import Inputs, Traced, misfit, result_of, signature, trace
+from instrument.graph.traced import Inputs, Traced, misfit, outcome, signature, trace
 
 
 def profile_graph(
@@ -144,7 +144,7 @@ class NodeProfiler:
         if self._captured is None:
             self._captured = self._capture(inputs)
         elif kind not in self._fitting and (
-            why := misfit(self._captured.traced, self._model, inputs, result_of(self._model, inputs))
+            why := misfit(self._captured.traced, self._model, inputs, outcome(self._model, self._model, inputs))
         ):
             raise GraphError(
                 f"The graph that NodeProfiler has captured does not fit these inputs ({why}): make another."

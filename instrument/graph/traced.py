@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
+from instrument.annotate import Range
 from instrument.errors import GraphError
 from instrument.graph.interpreter import NodeInterpreter
 from instrument.graph.labels import line_of
@@ -42,53 +43,62 @@ class Traced(NamedTuple):
         return kind(model, self.graph, self.constants, **options)
 
 
-def trace(model: nn.Module, inputs: Inputs) -> Traced:
+def trace(model: nn.Module, inputs: Inputs, run: Callable[..., Any] | None = None) -> Traced:
     """Capture the graph that a call of the model with these inputs runs; the model stays as it is.
 
     `torch.fx` tracing comes first, for it keeps modules and functions as the user wrote them; where it fails, or its
-    graph gives another result than the model, `torch.export` follows, whose nodes are operators.
+    graph gives other results or gradients than the model, `torch.export` follows, whose nodes are operators.
 
-    Cost: the model runs once to have its result, and each graph once to be compared with it.
+    `run` is what the graph must be equal to: the model itself, hooks and all, or its forward. What a forward reads from
+    Python attributes, and draws from generators that are not torch's, is fixed in the graph.
+
+    Cost: the model runs once, and each graph once, with a backward where gradients are asked for.
 
     Raises:
-        GraphError: neither can.
+        GraphError: neither can. The model's own errors pass.
     """
-    expected = result_of(model, inputs)
+    run = run or model
+    expected = outcome(run, model, inputs)
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            with unchanged(model, inputs):
+            with unchanged(model, inputs, seed=0):  # a draw that is fixed while tracing is another than that expected
                 traced = capture(model, inputs)
-            why = misfit(traced, model, inputs, expected)
+            why = _left_out(traced.graph, model) or misfit(traced, model, inputs, expected)
         except Exception as error:  # tracing runs the user's code with what is no tensor
             why = _said(error)
         if why is None:
             return traced._replace(how=", because ".join([name, *failures]))
         failures.append(f"{name} {why}")
     raise GraphError(
-        f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Give its submodules ranges with "
+        f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Mark its submodules by "
         "instrument_model instead, or rewrite that line."
     )
 
 
-def result_of(model: nn.Module, inputs: Inputs) -> list[Any]:
-    """All that the model's result holds, for graphs to be compared with; the model stays as it is."""
+def outcome(run: Callable[..., Any], model: nn.Module, inputs: Inputs) -> list[Any]:
+    """All that a call's result holds, and the gradients that follow from it, for graphs to be compared with."""
     args, kwargs = inputs
     with unchanged(model, inputs):
-        return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in _leaves(model(*args, **kwargs))]
+        leaves = _leaves(run(*args, **kwargs))
+        gradients = _gradients(leaves, [*model.parameters(), *pytree.tree_leaves(inputs)])
+        return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves] + gradients
 
 
 def misfit(traced: Traced, model: nn.Module, inputs: Inputs, expected: list[Any]) -> str | None:
-    """How the graph's result differs from the expected one; None where it does not.
+    """How the graph's outcome differs from the expected one; None where it does not.
 
-    Compared as `torch.testing.assert_close` does, from the same buffers and the same state of the generators.
+    Values are compared as `torch.testing.assert_close` does, gradients within a hundredth of the largest.
     """
+    interpreter = traced.interpreter(model)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return traced.result(interpreter.run_timed(traced.values((args, kwargs))))
+
     try:
-        with unchanged(model, inputs):
-            given = traced.interpreter(model).run_timed(traced.values(inputs))
-            return _difference(_leaves(traced.result(given)), expected)
+        return _difference(outcome(run, model, inputs), expected)
     except Exception as error:
-        return f"fails where the model does not ({_first_line(error)})"
+        return f"gives a graph that fails where the model does not ({_first_line(error)})"
 
 
 def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
@@ -192,11 +202,46 @@ def _leaves(result: Any) -> list[Any]:
     return found
 
 
+class _Gradient(NamedTuple):
+    """A gradient, which kernels need not compute the same way each time; None where nothing depends on the tensor."""
+
+    values: Tensor | None
+
+
+def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[_Gradient]:
+    """Of each source, from results weighted unevenly, so that a norm's do not cancel out."""
+    graded = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
+    wanted = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not graded or not wanted:
+        return [_Gradient(None) for _ in wanted]
+    weights = [torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape) for leaf in graded]
+    found = torch.autograd.grad(
+        graded, wanted, [w.to(leaf.dtype) for w, leaf in zip(weights, graded)], allow_unused=True
+    )
+    return [_Gradient(gradient) for gradient in found]
+
+
+def _left_out(graph: fx.Graph, model: nn.Module) -> str | None:
+    """What the model does around its submodules' forwards that the graph would not do."""
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"leaves out what torch.compile has made of {name or 'it'}"
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        hooks += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+        if name and name not in called and any(not isinstance(getattr(h, "__self__", None), Range) for h in hooks):
+            return f"leaves out the hooks of {name}"
+    return None
+
+
 def _difference(given: Sequence[Any], expected: Sequence[Any]) -> str | None:
     if len(given) != len(expected):
         return f"gives {len(given)} values where the model gives {len(expected)}"
     for one, other in zip(given, expected):
-        if isinstance(other, Tensor):
+        if isinstance(other, _Gradient):
+            if not _agree(one.values, other.values):
+                return "gives other gradients than the model"
+        elif isinstance(other, Tensor):
             try:
                 assert_close(one, other, equal_nan=True)
             except (AssertionError, TypeError, ValueError) as error:
@@ -204,6 +249,13 @@ def _difference(given: Sequence[Any], expected: Sequence[Any]) -> str | None:
         elif type(one) is not type(other) or one != other:
             return f"gives {one!r} where the model gives {other!r}"
     return None
+
+
+def _agree(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    scale = other.abs().max().item() if other.numel() else 0
+    return torch.allclose(one, other, rtol=0, atol=0.01 * scale, equal_nan=True)
 
 
 def _said(error: Exception) -> str:
@@ -214,5 +266,6 @@ def _said(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """The first sentence of an error's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return lines[0].partition(". ")[0].rstrip(".:") if lines else type(error).__name__
