@@ -104,6 +104,8 @@ class ProfilerConfig(BaseModel):
         experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
+        graph: in windows, run the session's model node by node of its graph, a range for each node in place of those of
+            submodules; these, where the graph cannot be captured.
         timings: how ranges and steps are timed in the whole run; None: not at all.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
@@ -158,6 +160,7 @@ class ProfilerConfig(BaseModel):
     experimental_config: dict[str, Any] = Field(default_factory=dict)
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
+    graph: bool = False
     timings: TimingsConfig | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -98,17 +99,28 @@ def instrument_chosen(model: nn.Module | None, config: ModulesConfig) -> nn.Modu
 
 
 def forget(model: nn.Module) -> None:
-    """Take back what `instrument_model` did."""
+    """Take back what `instrument_model` and `stand_in` did."""
     _instrumented.pop(model, None)
+    _stand_ins.pop(model, None)
+
+
+_stand_ins: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]] = weakref.WeakKeyDictionary()
+
+
+def stand_in(model: nn.Module, forward: AbstractContextManager[Any]) -> None:
+    """Have `forward` entered while a window warms up or records, to stand in for the model's own."""
+    _stand_ins[model] = forward
 
 
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    A submodule whose range is attached already, by timings of the whole run, keeps that one.
+    A submodule whose range is attached already, by timings of the whole run, keeps that one. With `stand_ins`, what
+    stands in for the models' forwards does so meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stand_ins: bool = False) -> None:
+        self._stand_ins: list[AbstractContextManager[Any]] = list(_stand_ins.values()) if stand_ins else []
         self._calls_before: dict[_ModuleRange, int] = {}
         self._attached: list[nn.Module] = []
         self._hooks: list[RemovableHandle] = []
@@ -126,9 +138,13 @@ class ModuleRanges:
                 self._attached.append(module)
                 self._hooks += _ranges[module].hook(module)
             self._calls_before[_ranges[module]] = _ranges[module].calls
+        for each in self._stand_ins:
+            each.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for each in self._stand_ins:
+            each.__exit__(None, None, None)
         for hook in self._hooks:
             hook.remove()
         for module in self._attached:

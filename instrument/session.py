@@ -144,7 +144,10 @@ class Session:
         )
         timed = self.config.timings
         self.timings = Timings(timed, self.output_dir, place.rank) if timed is not None else None
-        self._instrumented = instrument_chosen(model if model is not None else self._model, self.config.modules)
+        instrument = instrument_chosen
+        if self.config.graph:
+            from instrument.graph.forward import instrument_nodes as instrument  # torch.export, which is slow to load
+        self._instrumented = instrument(model if model is not None else self._model, self.config.modules)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0

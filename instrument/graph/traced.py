@@ -64,7 +64,8 @@ def trace(model: nn.Module, inputs: Inputs, run: Callable[..., Any] | None = Non
         try:
             with unchanged(model, inputs, seed=0):  # a draw that is fixed while tracing is another than that expected
                 traced = capture(model, inputs)
-            why = _left_out(traced.graph, model) or misfit(traced, model, inputs, expected)
+            why = compiled_part(model) or _hooks_left_out(traced.graph, model)
+            why = why or misfit(traced, model, inputs, expected)
         except Exception as error:  # tracing runs the user's code with what is no tensor
             why = _said(error)
         if why is None:
@@ -221,15 +222,22 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[_Gradient
     return [_Gradient(gradient) for gradient in found]
 
 
-def _left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """What the model does around its submodules' forwards that the graph would not do."""
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
+def compiled_part(model: nn.Module) -> str | None:
+    """What of the model `torch.compile` has made, which no node can show; None for nothing."""
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             return f"leaves out what torch.compile has made of {name or 'it'}"
+    return None
+
+
+def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
+    """What others have hooked to a submodule that the graph does not call; None for nothing."""
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    for name, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         hooks += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
-        if name and name not in called and any(not isinstance(getattr(h, "__self__", None), Range) for h in hooks):
+        others = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Range)]
+        if name and name not in called and others:
             return f"leaves out the hooks of {name}"
     return None
 
