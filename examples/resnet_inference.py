@@ -50,15 +50,15 @@ class ResNet18(nn.Module):
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         widths = [64, 64, 128, 256, 512]
-        stages = [
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
             nn.Sequential(BasicBlock(before, width, stride=1 if before == width else 2), BasicBlock(width, width, 1))
             for before, width in pairwise(widths)
-        ]
-        self.stages = nn.Sequential(*stages)
+        )
         self.fc = nn.Linear(512, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.stages(self.stem(x)).mean(dim=(2, 3)))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
+        return self.fc(out.mean(dim=(2, 3)))
 
 
 def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:

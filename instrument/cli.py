@@ -2,6 +2,7 @@
 
 `instrument show PATH` prints the tables of a capture or of any Chrome/Kineto trace, and `instrument export PATH --sink
 NAME` runs a sink on captures that were recorded before. `instrument trigger FOLDER` has a run record its next window.
+`instrument graph MODULE:NAME` times a model node by node.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _VIEWS = {
 
 # What `--by` groups operators by, as the table sink's option of that name.
 _GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "device", "range")
+
+# What `graph --by` groups nodes by, as `NodeTable.by`.
+_NODE_GROUPINGS = ("module_path", "module_type", "target", "op", "source")
 
 # How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
 _DEPTH = 5
@@ -74,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_show(commands.add_parser("show", help="print the range tree and the costliest operators, or another view"))
     _add_export(commands.add_parser("export", help="run a sink on captures or traces recorded before"))
     _add_trigger(commands.add_parser("trigger", help="have a run that goes on record its next steps"))
+    _add_graph(commands.add_parser("graph", help="time a model node by node of its torch.fx graph"))
     parser.set_defaults(run=lambda _: parser.format_help().rstrip())
     return parser
 
@@ -254,6 +259,33 @@ def _trigger(arguments: argparse.Namespace) -> str:
     files = ask(arguments.folder, arguments.steps)
     how_many = f"the next {arguments.steps} steps" if arguments.steps else "the next window"
     return f"Asked for {how_many} by {', '.join(map(str, files))}; the run looks there every half second."
+
+
+def _add_graph(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a model node by node of its torch.fx graph, on made-up inputs, and print what each node took, made and "
+        "computed. The model comes from what is named: a module, its class, or a function that makes it."
+    )
+    parser.set_defaults(run=_graph)
+    add = parser.add_argument
+    add("model", metavar="MODULE:NAME", help="what gives the model, such as my_package.models:build")
+    shape = "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, input_ids=8,128:int64"
+    add("--input", metavar="SHAPE", dest="inputs", action="append", default=[], help=f"{shape}; once for each")
+    add("--runs", metavar="N", type=_positive, default=10, help="runs that are counted (%(default)s)")
+    add("--train", action="store_true", help="as in training: in its mode and with gradients (for inference)")
+    add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
+    add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
+    add("--rows", metavar="N", type=_positive, help="rows shown at most (all)")
+    add("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
+    add("--depth", metavar="N", type=_positive, help="with --by module_path: modules down to this depth")
+    add("--columns", metavar="A,B", type=_names, help="columns to show (the most telling)")
+
+
+def _graph(arguments: argparse.Namespace) -> str:
+    from instrument.graph.command import report
+
+    sys.path.append(str(Path.cwd()))  # a model in a file that lies here, as for python -m
+    return report(arguments)
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:

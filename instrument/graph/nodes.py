@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from instrument.capture.table import Table
 from instrument.errors import ConfigError
 
 Grouping = Literal["module_path", "module_type", "target", "op", "source"]
-_GROUPINGS = ("module_path", "module_type", "target", "op", "source")
+GROUPINGS = get_args(Grouping)
 _LABELS = ("op", "name", "target", "module_path", "module_type", "source", "inputs")
 _MADE = ("output_shape", "output_dtype", "output_bytes")
 
@@ -55,8 +55,8 @@ class NodeTable(Table):
         Raises:
             ConfigError: there is no such grouping.
         """
-        if what not in _GROUPINGS:
-            raise ConfigError(f"Nodes cannot be grouped by {what!r}; choose of {', '.join(_GROUPINGS)}.")
+        if what not in GROUPINGS:
+            raise ConfigError(f"Nodes cannot be grouped by {what!r}; choose of {', '.join(GROUPINGS)}.")
         keys = list(self._labels[what])
         if what == "module_path" and depth is not None:
             keys = [None if key is None else ".".join(key.split(".")[:depth]) for key in keys]

@@ -9,7 +9,8 @@ from instrument.capture.table import duration, to_text
 from instrument.graph.inspection import Storages
 from instrument.graph.nodes import NodeTable
 
-_SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
+#: The columns that the whole profile shows, of the nodes'.
+SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class GraphProfile:
     Attributes:
         nodes: a row for each node; see `NodeTable`.
         how: what captured the graph, and why not `torch.fx` tracing where that was not it.
-        overhead: what running node by node costs; None before the first run.
+        overhead: what running node by node costs.
         outputs: the model's result in the first run.
         storages: for each node, the memory that its tensors lie in, as (number, bytes); not that of parameters and
             buffers. A view has the number of what it was made from.
@@ -61,12 +62,16 @@ class GraphProfile:
 
     nodes: NodeTable
     how: str
-    overhead: Overhead | None
+    overhead: Overhead
     outputs: Any
     storages: list[Storages]
 
     def __str__(self) -> str:
-        foot = [f"Captured by {self.how}.", *([str(self.overhead)] if self.overhead else [])]
-        return "\n".join([to_text(self.nodes.select(_SHOWN)), "", *foot])
+        return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
+
+    @property
+    def foot(self) -> str:
+        """What belongs under any table of the nodes: how they were captured, and what of their times is overhead."""
+        return f"Captured by {self.how}.\n{self.overhead}"
 
     __repr__ = __str__

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -62,7 +64,8 @@ def trace(model: nn.Module, inputs: Inputs, run: Callable[..., Any] | None = Non
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            with unchanged(model, inputs, seed=0):  # a draw that is fixed while tracing is another than that expected
+            # torch.export prints a graph that it has given up; and a draw that tracing fixes is not the one expected
+            with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, inputs)
             why = compiled_part(model) or _hooks_left_out(traced.graph, model)
             why = why or misfit(traced, model, inputs, expected)

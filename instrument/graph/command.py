@@ -1,0 +1,101 @@
+"""What `instrument graph` does: make a model and its inputs, and time its nodes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from instrument.capture.table import to_text
+from instrument.errors import ConfigError
+from instrument.graph.profile import SHOWN
+from instrument.graph.profiler import profile_graph
+
+
+def report(options: argparse.Namespace) -> str:
+    """The table of a model's nodes as the command's options ask for it, with what it cost under it.
+
+    Raises:
+        ConfigError: there is no such model, input, or column.
+        GraphError: the model cannot be captured.
+    """
+    device = _device(options.device)
+    model = named_model(options.model).to(device).train(options.train)
+    args, kwargs = made_inputs(options.inputs, device)
+    with nullcontext() if options.train else torch.no_grad():
+        profile = profile_graph(model, *args, runs=options.runs, **kwargs)
+    table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
+    try:
+        table = table.sort(options.sort) if options.sort else table
+        columns = options.columns or (table.columns if options.by else SHOWN)
+        table = table.head(options.rows or len(table)).select(columns)
+    except KeyError as error:
+        raise ConfigError(error.args[0]) from None
+    return f"{to_text(table)}\n\n{profile.foot}"
+
+
+def named_model(name: str) -> nn.Module:
+    """The model that `module:name` names: one that is there, or what a class or function makes when it is called.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"There is no model {name!r} ({error}): give it as package.module:name.") from None
+    made = found if isinstance(found, nn.Module) or not callable(found) else found()
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it.")
+    return made
+
+
+def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
+    """Inputs such as `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`, by place and by name.
+
+    Floats are random; whole numbers are 0, which any embedding knows, and booleans true.
+
+    Raises:
+        ConfigError: one is written another way.
+    """
+    args: list[Tensor] = []
+    kwargs: dict[str, Any] = {}
+    for text in given:
+        name, _, shape = text.rpartition("=")
+        if name:
+            kwargs[name] = _made(text, shape, device)
+        else:
+            args.append(_made(text, shape, device))
+    return args, kwargs
+
+
+def _made(text: str, spec: str, device: torch.device) -> Tensor:
+    sizes, _, kind = spec.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    try:
+        shape = [int(size) for size in sizes.split(",") if size]
+    except ValueError:
+        dtype = None
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64.")
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, device=device)
+    return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(f"--device {name} cannot be used here ({said}): leave it out for the CPU.") from None
+    return device
