@@ -185,6 +185,9 @@ class _ModuleRange(Range):
             self.calls += 1
         self.__enter__()
 
+    def __reduce__(self) -> tuple[type[_ModuleRange], tuple[str]]:
+        return _ModuleRange, (self.name,)  # of a model that is copied within a window
+
 
 _ranges: weakref.WeakKeyDictionary[nn.Module, _ModuleRange] = weakref.WeakKeyDictionary()  # those attached now
 

@@ -201,6 +201,13 @@ def test_a_model_is_neither_kept_alive_nor_changed() -> None:
     assert gone() is None
 
 
+def test_a_model_copied_while_its_ranges_are_attached_runs(tmp_path: Path) -> None:
+    model = instrument_model(Model())
+    with recorded(tmp_path) as seen, ModuleRanges():
+        copy.deepcopy(model)(X)
+    assert seen.names == ALL
+
+
 def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(tmp_path: Path) -> None:
     model = Model()
     options = {"active": 1, "output_dir": str(tmp_path), "modules": {"depth": 2}}

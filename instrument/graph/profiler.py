@@ -143,12 +143,10 @@ class NodeProfiler:
         kind = signature(self._model, inputs)
         if self._captured is None:
             self._captured = self._capture(inputs)
-        elif kind not in self._fitting and (
-            why := misfit(self._captured.traced, self._model, inputs, outcome(self._model, self._model, inputs))
-        ):
-            raise GraphError(
-                f"The graph that NodeProfiler has captured does not fit these inputs ({why}): make another."
-            )
+        elif kind not in self._fitting:
+            why = misfit(self._captured.traced, self._model, inputs, outcome(self._model, self._model, inputs))
+            if why is not None:
+                raise GraphError(f"The graph of NodeProfiler's first run {why}: make another for these inputs.")
         self._fitting.add(kind)
         return self._captured
 

@@ -1,0 +1,88 @@
+"""`instrument graph`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument import cli
+from instrument.cli import main
+from instrument.graph.nodes import GROUPINGS
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 8), nn.Linear(8, 4)
+
+    def forward(self, ids, mask=None):
+        x = self.embedding(ids)
+        return self.head(x if mask is None else x.masked_fill(~mask, 0))
+
+def build():
+    return Net()
+
+built = Net()
+text = "no model"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models_of_mine.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    status = main(["graph", *arguments])
+    out, err = capsys.readouterr()
+    assert (status == 0) == (not err.startswith("instrument: ")), err
+    return out if status == 0 else err
+
+
+@pytest.mark.parametrize("name", ["Net", "build", "built"])
+def test_a_class_a_function_or_a_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = shown(capsys, f"models_of_mine:{name}", "--input", "2,5:int64", "--runs", "1")
+    heading, _, *rows = said.splitlines()
+    assert " ".join(heading.split()) == "op name target mean median p95 share calls output shape flops"
+    assert [row.split()[:2] for row in rows[:4]] == [
+        ["placeholder", "ids"],
+        ["call_module", "embedding"],
+        ["call_module", "head"],
+        ["output", "output"],
+    ]
+    assert rows[2].endswith(str(2 * 2 * 5 * 8 * 4))
+    assert "Captured by torch.fx.symbolic_trace." in said
+    assert "4 nodes take " in said
+
+
+def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["models_of_mine:Net", "--input", "ids=2,5:int64", "--input", "mask=2,5,1:bool", "--runs", "2"]
+    said = shown(capsys, *model, "--sort", "output_bytes", "--rows", "2", "--columns", "name,calls,output_bytes")
+    assert [line.split()[:2] for line in said.splitlines()[2:4]] == [["embedding", "2"], ["masked_fill", "2"]]
+    said = shown(capsys, *model, "--train", "--by", "module_type", "--columns", "module_type,nodes")
+    assert ["Linear", "1"] in [line.split() for line in said.splitlines()]
+    assert cli._NODE_GROUPINGS == GROUPINGS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["models_of_mine:Nat"], "There is no model 'models_of_mine:Nat' ("),
+        (["nowhere_at_all:Net"], "There is no model 'nowhere_at_all:Net' ("),
+        (["models_of_mine"], "There is no model 'models_of_mine' ("),
+        (["models_of_mine:text"], "'models_of_mine:text' gives a str: name an nn.Module, its class, or what makes it."),
+        (["models_of_mine:Net", "--input", "2;5"], "--input 2;5 is no shape and type: write it as 1,3,224,224 or "),
+        (["models_of_mine:Net", "--input", "2:int65"], "--input 2:int65 is no shape and type: "),
+        (["models_of_mine:Net", "--device", "nowhere"], "--device nowhere cannot be used here ("),
+        (["models_of_mine:Net", "--input", "2:int64", "--sort", "x"], "The table has no column 'x'; it has op, name, "),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, *arguments).startswith(f"instrument: {sentence}")

@@ -1,0 +1,280 @@
+"""What `profile_graph` tells of a model's nodes, each figure beside one from elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from instrument import Session
+from instrument.errors import ConfigError, GraphError
+from instrument.graph import GraphProfile, NodeProfiler, profile_graph
+from instrument.graph.nodes import NodeTable
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
+
+
+class Small(nn.Module):
+    """A module that trains with dropout and running statistics, reshapes, and writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, *, mask: Tensor | None = None) -> dict[str, Any]:
+        x = functional.relu(self.norm(self.conv(x)), inplace=True)
+        x = functional.dropout(x, 0.5, self.training).mean((2, 3))
+        if mask is not None:
+            x = x * mask
+        y = self.head(x.view(-1, 8))
+        return {"logits": y if scale is None else y * scale, "pooled": (x, "pooled")}
+
+
+class Attention(nn.Module):
+    """A transformer's block of matrix products, which torch's counter knows each of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        x = x + functional.softmax(q @ k.transpose(1, 2) / 4, dim=-1) @ v
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+@pytest.fixture(scope="module")
+def resnet() -> tuple[nn.Module, Tensor, GraphProfile]:
+    model = runpy.run_path(str(EXAMPLE))["ResNet18"]().eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        return model, x, profile_graph(model, x, runs=3, warmup=0)
+
+
+def test_the_table_of_a_resnet_has_the_tutorials_form(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+    nodes = resnet[2].nodes
+    assert (nodes[0].op, nodes[0].name) == ("placeholder", "x")
+    assert (nodes[-1].op, nodes[-1].name, nodes[-1].inputs) == ("output", "output", "fc")
+    (conv,) = nodes.where(name="layer1_0_conv1")
+    assert (conv.op, conv.target) == ("call_module", "layer1.0.conv1")
+    assert (conv.module_path, conv.module_type) == ("layer1.0.conv1", "Conv2d")
+    file, _, line = conv.source.rpartition(":")
+    assert file == str(EXAMPLE)
+    assert "self.conv1(x)" in EXAMPLE.read_text().splitlines()[int(line) - 1]
+    (add,) = nodes.where(name="add")
+    assert (add.op, add.target, add.inputs) == ("call_function", "operator.add", "layer1_0_bn2, layer1_0_shortcut")
+    assert (add.module_path, add.module_type) == ("layer1.0", "BasicBlock")
+    assert resnet[2].how == "torch.fx.symbolic_trace"
+
+
+def test_shapes_and_bytes_are_those_that_hooks_see(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+    model, x, profile = resnet
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) == 21
+    for name, out in seen.items():
+        (row,) = profile.nodes.where(target=name)
+        assert (row.output_shape, row.output_dtype) == (str(list(out.shape)), "float32")
+        assert row.output_bytes == row.new_bytes == out.nbytes
+        (taken,) = profile.nodes.where(name=row.inputs)
+        weights = sum(parameter.nbytes for parameter in model.get_submodule(name).parameters())
+        assert row.moved_bytes == taken.output_bytes + weights + out.nbytes
+        assert row.intensity == row.flops / row.moved_bytes
+
+
+def test_flops_are_those_of_torchs_counter(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+    model, x, profile = resnet
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(x)
+    assert sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
+    assert {row.module_type for row in profile.nodes if row.flops is not None} == {"Conv2d", "Linear"}
+    (row,) = profile.nodes.where(target="layer1.0.conv1")
+    counted = next(counts for name, counts in counter.get_flop_counts().items() if name.endswith("layer1.0.conv1"))
+    assert row.flops == sum(counted.values())
+    assert row.flops_per_second == row.flops * 10**9 // row.mean_ns
+
+
+def test_flops_of_attention() -> None:
+    model, x = Attention(), torch.randn(2, 6, 16)
+    with FlopCounterMode(display=False) as counter:
+        model(x)
+    profile = profile_graph(model, x, runs=1, warmup=0)
+    assert sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
+    assert [row.flops for row in profile.nodes.where(target="operator.matmul")] == [2 * 2 * 6 * 16 * 6] * 2
+    (softmax,) = profile.nodes.where(name="softmax")
+    assert (softmax.flops, softmax.flops_per_second, softmax.intensity) == (None, None, None)
+
+
+def test_flops_are_unknown_where_something_else_records(tmp_path: Path, inline_export: None) -> None:
+    with Session(output_dir=tmp_path):
+        nodes = profile_graph(Attention(), torch.randn(2, 6, 16), runs=1, warmup=0).nodes
+    assert set(nodes.column("flops")) == {None}
+    assert set(nodes.column("calls")) == {1}
+
+
+def test_times_and_overhead_are_of_the_same_runs(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+    _, _, profile = resnet
+    assert set(profile.nodes.column("calls")) == {3}
+    assert sum(profile.nodes.column("share")) == pytest.approx(1)
+    overhead = profile.overhead
+    assert overhead.nodes == len(profile.nodes)
+    assert 0 < overhead.nodes_ns < overhead.interpreted_ns
+    assert overhead.work_ns == overhead.nodes_ns - overhead.nodes * overhead.node_ns
+    assert str(profile).endswith(f"{profile.how}.\n{overhead}")
+    assert "that the model takes as it is." in str(overhead)
+
+
+def table(*times_ns: list[int]) -> NodeTable:
+    """Four nodes that took these times, run by run."""
+    labels = {
+        "op": ["placeholder", "call_module", "call_module", "output"],
+        "name": ["x", "a", "b_c", "output"],
+        "target": ["x", "a", "b.c", "output"],
+        "module_path": [None, "a", "b.c", None],
+        "module_type": [None, "Linear", "Linear", None],
+        "source": [None, "m.py:1", "m.py:1", None],
+        "inputs": ["", "x", "a", "b_c"],
+    }
+    facts: dict[str, list[Any]] = dict.fromkeys(("output_shape", "output_dtype"), [None] * 4)
+    facts |= {"output_bytes": [8, 8, 4, 4], "new_bytes": [0, 8, 4, 0], "moved_bytes": [0, 20, 10, 0]}
+    return NodeTable(labels, np.array(times_ns), facts | {"flops": [None, 40, 20, None]})
+
+
+def test_the_statistics_of_known_times() -> None:
+    nodes = table([0, 10, 100, 0], [0, 30, 100, 0], [0, 20, 400, 0])
+    assert nodes.column("mean_ns") == [0, 20, 200, 0]
+    assert nodes.column("median_ns") == [0, 20, 100, 0]
+    assert nodes.column("p95_ns") == [0, 30, 400, 0]
+    assert nodes.column("share") == pytest.approx([0, 1 / 11, 10 / 11, 0])
+    assert nodes.column("flops_per_second") == [None, 2 * 10**9, 10**8, None]
+    assert nodes.column("intensity") == [None, 2.0, 2.0, None]
+
+
+def test_groups_are_summed_in_each_run() -> None:
+    nodes = table([0, 10, 100, 0], [0, 30, 100, 0], [0, 20, 400, 0])
+    (linear,) = nodes.by("module_type").where(module_type="Linear")
+    assert (linear.nodes, linear.calls, linear.mean_ns, linear.median_ns, linear.p95_ns) == (2, 3, 220, 130, 420)
+    assert (linear.output_bytes, linear.new_bytes, linear.moved_bytes, linear.flops) == (12, 12, 30, 60)
+    assert (linear.flops_per_second, linear.intensity) == (60 * 10**9 // 220, 2.0)
+    assert nodes.by("op").column("op") == ["placeholder", "call_module", "output"]
+    assert nodes.by("target").column("flops") == [None, 40, 20, None]
+    assert nodes.by("source").column("source") == [None, "m.py:1"]
+    assert nodes.by("module_path", depth=1).column("module_path") == [None, "a", "b"]
+    with pytest.raises(ConfigError, match="cannot be grouped by 'name'; choose of module_path, "):
+        nodes.by("name")  # type: ignore[arg-type]
+
+
+def test_keywords_outputs_and_what_was_left_out() -> None:
+    model = Small().eval()
+    x, mask = torch.randn(2, 3, 5, 5), torch.ones(2, 8)
+    profile = profile_graph(model, x, mask=mask, runs=1, warmup=0)
+    assert profile.nodes.where(op="placeholder").column("name") == ["x", "mask"]
+    assert profile.nodes.where(target="operator.mul").column("inputs") == ["mean, mask"]
+    expected = model(x, mask=mask)
+    assert profile.outputs.keys() == expected.keys()
+    assert profile.outputs["pooled"][1] == "pooled"
+    torch.testing.assert_close(profile.outputs["logits"], expected["logits"])
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_views_and_writes_in_place_make_no_memory(inference: bool) -> None:
+    model = Small().eval()
+    with torch.inference_mode(inference):
+        profile = profile_graph(model, torch.randn(2, 3, 5, 5), runs=1, warmup=0)
+    rows = {row.name: row for row in profile.nodes}
+    assert rows["view"].new_bytes == rows["view"].moved_bytes == 0
+    assert rows["view"].output_bytes == 2 * 8 * 4
+    assert rows["relu"].new_bytes == 0
+    assert rows["relu"].moved_bytes == 2 * rows["relu"].output_bytes
+    lie = dict(zip(rows, profile.storages))
+    assert lie["relu"] == lie["norm"] != lie["conv"]
+    assert lie["view"] == lie["mean"]
+    assert lie["x"] == ((0, 2 * 3 * 5 * 5 * 4),)
+
+
+def test_a_model_in_training_is_left_as_it_was() -> None:
+    model, x = Small(), torch.ones(4, 3, 5, 5)
+    before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    profile = profile_graph(model, x, runs=2)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), before.values()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert "dropout" in profile.nodes.column("name")
+    torch.testing.assert_close(profile.outputs["logits"], model(x)["logits"])  # the draws are those of the next call
+
+
+def test_inputs_that_a_model_writes_to_are_put_back() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.add_(1) * 2
+
+    x = torch.zeros(3)
+    profile = profile_graph(Writes(), x, runs=2)
+    assert x.tolist() == [0, 0, 0]
+    assert profile.outputs.tolist() == [2, 2, 2]
+
+
+def test_a_node_profiler_stands_in_for_the_model() -> None:
+    model, twin = Small(), Small()
+    twin.load_state_dict(model.state_dict())
+    profiler = NodeProfiler(model)
+    with pytest.raises(GraphError, match="has run nothing yet"):
+        profiler.profile()
+    for turn in range(3):
+        x = torch.randn(4, 3, 5, 5)
+        torch.manual_seed(turn)
+        given = profiler.run(x)
+        torch.manual_seed(turn)
+        expected = twin(x)
+        torch.testing.assert_close(given["logits"], expected["logits"])
+        given["logits"].sum().backward()
+        expected["logits"].sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(one.grad, other.grad)
+    torch.testing.assert_close(model.norm.running_mean, twin.norm.running_mean)
+    profile = profiler.profile()
+    assert set(profile.nodes.column("calls")) == {3}
+    assert profile.overhead.model_ns is None
+    assert "as it is" not in str(profile.overhead)
+    profiler.reset()
+    profiler.run(x)
+    assert set(profiler.profile().nodes.column("calls")) == {1}
+
+
+def test_runs_must_be_some() -> None:
+    with pytest.raises(ConfigError, match="profile_graph was given runs=0, warmup=2: at least 1 run"):
+        profile_graph(Small(), torch.ones(1), runs=0)
+
+
+def test_an_error_of_the_model_stays_its_own() -> None:
+    with pytest.raises(RuntimeError, match="channels"):
+        profile_graph(Small(), torch.ones(1, 2, 5, 5))
+
+
+def test_a_nodes_range_is_seen_by_what_records(tmp_path: Path, inline_export: None) -> None:
+    model, x = Attention(), torch.randn(2, 6, 16)
+    profiler = NodeProfiler(model)
+    profiler.run(x)
+    with Session(output_dir=tmp_path, record_shapes=True) as session:
+        profiler.run(x).sum().backward()
+    (capture,) = session.captures
+    assert capture.ranges.column("path") == profiler.profile().nodes.column("name")
+    (up,) = capture.ranges.where(name="up")
+    assert up.flops == 3 * 2 * 2 * 6 * 16 * 32  # the forward, and the gradients of its input and weights
+    assert up.backward_ns > 0

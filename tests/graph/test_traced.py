@@ -1,0 +1,202 @@
+"""How graphs are captured, and which are not taken."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from instrument import instrument_model, profiled
+from instrument.errors import GraphError
+from instrument.graph import NodeProfiler, profile_graph
+from instrument.modules import forget
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+TRACED = "torch.fx.symbolic_trace"
+EXPORTED = f"torch.export, because {TRACED} "
+
+
+class Pair(NamedTuple):
+    one: Tensor
+    other: Tensor
+
+
+@dataclass
+class Named:
+    value: Tensor
+
+
+class Holder(nn.Module):
+    """A model whose forward is given; `layer` is a Linear in a Sequential."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.do = forward
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.do(self, *args, **kwargs)
+
+
+def how(forward: Callable[..., Any], *inputs: Any, **kwargs: Any) -> str:
+    """What captures a model with this forward, whose result its graph must give, and which must not change."""
+    model = Holder(forward)
+    before = set(vars(model))
+    profile = profile_graph(model, *inputs, runs=1, warmup=0, **kwargs)
+    assert set(vars(model)) == before
+    torch.testing.assert_close(leaves(profile.outputs), leaves(model(*inputs, **kwargs)))
+    return profile.how
+
+
+def leaves(value: Any) -> list[Any]:
+    return tree_leaves(vars(value) if isinstance(value, Named) else value)
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "kwargs"),
+    [
+        (lambda self, x: self.layer(x) + self.offset, (X,), {}),
+        (lambda self, *xs: xs[0] * xs[1], (X, X), {}),
+        (lambda self, x, mask=None: x if mask is None else x * mask, (X,), {}),
+        (lambda self, x, **rest: x + rest["b"] - rest["a"], (X,), {"b": X, "a": X * 2}),
+        (lambda self, batch: batch["x"] + batch["pair"][1], ({"x": X, "pair": [X, X]},), {}),
+        (lambda self, x, flag: x + 1 if flag else x, (X, True), {}),
+        (lambda self, x: {"a": x, "b": [x + 1, 2]}, (X,), {}),
+        (lambda self, x: Pair(x, x * 2), (X,), {}),
+        (lambda self, x: Named(x * 2), (X,), {}),
+        (lambda self, x: x + torch.ones(4), (X,), {}),
+    ],
+)
+def test_calls_that_tracing_follows(forward: Callable[..., Any], inputs: tuple[Any, ...], kwargs: Any) -> None:
+    assert how(forward, *inputs, **kwargs) == TRACED
+
+
+def branch_on_shape(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x) * 2 if x.shape[0] > 2 else self.layer(x)
+
+
+def noise(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x) + torch.rand(4)
+
+
+def part_without_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        fixed = self.layer(x)
+    return self.layer(x) * fixed
+
+
+def keywords(self: Any, x: Tensor, **rest: Tensor) -> Tensor:
+    return x + rest["b"] - rest["a"] if x.shape[0] > 2 else x
+
+
+@pytest.mark.parametrize(
+    ("forward", "kwargs", "why"),
+    [
+        (branch_on_shape, {}, "cannot follow {file}:{line} (TraceError: symbolically traced variables cannot be used"),
+        (keywords, {"b": X, "a": X * 2}, "cannot follow {file}:{line} (TraceError: "),
+        (noise, {}, "gives other numbers than the model (Tensor-likes are not close!)"),
+        (part_without_gradients, {}, "gives other gradients than the model"),
+    ],
+)
+def test_what_export_can_capture_and_tracing_cannot(forward: Callable[..., Any], kwargs: Any, why: str) -> None:
+    line = forward.__code__.co_firstlineno + 1
+    torch.manual_seed(0)
+    model, generator = Holder(forward), torch.get_rng_state()
+    profile = profile_graph(model, X, runs=1, warmup=0, **kwargs)
+    assert profile.how.startswith(EXPORTED + why.format(file=__file__, line=line))
+    assert torch.equal(torch.get_rng_state(), generator)
+    torch.testing.assert_close(profile.outputs, model(X, **kwargs))
+
+
+def test_an_exported_node_knows_its_module_and_line() -> None:
+    nodes = profile_graph(Holder(branch_on_shape), X, runs=1, warmup=0).nodes
+    (linear,) = nodes.where(target="aten.linear.default")
+    assert (linear.module_path, linear.module_type) == ("layer.0", "Linear")
+    assert linear.source == f"{__file__}:{Holder.forward.__code__.co_firstlineno + 1}"
+    (weight,) = nodes.where(target="layer.0.weight")
+    assert (weight.op, weight.module_path, weight.module_type) == ("get_attr", "layer.0", "Linear")
+
+
+def branch_on_values(self: Any, x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+def test_what_neither_can_capture_is_one_sentence_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GraphError) as raised:
+        profile_graph(Holder(branch_on_values), X)
+    at = f"cannot follow {__file__}:{branch_on_values.__code__.co_firstlineno + 1} ("
+    said = str(raised.value)
+    assert said.startswith(f"Holder cannot be captured as a graph: {TRACED} {at}TraceError: ")
+    assert f"; torch.export {at}" in said
+    assert said.endswith(". Mark its submodules by instrument_model instead, or rewrite that line.")
+    assert "\n" not in said
+    assert "def forward" not in capsys.readouterr().err
+
+
+def test_a_draw_of_pythons_is_no_constant() -> None:
+    random.seed(1)
+    state = random.getstate()
+    with pytest.raises(GraphError, match="gives other numbers than the model"):
+        profile_graph(Holder(lambda self, x: self.layer(x) + random.random()), X)
+    assert random.getstate() == state
+
+
+def test_hooks_of_others_are_not_left_out() -> None:
+    model = Holder(lambda self, x: self.layer(x))
+    hook = model.layer.register_forward_hook(lambda module, inputs, output: None)
+    with pytest.raises(GraphError, match=r"symbolic_trace leaves out the hooks of layer; torch.export leaves out"):
+        profile_graph(model, X)
+    hook.remove()
+    model.layer[0].register_forward_hook(lambda module, inputs, output: output + 1)  # of a module that the graph calls
+    profile = profile_graph(model, X, runs=1, warmup=0)
+    torch.testing.assert_close(profile.outputs, model(X))
+    assert profile.how == TRACED
+
+
+def test_compiled_parts_are_refused() -> None:
+    model = Holder(lambda self, x: self.layer(x))
+    model.layer.compile(backend="eager")
+    with pytest.raises(GraphError, match=r"(leaves out what torch.compile has made of layer|cannot follow|failed)"):
+        profile_graph(model, X)
+
+
+def test_ranges_of_our_own_are_no_hindrance() -> None:
+    model = Holder(profiled("marked")(lambda self, x: self.layer(x)))
+    instrument_model(model)
+    assert profile_graph(model, X, runs=1, warmup=0).how == TRACED
+    forget(model)
+
+
+def test_a_graph_is_compared_again_for_inputs_of_another_kind() -> None:
+    profiler = NodeProfiler(Holder(lambda self, x: self.layer(x)))
+    for rows in (3, 2, 3):
+        assert profiler.run(X[:rows]).shape == (rows, 4)
+    assert set(profiler.profile().nodes.column("calls")) == {3}
+    profiler = NodeProfiler(Holder(branch_on_shape))
+    profiler.run(X)
+    with pytest.raises(GraphError, match=r"first run .*: make another for these inputs"):
+        profiler.run(X[:2])
+
+
+def test_a_dropout_traced_in_training_is_not_used_in_evaluation() -> None:
+    model = Holder(lambda self, x: nn.functional.dropout(x, 0.5, self.training))
+    profiler = NodeProfiler(model)
+    profiler.run(X)
+    model.eval()
+    with pytest.raises(GraphError, match="first run gives other numbers than the model"):
+        profiler.run(X)
+
+
+def test_parameters_replaced_later_are_the_ones_used() -> None:
+    model = Holder(branch_on_shape)
+    profiler = NodeProfiler(model)
+    profiler.run(X)
+    model.layer[0].weight = nn.Parameter(torch.zeros(4, 4))
+    torch.testing.assert_close(profiler.run(X), model(X))
