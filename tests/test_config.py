@@ -255,7 +255,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError) as raised:
         as_config("sumary")
     assert str(raised.value) == (
-        "'sumary' is no preset (those are disabled, full, memory, stacks, summary, timings, trace); "
+        "'sumary' is no preset (those are disabled, full, graph, memory, stacks, summary, timings, trace); "
         "did you mean summary?"
     )
 

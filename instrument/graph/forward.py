@@ -90,7 +90,14 @@ class GraphForward:
         if found is None:
             return self._own(*args, **kwargs)
         traced, interpreter = found
-        return traced.result(interpreter.run_timed(traced.values((args, kwargs))))
+        try:
+            return traced.result(interpreter.run_timed(traced.values((args, kwargs))))
+        except Exception as error:
+            failure = error
+        result = self._own(*args, **kwargs)  # which raises where the model itself fails
+        self._put_back()
+        self._give_up(failure)
+        return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (self._own,)  # a copy of the model has its own forward
@@ -114,7 +121,7 @@ class GraphForward:
     def _captured(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter] | None:
         try:
             traced = trace(self._model, inputs, self._own)
-        except Exception as error:
+        except GraphError as error:
             self._give_up(error)
             return None
         logger.info("Ranges are the nodes of {}'s graph, captured by {}.", type(self._model).__name__, traced.how)
@@ -123,7 +130,7 @@ class GraphForward:
     def _give_up(self, error: Exception) -> None:
         """Go on with ranges for submodules, from the next call on."""
         self._failed = True
-        said = str(error) if isinstance(error, GraphError) else f"The model's graph cannot be captured: {error!r}."
+        said = str(error) if isinstance(error, GraphError) else f"The model's graph fails where it does not: {error!r}."
         logger.warning("{} Its ranges are its submodules instead.", said)
         self._otherwise()
         self._ranges = ModuleRanges().__enter__()

@@ -14,6 +14,9 @@ from instrument.graph.interpreter import NodeInterpreter
 #: The memory that a node's tensors lie in: a number for each storage that no parameter or buffer is, and its bytes.
 Storages = tuple[tuple[int, int], ...]
 
+#: What reads of its source only what it gives: modules, functions, methods and operators of these names.
+_PICKING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
+
 
 class Inspection(NodeInterpreter):
     """Runs a graph once and notes the tensors of each node.
@@ -66,7 +69,7 @@ class Inspection(NodeInterpreter):
             "output_dtype": ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in given)) or None,
             "output_bytes": _bytes(given) if given else None,
             "new_bytes": new_bytes,
-            "moved_bytes": _bytes(taken) + _bytes(given) if works else 0,
+            "moved_bytes": _read_bytes(self._calls[node], taken, given) + _bytes(given) if works else 0,
         }
         for name, cell in cells.items():
             self.columns[name].append(cell)
@@ -76,6 +79,15 @@ def _tensors(value: Any) -> list[Tensor]:
     """Those that lie in one storage each; sparse and nested ones are not looked at."""
     leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
     return [leaf for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
+
+
+def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
+    """What a node must read: each tensor once, and of one that it only picks from no more than it gives."""
+    distinct = {(_address(t), t.storage_offset(), t.shape, t.stride()): t for t in taken}.values()
+    name = getattr(call, "__name__", type(call).__name__)
+    if name.partition(".")[0].lower() not in _PICKING:
+        return _bytes(distinct)
+    return sum(min(_bytes([tensor]), _bytes(given)) for tensor in distinct)
 
 
 def _held(module: Any) -> list[Tensor]:

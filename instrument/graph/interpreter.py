@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -20,8 +19,8 @@ class NodeInterpreter(fx.Interpreter):
 
     Each node's time is that of its call alone: what it takes is looked up before. Values are freed after their last
     use, and modes (training, gradients, autocast) are those of the caller. With `device`, times are the device's own,
-    by events in its stream that are read once the run is over; `sync` waits for the device after each node instead, so
-    that a time is the host's until the device is done.
+    by events in its stream that are read once the run is over; `sync`, and a device without such events, wait for the
+    device around each node instead, so that a time is the host's until the device is done.
 
     Attributes:
         times_ns: of the last run, one for each node in graph order.
@@ -36,9 +35,12 @@ class NodeInterpreter(fx.Interpreter):
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
         self._calls = {node: self._call_of(node) for node in graph.nodes}
-        self._cuda: Any = torch.cuda if device == "cuda" else None
+        self._device: Any = getattr(torch, device) if device else None  # its module: torch.cuda, torch.xpu, torch.mps
         self._marks: list[tuple[Any, Any]] = []
-        self._timed = self._by_host if self._cuda is None else self._waiting if sync else self._by_events
+        if self._device is None:
+            self._timed = self._by_host
+        else:
+            self._timed = self._waiting if sync or not hasattr(self._device, "Event") else self._by_events
 
     def run_timed(self, values: list[Any]) -> Any:
         """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
@@ -46,7 +48,7 @@ class NodeInterpreter(fx.Interpreter):
         self._marks = []
         result = self.run(*values, enable_io_processing=False)
         if self._marks:
-            self._cuda.synchronize()
+            self._device.synchronize()
             self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._marks]
         return result
 
@@ -67,7 +69,7 @@ class NodeInterpreter(fx.Interpreter):
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":
-            return partial(_call_method, str(node.target))
+            return _method(str(node.target))
         if node.op in ("call_module", "get_attr"):
             path, _, name = str(node.target).rpartition(".")
             owner = self._owner(path, name)
@@ -90,7 +92,7 @@ class NodeInterpreter(fx.Interpreter):
         return result
 
     def _by_events(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (self._device.Event(enable_timing=True) for _ in range(2))
         begin.record()
         result = call(*args, **kwargs)
         end.record()
@@ -98,13 +100,17 @@ class NodeInterpreter(fx.Interpreter):
         return result
 
     def _waiting(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._cuda.synchronize()
+        self._device.synchronize()
         began_ns = perf_counter_ns()
         result = call(*args, **kwargs)
-        self._cuda.synchronize()
+        self._device.synchronize()
         self.times_ns.append(perf_counter_ns() - began_ns)
         return result
 
 
-def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
-    return getattr(owner, name)(*args, **kwargs)
+def _method(name: str) -> Callable[..., Any]:
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(owner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call

@@ -25,12 +25,12 @@ class NodeTable(Table):
     - `source`: file and line of the call in the user's own code.
     - `inputs`: the names of the nodes that it takes, with commas between.
     - `calls`: how often it was timed; `mean_ns median_ns p95_ns` are of those, the latter two by nearest rank.
-    - `share`: `mean_ns` as a fraction of the sum over all nodes, which leaves out what the interpreter does between.
+    - `share`: `median_ns` as a fraction of the sum over all nodes, which leaves out what the interpreter does between.
     - `output_shape output_dtype output_bytes`: of the tensors that it gives, views too.
     - `new_bytes`: of the memory that it made for them: 0 for views, and where it wrote into what it took.
     - `moved_bytes`: the least that it moves: each tensor and parameter that it takes read once, each that it gives
       written once; nothing for a view.
-    - `flops`: by formula, of the operators that have one; None where none has. `flops_per_second`: over `mean_ns`.
+    - `flops`: by formula, of the operators that have one; None where none has. `flops_per_second`: over `median_ns`.
     - `intensity`: `flops` over `moved_bytes`.
     """
 
@@ -77,26 +77,23 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
     if not runs:
         return {"calls": [0] * rows, **dict.fromkeys(("mean_ns", "median_ns", "p95_ns", "share"), [None] * rows)}
     ranked = np.sort(times_ns, axis=0)
-    means = ranked.mean(axis=0)
-    whole = means.sum()
+    median, p95 = (ranked[-(-percent * runs // 100) - 1] for percent in (50, 95))
     return {
         "calls": [runs] * rows,
-        "mean_ns": np.rint(means).astype(np.int64).tolist(),
-        **{f"{name}_ns": ranked[-(-percent * runs // 100) - 1].tolist() for name, percent in _RANKS},
-        "share": (means / whole).tolist() if whole else [None] * rows,
+        "mean_ns": np.rint(ranked.mean(axis=0)).astype(np.int64).tolist(),
+        "median_ns": median.tolist(),
+        "p95_ns": p95.tolist(),
+        "share": (median / median.sum()).tolist() if median.any() else [None] * rows,
     }
-
-
-_RANKS = (("median", 50), ("p95", 95))
 
 
 def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
     """What was done, and the rates that follow."""
-    means = _times(times_ns)["mean_ns"]
+    times = _times(times_ns)["median_ns"]
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {
         **facts,
-        "flops_per_second": [n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, means)],
+        "flops_per_second": [n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, times)],
         "intensity": [n / size if n is not None and size else None for n, size in zip(flops, moved)],
     }
 

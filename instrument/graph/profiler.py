@@ -41,8 +41,8 @@ def profile_graph(
         inputs: of its forward, as `kwargs` are.
         runs: how many are counted.
         warmup: how many come before and are not.
-        sync: wait for the device after each node. A node's time then holds its launch, and no node overlaps another.
-            Without it, times are the device's own, by events in its stream.
+        sync: wait for the device around each node, so that no node runs beside another. Without it, times are the
+            device's own, by events in its stream; they hold a node's launch only where the device waits for that.
         kwargs: of the model's forward.
 
     Cost: the model runs `2 * (runs + warmup) + 5` times at most, once of that under torch's profiler for the FLOPs.
@@ -91,6 +91,7 @@ class NodeProfiler:
         self._captured: _Captured | None = None
         self._fitting: set[Any] = set()  # signatures of the calls whose graph that is
         self._outputs: list[Any] = []  # of the first run
+        self._wait: Callable[[], object] = _nothing  # for the device, once it is known
         self.reset()
 
     def reset(self) -> None:
@@ -153,6 +154,7 @@ class NodeProfiler:
     def _capture(self, inputs: Inputs) -> _Captured:
         model, traced = self._model, trace(self._model, inputs)
         device = _device(model, inputs)
+        self._wait = getattr(torch, device).synchronize if device else _nothing
         interpreter = traced.interpreter(model, device=device, sync=self._sync)
         plain = traced.interpreter(model)
         names = [node.name for node in traced.graph.nodes]
@@ -166,11 +168,10 @@ class NodeProfiler:
         return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync))
 
     def _clocked(self, into: list[int], act: Callable[[], Any]) -> Any:
-        wait = torch.cuda.synchronize if torch.cuda.is_initialized() else _nothing
-        wait()
+        self._wait()
         began_ns = perf_counter_ns()
         result = act()
-        wait()
+        self._wait()
         into.append(perf_counter_ns() - began_ns)
         return result
 
@@ -192,9 +193,10 @@ def _node_ns(device: str | None, sync: bool) -> int:
 
 
 def _device(model: nn.Module, inputs: Inputs) -> str | None:
-    """The device with a clock of its own that the model or its inputs are on."""
+    """The kind of device that the model or its inputs are on, which runs beside the host; None for the host alone."""
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
-    return "cuda" if any(isinstance(each, Tensor) and each.is_cuda for each in tensors) else None
+    kinds = (each.device.type for each in tensors if isinstance(each, Tensor))
+    return next((kind for kind in kinds if hasattr(getattr(torch, kind, None), "synchronize") and kind != "cpu"), None)
 
 
 def _normal(inputs: Inputs) -> Inputs:

@@ -216,7 +216,7 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[_Gradient
     """Of each source, from results weighted unevenly, so that a norm's do not cancel out."""
     graded = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     wanted = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not graded or not wanted:
+    if not graded or not wanted or not torch.is_grad_enabled():  # without, a view of a parameter says it has one
         return [_Gradient(None) for _ in wanted]
     weights = [torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape) for leaf in graded]
     found = torch.autograd.grad(

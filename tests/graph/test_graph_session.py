@@ -13,6 +13,7 @@ from collected import Log
 from torch import Tensor, nn
 
 from instrument import Session, instrument_model
+from instrument.graph.interpreter import NodeInterpreter
 from instrument.modules import forget
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -139,6 +140,21 @@ def test_an_error_of_the_model_ends_its_ranges_and_reaches_the_caller(tmp_path: 
         with pytest.raises(RuntimeError, match="channels"):
             model(torch.ones(4, 2, 8, 8))
     assert "forward" not in vars(model)
+
+
+def test_a_graph_that_fails_costs_no_step(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Net().eval(), torch.ones(4, 3, 8, 8)
+    expected = model(x)
+    with Session(graph=True, active=2, output_dir=tmp_path, model=model) as session:
+        model(x)
+        monkeypatch.setattr(NodeInterpreter, "run_node", lambda *_: 1 / 0)
+        session.step()
+        for _ in range(2):
+            torch.testing.assert_close(model(x), expected)
+        session.step()
+    (warning,) = (line for line in log.at("WARNING") if "graph" in line)
+    assert "fails where it does not: ZeroDivisionError" in warning
+    assert "Net/conv" in session.captures[0].ranges.column("path")
 
 
 def test_a_compiled_model_keeps_its_code_and_its_modules_ranges(tmp_path: Path, log: Log) -> None:

@@ -1,0 +1,31 @@
+"""Where the time of a ResNet-18 goes, node by node of its `torch.fx` graph.
+
+    python examples/graph_nodes.py
+
+The model is that of `resnet_inference.py`, as it is. On the GPU where there is one.
+"""
+
+import torch
+from resnet_inference import ResNet18
+
+from instrument.graph import profile_graph
+
+
+def main() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, x = ResNet18().eval().to(device), torch.randn(5, 3, 224, 224, device=device)
+    with torch.no_grad():
+        profile = profile_graph(model, x, runs=5, warmup=1)
+    print(profile)
+
+    print("\nThe slowest, and the lines they come from:\n")
+    slowest = profile.nodes.sort("median_ns").head(5)
+    print(slowest.select(["name", "median_ns", "share", "flops_per_second", "intensity", "source"]))
+
+    print("\nBy stage, and by kind of module:\n")
+    for table in (profile.nodes.by("module_path", depth=1), profile.nodes.by("module_type")):
+        print(table.select([table.columns[0], "nodes", "median_ns", "share", "flops", "new_bytes"]), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

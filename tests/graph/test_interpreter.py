@@ -1,0 +1,111 @@
+"""The clocks of `NodeInterpreter`; a device is stood in for by one that notes what is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from instrument import emit
+from instrument.graph.interpreter import NodeInterpreter
+
+
+class Device:
+    """Work takes a millisecond each; events are read only after a wait for the device."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def synchronize(self) -> None:
+        self.did.append("wait")
+
+    def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - as torch.cuda has it
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def record(self) -> None:
+        self.at_ms = self.device.did.count("work")
+        self.device.did.append("mark")
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.device.did[-1] == "wait"
+        return later.at_ms - self.at_ms
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(torch, "made_up", made, raising=False)
+    return made
+
+
+def two_works(device: Device) -> fx.Graph:
+    graph = fx.Graph()
+    for _ in range(2):
+        graph.call_function(lambda: device.did.append("work"), ())
+    graph.output(None)
+    return graph
+
+
+def test_events_time_each_node_and_are_waited_for_once(device: Device) -> None:
+    interpreter = NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up")
+    for _ in range(2):
+        interpreter.run_timed([])
+        assert interpreter.times_ns == [1_000_000, 1_000_000, 0]
+        assert device.did == ["mark", "work", "mark", "mark", "work", "mark", "mark", "mark", "wait"]
+        device.did.clear()
+
+
+def test_sync_waits_around_each_node(device: Device) -> None:
+    interpreter = NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up", sync=True)
+    interpreter.run_timed([])
+    assert device.did == ["wait", "work", "wait", "wait", "work", "wait", "wait", "wait"]
+    assert len(interpreter.times_ns) == 3
+
+
+def test_a_device_without_events_is_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Device, "Event")
+    NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up").run_timed([])
+    assert device.did[:3] == ["wait", "work", "wait"]
+
+
+def test_values_are_let_go_after_their_last_use() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin().cos().tan()
+
+    graph = fx.Tracer().trace(Chain())
+    held: list[int] = []
+
+    class Watching(NodeInterpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            held.append(len(self.env))
+            return super().run_node(n)
+
+    Watching(Chain(), graph, nn.Module()).run_timed([torch.ones(2)])
+    assert held == [0, 1, 1, 1, 1]
+
+
+def test_a_range_ends_where_its_node_fails() -> None:
+    opened: list[str] = []
+    backend = emit.Backend(lambda name: opened.append(f"+{name}"), lambda _: opened.append("-"))
+
+    def fails() -> None:
+        raise ValueError("of the model")
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(fails, ()))
+    emit.arm(backend)
+    try:
+        with pytest.raises(ValueError, match=r"^of the model$"):
+            NodeInterpreter(nn.Module(), graph, nn.Module()).run_timed([])
+    finally:
+        emit.disarm(backend)
+    assert opened == ["+fails", "-"]
