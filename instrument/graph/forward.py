@@ -121,7 +121,7 @@ class GraphForward:
     def _captured(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter] | None:
         try:
             traced = trace(self._model, inputs, self._own)
-        except GraphError as error:
+        except Exception as error:  # also the model's own, which it raises again by itself
             self._give_up(error)
             return None
         logger.info("Ranges are the nodes of {}'s graph, captured by {}.", type(self._model).__name__, traced.how)
@@ -130,7 +130,7 @@ class GraphForward:
     def _give_up(self, error: Exception) -> None:
         """Go on with ranges for submodules, from the next call on."""
         self._failed = True
-        said = str(error) if isinstance(error, GraphError) else f"The model's graph fails where it does not: {error!r}."
+        said = str(error) if isinstance(error, GraphError) else f"The model's graph cannot be run: {error!r}."
         logger.warning("{} Its ranges are its submodules instead.", said)
         self._otherwise()
         self._ranges = ModuleRanges().__enter__()
