@@ -109,7 +109,8 @@ _stand_ins: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]] = 
 
 def stand_in(model: nn.Module, forward: AbstractContextManager[Any]) -> None:
     """Have `forward` entered while a window warms up or records, to stand in for the model's own."""
-    _stand_ins[model] = forward
+    if not emit.disabled:
+        _stand_ins[model] = forward
 
 
 class ModuleRanges:

@@ -63,7 +63,7 @@ class Recorder:
             experimental_config=torch._C._profiler._ExperimentalConfig(**options),
         )
         self._emitting = emitting
-        self._modules = ModuleRanges(stand_ins=True)
+        self._modules = ModuleRanges(stand_ins=config.graph)
         self._thread = 0
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None

@@ -35,9 +35,9 @@ def instrument_nodes(model: nn.Module | None, config: ModulesConfig) -> nn.Modul
     """
     if model is None or is_instrumented(model):
         why = (
-            "Session has no model: give it one"
-            if model is None
-            else "instrument_model has chosen ranges: leave that out"
+            "instrument_model has chosen ranges: leave that out"
+            if model is not None
+            else "Session has no model: give it one"
         )
         logger.warning("profiler.graph=true does nothing, for {}.", why)
         return None
@@ -80,6 +80,8 @@ class GraphForward:
 
     def __exit__(self, *exception: object) -> None:
         self._put_back()
+        if not self._graphs and not self._failed:  # a trainer that calls the submodules by itself
+            self._give_up(GraphError(f"The forward of {type(self._model).__name__} was not called in a window."))
         if self._ranges is not None:
             self._ranges.__exit__()
             self._ranges = None

@@ -45,7 +45,7 @@ def profile_graph(
             device's own, by events in its stream; they hold a node's launch only where the device waits for that.
         kwargs: of the model's forward.
 
-    Cost: the model runs `2 * (runs + warmup) + 5` times at most, once of that under torch's profiler for the FLOPs.
+    Cost: the model runs `2 * (runs + warmup) + 6` times at most, once of that under torch's profiler for the FLOPs.
 
     Raises:
         GraphError: neither `torch.fx` nor `torch.export` can capture the model; its own errors pass.

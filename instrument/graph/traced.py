@@ -110,7 +110,8 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
     leaves, spec = pytree.tree_flatten(inputs)
     described = ((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
     modes = tuple(module.training for module in model.modules())
-    return (str(spec), *described, modes, torch.is_grad_enabled())
+    autocast = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    return (str(spec), *described, modes, torch.is_grad_enabled(), *autocast)
 
 
 def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:

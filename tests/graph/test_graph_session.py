@@ -157,6 +157,17 @@ def test_a_graph_that_fails_costs_no_step(tmp_path: Path, log: Log, monkeypatch:
     assert "Net/conv" in session.captures[0].ranges.column("path")
 
 
+def test_a_model_whose_forward_is_not_called_gets_its_modules_ranges(tmp_path: Path, log: Log) -> None:
+    model, x = Net().eval(), torch.ones(4, 3, 8, 8)
+    with Session(graph=True, active=1, repeat=2, output_dir=tmp_path, model=model) as session:
+        for _ in range(2):
+            model.conv(x)
+            session.step()
+    assert [capture.ranges.column("path") for capture in session.captures] == [[], ["conv"]]
+    (warning,) = (line for line in log.at("WARNING") if "forward" in line)
+    assert warning == "The forward of Net was not called in a window. Its ranges are its submodules instead."
+
+
 def test_a_compiled_model_keeps_its_code_and_its_modules_ranges(tmp_path: Path, log: Log) -> None:
     model = torch.compile(Net().eval(), backend="eager")
     with Session(graph=True, active=1, output_dir=tmp_path, model=model), torch.no_grad():

@@ -194,6 +194,16 @@ def test_a_dropout_traced_in_training_is_not_used_in_evaluation() -> None:
         profiler.run(X)
 
 
+def test_a_graph_is_compared_again_under_autocast() -> None:
+    model = Holder(lambda self, x: self.layer(x))
+    profiler = NodeProfiler(model)
+    profiler.run(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        given, expected = profiler.run(X), model(X)
+    assert given.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(given, expected)
+
+
 def test_parameters_replaced_later_are_the_ones_used() -> None:
     model = Holder(branch_on_shape)
     profiler = NodeProfiler(model)
