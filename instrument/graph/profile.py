@@ -23,6 +23,8 @@ class Overhead:
         nodes_ns: the sum of the nodes' times in one run.
         node_ns: what measuring adds to the time of each node, seen at nodes that do nothing.
         nodes: how many there are.
+        of_model: the sum of the nodes' times less what measuring adds, as a fraction of the model's run beside it; the
+            median over such pairs, so that what else the machine does meanwhile is in both.
     """
 
     model_ns: int | None
@@ -30,21 +32,16 @@ class Overhead:
     nodes_ns: int
     node_ns: int
     nodes: int
-
-    @property
-    def work_ns(self) -> int:
-        """The sum of the nodes' times less what measuring adds to them; to be compared with `model_ns`."""
-        return self.nodes_ns - self.nodes * self.node_ns
+    of_model: float | None = None
 
     def __str__(self) -> str:
         added = f"{duration(self.nodes * self.node_ns)} are what measuring adds ({duration(self.node_ns)} a node)"
         text = (
             f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of {duration(self.interpreted_ns)}; {added}."
         )
-        if self.model_ns is None:
+        if self.model_ns is None or self.of_model is None:
             return text
-        of_it = f"{self.work_ns / self.model_ns:.1%}" if self.model_ns else "all"
-        return f"{text} Less that, they are {of_it} of the {duration(self.model_ns)} that the model takes as it is."
+        return f"{text} Less that, they are {self.of_model:.1%} of the {duration(self.model_ns)} of the model as it is."
 
 
 @dataclass(frozen=True, repr=False)

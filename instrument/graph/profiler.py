@@ -129,13 +129,7 @@ class NodeProfiler:
             raise GraphError("NodeProfiler has run nothing yet: call its run with the model's inputs first.")
         graph, times_ns = captured.traced.graph, np.stack(self._times_ns)
         facts = {**captured.inspection.columns, "flops": captured.flops}
-        overhead = Overhead(
-            model_ns=round(median(self._model_ns)) if self._model_ns else None,
-            interpreted_ns=round(median(self._interpreted_ns)),
-            nodes_ns=round(median(times_ns.sum(axis=1).tolist())),
-            node_ns=captured.node_ns,
-            nodes=len(graph.nodes),
-        )
+        overhead = _overhead(times_ns, self._interpreted_ns, self._model_ns, captured.node_ns)
         nodes = NodeTable(labels(graph, self._model), times_ns, facts)
         return GraphProfile(nodes, captured.traced.how, overhead, self._outputs[0], captured.inspection.storages)
 
@@ -174,6 +168,19 @@ class NodeProfiler:
         self._wait()
         into.append(perf_counter_ns() - began_ns)
         return result
+
+
+def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], node_ns: int) -> Overhead:
+    sums, nodes = times_ns.sum(axis=1).tolist(), times_ns.shape[1]
+    pairs = [(total - nodes * node_ns) / model for total, model in zip(sums, model_ns) if model]
+    return Overhead(
+        model_ns=round(median(model_ns)) if model_ns else None,
+        interpreted_ns=round(median(interpreted_ns)),
+        nodes_ns=round(median(sums)),
+        node_ns=node_ns,
+        nodes=nodes,
+        of_model=median(pairs) if pairs else None,
+    )
 
 
 def _nothing(*_: Any) -> None:
