@@ -1,15 +1,15 @@
 """The commands.
 
 `instrument show PATH` prints the tables of a capture or of any Chrome/Kineto trace, and `instrument export PATH --sink
-NAME` runs a sink on captures that were recorded before. `instrument trigger FOLDER` has a run record its next window.
-`instrument graph MODULE:NAME` times a model node by node.
+NAME` runs a sink on captures that were recorded before. `instrument ranks RUN_FOLDER` puts the ranks of a run together.
+`instrument trigger FOLDER` has a run record its next window. `instrument graph MODULE:NAME` times a model node by node.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,6 @@ _GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "de
 
 # What `graph --by` groups nodes by, as `NodeTable.by`.
 _NODE_GROUPINGS = ("module_path", "module_type", "target", "op", "source")
-
-# How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
-_DEPTH = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_show(commands.add_parser("show", help="print the range tree and the costliest operators, or another view"))
     _add_export(commands.add_parser("export", help="run a sink on captures or traces recorded before"))
+    _add_ranks(commands.add_parser("ranks", help="compare the ranks of a run, and merge their traces"))
     _add_trigger(commands.add_parser("trigger", help="have a run that goes on record its next steps"))
     _add_graph(commands.add_parser("graph", help="time a model node by node of its torch.fx graph"))
     parser.set_defaults(run=lambda _: parser.format_help().rstrip())
@@ -210,11 +208,12 @@ def _export(arguments: argparse.Namespace) -> str:
 def _finish(path: Path | str) -> str:
     """Do what the exporter of a run has left: at a queued folder, or at all below a folder; and what is to be sent."""
     from instrument import export, upload
+    from instrument.capture.run import DEPTH, captures_below
 
     if isinstance(path, str):
         raise ConfigError(f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it.")
     waits = export.is_queued(path)
-    folders = [path] if waits else export.queued(path, _DEPTH)
+    folders = [path] if waits else export.queued(path, DEPTH)
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
     sys.path.append(str(Path.cwd()))
@@ -225,7 +224,7 @@ def _finish(path: Path | str) -> str:
             finished.append(export.finish(folder, failed=failed))
         except (InstrumentError, OSError) as error:
             errors.append(f"{export.name_of(folder)}: {error}")
-    whole = [] if waits else [path] if path.is_dir() and _is_one(path) else _search(path)
+    whole = [] if waits else [path] if path.is_dir() and _is_one(path) else captures_below(path)
     to_send = list(upload.unsent(dict.fromkeys([*finished, *whole])))
     for folder, url, options in to_send:
         try:
@@ -240,6 +239,41 @@ def _finish(path: Path | str) -> str:
         f"{what} {', '.join(map(str, places))}." for what, places in (("Finished", finished), ("Sent", sent)) if places
     ]
     return "\n".join(said)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compare the ranks of a run's newest window: each one's step, who holds the others up, the ranges over all "
+        "ranks. RUN_FOLDER may also be captures, or the traces of several ranks, whoever recorded them."
+    )
+    parser.set_defaults(run=_ranks)
+    add = parser.add_argument
+    add("paths", metavar="RUN_FOLDER", type=Path, nargs="+", help="a folder that holds captures, or traces by rank")
+    add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
+    add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
+    add("--sort", metavar="KEY", help="column to sort the ranges by")
+    add("--columns", metavar="A,B", type=_names, help="columns of the ranges to show")
+    add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
+    add("--trace", metavar="FILE", type=Path, help="also write the ranks' traces as one, for Perfetto; .gz packs it")
+
+
+def _ranks(arguments: argparse.Namespace) -> str:
+    from instrument import across, merge
+    from instrument.capture.run import Run
+
+    run = Run.load(*arguments.paths)
+    for sentence in run.unread:
+        print(f"instrument: left out: {sentence}", file=sys.stderr)
+    ranks = run.window(arguments.window) if arguments.window else run.windows[-1]
+    others = [window.name for window in reversed(run.windows) if window is not ranks]
+    if others and not arguments.window:
+        print(f"Showing the newest of {len(run.windows)} windows; the others are: {', '.join(others)}", file=sys.stderr)
+    if arguments.trace:
+        merge.merge(ranks, arguments.trace)
+        print(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}", file=sys.stderr)
+    if arguments.json:
+        return across.as_json(ranks)
+    return across.as_text(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
 
 
 def _add_trigger(parser: argparse.ArgumentParser) -> None:
@@ -333,18 +367,12 @@ def _captures_below(folder: Path) -> list[Path]:
     Raises:
         CaptureError: there are none.
     """
-    found = list(_search(folder))
+    from instrument.capture.run import captures_below
+
+    found = list(captures_below(folder))
     if not found:
         raise CaptureError(f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file.")
     return found
-
-
-def _search(folder: Path) -> Iterator[Path]:
-    for depth in range(1, _DEPTH + 1):
-        for found in folder.glob("*/" * depth + "capture.json"):
-            inner = found.parent.relative_to(folder)
-            if not any(part.startswith(".") for part in inner.parts):  # hidden: still being written
-                yield found.parent
 
 
 def _version(_: argparse.Namespace) -> str:

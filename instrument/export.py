@@ -24,6 +24,7 @@ from typing import Any, Literal
 from loguru import logger
 
 from instrument.capture import METADATA_FILE, Capture
+from instrument.capture import rank as of_rank
 from instrument.capture.cache import path_of
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
@@ -121,7 +122,7 @@ def remove(folder: Path) -> None:
 
 
 def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[str]) -> Path:
-    """Compress a queued folder's trace, run the sinks on it, and give it its name.
+    """Compress a queued folder's trace, write its summary, run the sinks on it, and give it its name.
 
     Without `sinks`, those that its metadata names are built anew. `failed` are the sinks that have failed before in
     this run, which is said once; they are added to it.
@@ -144,8 +145,7 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
         sinks = sinks_of(capture.metadata, failed) if given is None else given
         cost = capture.metadata.setdefault("cost", {})
         cost["packed_bytes"] = (folder / PACKED).stat().st_size
-        with suppress(InstrumentError):  # a sink that needs them will say it
-            _ = sinks and capture.events
+        _summarize(capture, folder, failed)
         for name, sink in sorted(sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))):
             cost["export_ns"] = time.perf_counter_ns() - began  # until now
             run_sink(name, sink, capture, failed)
@@ -158,6 +158,16 @@ def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[
         _describe(folder, capture.metadata)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
         return _published(folder, capture.metadata)
+
+
+def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
+    """Write what a table of all ranks needs of this one; that it failed is said once, and it is made when needed."""
+    try:
+        of_rank.write(capture, folder)
+    except Exception as error:  # the trace is there, or the sinks that need it will say what is wrong
+        if of_rank.SUMMARY_FILE not in failed:
+            failed.add(of_rank.SUMMARY_FILE)
+            logger.warning("{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, str(error).rstrip("."))
 
 
 def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from loguru import logger
 from torch import nn
 
-from instrument import emit, export, metadata, probe, ranks
+from instrument import across, emit, export, metadata, probe, ranks
 from instrument.annotate import profiled
 from instrument.calls import Calls
 from instrument.capture import Capture
@@ -339,6 +339,7 @@ class Session:
                 self._instrumented = None
             if self._delivery is not None:
                 self._windows.safely(self._delivery.close)
+                self._windows.safely(across.conclude, self._delivery.output_dir, self.captures, cut)
 
     def _say(self, sentence: str) -> None:
         """Warn once."""

@@ -22,6 +22,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow", "wandb", "mlflow"}),
+    ({"across", "merge"}, {"loguru", "msgspec"}),
     ({"presets"}, {"omegaconf"}),
     ({"targets"}, {"pydantic", "omegaconf", "hydra"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf"}),

@@ -929,7 +929,7 @@ def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
     sentence = "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
     assert log.at("WARNING") == [sentence]
     assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
-        ["capture.json", "trace.json.gz"]
+        ["capture.json", "summary.json", "trace.json.gz"]
     ] * 2
 
 

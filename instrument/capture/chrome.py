@@ -55,7 +55,7 @@ def read(path: Path) -> Events:
                 columns.add(piece)
             if pieces.cut_short and not columns.spans:
                 raise cut_short(path, gzip=pieces.gzip_cut_short)
-            return columns.finish(base_ns=pieces.base_ns, cut_short=pieces.cut_short)
+            return columns.finish(base_ns=pieces.base_ns, cut_short=pieces.cut_short, **_of_rank(pieces.distributed))
         except OverflowError as error:
             raise TraceError(f"The trace file {path} has {error}; record it again.") from None
 
@@ -72,7 +72,7 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-_DEVICE_ARGS = ("moved_bytes", "grid", "block", "blocks_per_sm", "occupancy")
+_DEVICE_ARGS = ("moved_bytes", "grid", "block", "group", "blocks_per_sm", "occupancy")
 
 
 class _Columns:
@@ -143,6 +143,7 @@ class _Columns:
             "moved_bytes": (np.array(sizes, np.int64), -1),
             "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
             "block": (self._codes_of_texts(few["block"], self._grids), -1),
+            "group": (self._codes_of_texts(few["group"]), -1),
             "blocks_per_sm": (np.array(few["blocks_per_sm"], np.float32), np.nan),
             "occupancy": (np.array(few["occupancy"], np.float32), np.nan),
         }
@@ -173,8 +174,8 @@ class _Columns:
             return np.full(len(raws), -1, np.int32)
         return (self._texts if texts is None else texts).codes(map(bytes, raws), len(raws)) - np.int32(1)
 
-    def finish(self, *, base_ns: int, cut_short: bool) -> Events:
-        """All of it; the builder is empty afterwards, so that no column is in memory twice."""
+    def finish(self, **about: Any) -> Events:
+        """All of it, with what is said about it; the builder is empty afterwards: no column is in memory twice."""
         self._add_spans(_paired(self._halves))
         plain = Interned()
         threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
@@ -190,10 +191,15 @@ class _Columns:
             grids=tuple(self._grids)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
-            base_ns=base_ns,
-            cut_short=cut_short,
             **columns | {"thread": threads[columns["thread"]]},
+            **about,
         )
+
+
+def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
+    """The rank and world size that torch writes beside the events, where they are numbers."""
+    found = {name: distributed.get(name) for name in ("rank", "world_size")}
+    return {name: value if type(value) is int else None for name, value in found.items()}
 
 
 def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:

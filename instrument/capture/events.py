@@ -73,16 +73,18 @@ class Memory:
 class Events:
     """Every event of a trace that has a duration, as parallel columns in the order of the file.
 
-    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete`, `types`
-    and `call_stack` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it stood in the
-    file, and -1 where nothing was recorded. `call_stack` is left out of traces that hold Python frames as events. Times
-    are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A `thread` is a pair of process
-    and thread, on a device of device and stream. `moved_bytes` is what a copy or memset moves, `blocks_per_sm` a
-    kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in percent. Missing numbers: 0 in
-    `external_id`, `correlation` and `forward_thread`, -1 in `sequence`, `python_id`, `python_parent` and `moved_bytes`,
-    NaN in `blocks_per_sm` and `occupancy`.
+    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete`, `types`,
+    `call_stack` and `group` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it
+    stood in the file, and -1 where nothing was recorded. `call_stack` is left out of traces that hold Python frames as
+    events. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A `thread` is a
+    pair of process and thread, on a device of device and stream. `group` is the ranks that take part in a collective's
+    kernel, `moved_bytes` what a copy or memset moves, `blocks_per_sm` a kernel's blocks over the device's
+    multiprocessors, `occupancy` Kineto's estimate in percent. Missing numbers: 0 in `external_id`, `correlation` and
+    `forward_thread`, -1 in `sequence`, `python_id`, `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and
+    `occupancy`.
 
-    `cut_short`: the file ends too early, and these are the events before its end.
+    `rank` and `world_size` are the recording process's, where the trace itself tells. `cut_short`: the file ends too
+    early, and these are the events before its end.
 
     Lost: flows, thread labels, and those arguments of an event that have no column here.
     """
@@ -111,12 +113,15 @@ class Events:
     moved_bytes: Ints
     grid: Codes
     block: Codes
+    group: Codes
     blocks_per_sm: Floats
     occupancy: Floats
     memory: Memory
     recorded: int
     base_ns: int
     cut_short: bool = False
+    rank: int | None = None
+    world_size: int | None = None
 
     def __len__(self) -> int:
         return len(self.start_ns)

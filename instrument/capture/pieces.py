@@ -37,10 +37,11 @@ class _Around(msgspec.Struct):
 
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
 
 
 class Pieces:
-    """Iterates over a trace's events piece by piece, once; after that `base_ns` and `cut_short` are known.
+    """Iterates over a trace's events piece by piece, once; then `base_ns`, `distributed` and `cut_short` are known.
 
     `scan` is asked first, with the text of a JSON list between margins: what it makes of it is the piece, unless that
     is None. `decode` makes a list of events of such a text and raises msgspec's errors; `coerce` makes one of an event
@@ -60,6 +61,7 @@ class Pieces:
         coerce: Callable[[dict[str, Any], str], Any],
     ) -> None:
         self.base_ns = 0
+        self.distributed: dict[str, Any] = {}
         self.cut_short = False
         self.gzip_cut_short = False
         self._chunks, self._path, self._scan, self._decode, self._coerce = chunks, path, scan, decode, coerce
@@ -135,7 +137,7 @@ class Pieces:
             if bracket < len(self._text):
                 tried += 1
                 head = self._text[self._at : key] + _KEY + b":[]}"
-                if self._text[bracket : bracket + 1] == b"[" and self._keep_base(head):
+                if self._text[bracket : bracket + 1] == b"[" and self._keep_around(head):
                     self._at = bracket + 1
                     return True
                 searched = key + 1
@@ -147,8 +149,8 @@ class Pieces:
                 searched += self._at
         return False
 
-    def _keep_base(self, document: bytes) -> bool:
-        """Take the base time from a document without its events; False where it is none."""
+    def _keep_around(self, document: bytes) -> bool:
+        """Take what a document without its events says of them; False where it is none."""
         try:
             around = msgspec.json.decode(document, type=_Around)
         except BAD:
@@ -158,6 +160,8 @@ class Pieces:
                 return False
         if isinstance(around.baseTimeNanoseconds, int):
             self.base_ns = around.baseTimeNanoseconds
+        if isinstance(around.distributedInfo, dict):
+            self.distributed = around.distributedInfo
         return True
 
     def _one_by_one(self) -> tuple[list[Any], bool]:
@@ -214,7 +218,7 @@ class Pieces:
                 raise self._no_json(f"something follows the list {where}")
             return
         document = b'{"traceEvents":[]' + rest
-        if self._keep_base(document):
+        if self._keep_around(document):
             return
         if _object_end(document, 0, len(document)) >= 0:
             raise self._no_json(f"what follows the events {where} is malformed")

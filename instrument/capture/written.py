@@ -21,6 +21,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
+    "group": "Process Group Ranks",
     "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
 }):  # fmt: skip
     """Those arguments of an event that become columns."""
@@ -45,6 +46,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     moved_bytes: int | str | None = None  # text in ROCm's calls
     grid: Raw = Raw()
     block: Raw = Raw()
+    group: Raw = Raw()
     blocks_per_sm: float | None = None
     occupancy: float | None = None
     address: int | None = 0

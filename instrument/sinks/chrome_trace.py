@@ -153,7 +153,7 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
             with source.open("rb") as copied:
                 shutil.copyfileobj(copied, raw, _CHUNK)
             return
-        with gzip.open(source) if packed else source.open("rb") as before, _writing(raw, target) as after:
+        with gzip.open(source) if packed else source.open("rb") as before, writing(raw, target) as after:
             if metadata:
                 _put_first(metadata, cast(IO[bytes], before), after, source)
             shutil.copyfileobj(before, after, _CHUNK)
@@ -175,7 +175,8 @@ def _put_first(metadata: Mapping[str, Any], before: IO[bytes], after: IO[bytes],
 
 
 @contextmanager
-def _writing(raw: IO[bytes], target: Path) -> Iterator[IO[bytes]]:
+def writing(raw: IO[bytes], target: Path) -> Iterator[IO[bytes]]:
+    """What is to be written into a target's file: gzipped where its name ends in `.gz`."""
     if target.suffix != ".gz":
         yield raw
         return

@@ -1,0 +1,198 @@
+"""What a comparison of ranks needs of one capture, small enough that those of a thousand ranks are read in seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instrument.capture import Capture
+from instrument.capture.collectives import collectives, host_waits
+from instrument.capture.table import Table
+from instrument.errors import CaptureError, InstrumentError
+
+SUMMARY_FILE = "summary.json"
+VERSION = 1
+# Those with the most host time are kept, of collectives the last: what is written stays within tens of kilobytes.
+_MOST_RANGES, _MOST_COLLECTIVES = 500, 128
+# What can be had of the other columns is not written.
+_DERIVED = ("share", "flops_per_second")
+_OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
+_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+
+Columns = dict[str, list[Any] | None]
+
+
+class RankSummary(msgspec.Struct, kw_only=True):
+    """One capture in figures: the content of `summary.json`. What is not known is None, a column of it too.
+
+    `ranges` has the columns of `capture.ranges`, at most 500 rows. `steps` are the finished ones, the time of each by
+    what the device did between its start and end, which `compute_ns` to `idle_ns` sum to; in a trace without a device
+    the host's collectives (gloo) take its place. `breakdown` is of the whole trace's device. `collectives` are the last
+    128 that end on all ranks at once; `base_ns` added to their times gives Unix time. `ranks` is which ranks were to
+    record, as `profiler.ranks` says it.
+    """
+
+    version: int = VERSION
+    name: str
+    rank: int | None
+    world_size: int | None
+    ranks: str | list[int] = "all"
+    host: str | None = None
+    started_at: str | None = None
+    phase: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    truncated: bool | None = None
+    versions: dict[str, str] = {}
+    devices: list[str] | None = None
+    base_ns: int = 0
+    ranges_left_out: int = 0
+    ranges: Columns = {}
+    steps: Columns = {}
+    breakdown: dict[str, int | None] = {}
+    collectives: Columns = {}
+
+
+def summarize(capture: Capture) -> RankSummary:
+    """A capture in figures. Of a trace without a capture's folder the rank is what torch wrote, or that in its name.
+
+    Raises:
+        CaptureError: the capture holds no trace.
+        TraceError: the trace cannot be read.
+    """
+    about, events = capture.metadata, capture.events
+    window, numbers = about.get("window", {}), capture.steps.column("number")
+    in_name = _IN_NAME.search(capture.name)
+    rank = about.get("rank", events.rank)
+    ranges = _chosen_ranges(capture.ranges)
+    found = collectives(events, capture.work)
+    return RankSummary(
+        name=capture.name,
+        rank=int(in_name[1]) if rank is None and in_name else rank,
+        world_size=about.get("world_size", events.world_size),
+        host=about.get("host"),
+        started_at=about.get("started_at"),
+        devices=about.get("devices"),
+        ranks=about.get("config", {}).get("ranks") or "all",
+        phase=window.get("phase"),
+        first_step=window.get("first_step", min(numbers, default=None)),
+        last_step=window.get("last_step", max(numbers, default=None)),
+        truncated=window.get("truncated"),
+        versions=about.get("versions", {}),
+        base_ns=events.base_ns,
+        ranges_left_out=len(capture.ranges) - len(ranges),
+        ranges=_columns(ranges, _DERIVED),
+        steps=_steps(capture),
+        breakdown=capture.breakdown[0]._asdict(),
+        collectives=_columns(Table({name: found.column(name)[-_MOST_COLLECTIVES:] for name in found.columns})),
+    )
+
+
+def _chosen_ranges(table: Table) -> Table:
+    """The ranges with the most host time, in the order of the tree; a parent goes before its children."""
+    if len(table) <= _MOST_RANGES:
+        return table
+    host = table.column("host_ns")
+    kept = sorted(sorted(range(len(table)), key=lambda k: -host[k])[:_MOST_RANGES])
+    return Table({name: [table.column(name)[k] for k in kept] for name in table.columns})
+
+
+def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
+    cells = {name: table.column(name) for name in table.columns if name not in without}
+    return {name: None if column.count(None) == len(column) else column for name, column in cells.items()}
+
+
+def _steps(capture: Capture) -> Columns:
+    steps = capture.steps
+    found: Columns = {name: steps.column(name) for name in ("number", "start_ns", "duration_ns")}
+    if len(capture.work.event):
+        return found | {name: steps.column(f"clipped_{name}") for name in _OF_STEPS}
+    return found | dict.fromkeys(_OF_STEPS) | host_waits(capture.host)
+
+
+def write(capture: Capture, folder: Path) -> None:
+    """Put a capture's summary into a folder, whole or not at all.
+
+    Raises:
+        CaptureError, TraceError: as for `summarize`.
+        OSError: it cannot be written.
+    """
+    half_written = folder / f".{SUMMARY_FILE}.{os.getpid()}.tmp"
+    try:
+        half_written.write_bytes(msgspec.json.encode(summarize(capture)))
+        half_written.replace(folder / SUMMARY_FILE)
+    finally:
+        half_written.unlink(missing_ok=True)
+
+
+_DECODER = msgspec.json.Decoder(RankSummary)
+
+
+def read(path: Path) -> RankSummary:
+    """The summary of a capture's folder as it was written, or of a folder without one, or a trace, made anew.
+
+    Raises:
+        CaptureError, TraceError: as for `Capture.load` and `summarize`.
+    """
+    return written(path) or summarize(Capture.load(path))
+
+
+def written(path: Path) -> RankSummary | None:
+    """The summary in a capture's folder; None where there is none, or one that this version cannot read."""
+    try:
+        found = _DECODER.decode((path / SUMMARY_FILE).read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found if found.version == VERSION else None
+
+
+def read_all(paths: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
+    """The summary of each path, or a sentence that says why there is none; in no order.
+
+    Where traces have to be read, that is done in as many processes as there are cores. They are interpreters of their
+    own, and none of multiprocessing's: those would run a script that lacks `if __name__ == "__main__"` again.
+    """
+    found = {path: written(path) for path in paths}
+    yield from ((path, summary) for path, summary in found.items() if summary is not None)
+    missing = [path for path, summary in found.items() if summary is None]
+    workers = min(len(missing), os.cpu_count() or 1)
+    if workers < 2:
+        yield from ((path, _told(path)) for path in missing)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        for answers in pool.map(_in_process, [missing[k::workers] for k in range(workers)]):
+            yield from answers
+
+
+def _told(path: Path) -> RankSummary | str:
+    try:
+        return read(path)
+    except InstrumentError as error:
+        return str(error)
+
+
+def _in_process(paths: Sequence[Path]) -> list[tuple[Path, RankSummary | str]]:
+    """The answers of a process of its own."""
+    command = [sys.executable, "-m", "instrument.capture.rank", *map(str, paths)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    try:
+        answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
+    except msgspec.DecodeError:
+        raise CaptureError(
+            f"The process that was to read {', '.join(map(str, paths))} ended with status {done.returncode}: "
+            "read them one by one with `instrument show`."
+        ) from None
+    return list(zip(paths, answers))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode([_told(Path(path)) for path in sys.argv[1:]]))
