@@ -101,7 +101,7 @@ def test_a_file_cut_short_is_not_kept(tmp_path: Path, log: Log, monkeypatch: pyt
         step()
     (capture,) = session.captures
     assert capture.folder is not None
-    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "trace.json.gz"]
+    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "summary.json", "trace.json.gz"]
     assert any("torch wrote no whole execution trace" in line for line in log.at("WARNING"))
     monkeypatch.undo()
     session = Session(output_dir=tmp_path, execution_trace=True)

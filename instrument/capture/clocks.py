@@ -54,7 +54,8 @@ def _offset(ends: _Ends, aligned: _Ends, before_ns: int) -> tuple[int, int | Non
     offset_ns = median(ahead)
     if len(ahead) == 1:
         return offset_ns, None, 1
-    return offset_ns, before_ns + median([abs(each - offset_ns) for each in ahead]), len(ahead)
+    distances = sorted(abs(each - offset_ns) for each in ahead)
+    return offset_ns, before_ns + distances[len(ahead) // 2], len(ahead)
 
 
 def median(values: Sequence[int]) -> int:

@@ -84,7 +84,7 @@ class Parquet(Sink):
         """
         from pyarrow import parquet
 
-        rank = capture.metadata.get("rank") if self.rank is None else self.rank
+        rank = capture.metadata.get("rank", capture.events.rank) if self.rank is None else self.rank
         keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
         dataset = folder.absolute().parent / "parquet" if self.dir is None else Path(self.dir).expanduser()
         into = dataset.joinpath(*(_partition(key, value) for key, value in keys.items()))

@@ -142,7 +142,7 @@ def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
 def test_a_sink_taken_away(tmp_path: Path) -> None:
     text = run("train_lm.py", tmp_path, *SMALL, "~profiler.sinks.table")
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
-    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "trace.json.gz"]
+    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "summary.json", "trace.json.gz"]
     assert json.loads(gzip.decompress(capture.trace_path.read_bytes()))["traceEvents"]
     assert not shown_times(text)
 

@@ -1,0 +1,81 @@
+"""Clocks with a known skew, recovered from the ends of collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_captures import REDUCES, annotation, span, synchronous_steps, write_rank
+
+from instrument.capture.clocks import median
+from instrument.capture.run import Run
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_a_known_skew_is_found_within_the_jitter(tmp_path: Path, device: bool) -> None:
+    """Eleven collectives end up to 3 µs off; the third rank's clock is 2 s behind and counts from another base."""
+    random = np.random.default_rng(3)
+    skews_us, jitters_us = {0: 0.0, 1: 5_000.25, 2: -2_000_000.0}, {}
+    for rank, skew in skews_us.items():
+        jitters_us[rank] = random.integers(-3_000, 3_001, 11) / 1000
+        begin = skew + 10_000_000 - (1_000_000 if rank == 2 else 0)
+        waits = [40 + 7 * rank + jitter for jitter in jitters_us[rank].tolist()]
+        reduces = [
+            span(REDUCES if device else "gloo:all_reduce", begin + 100 * k - 7 * rank, wait, category)
+            for category in ["kernel" if device else "user_annotation"]
+            for k, wait in enumerate(waits)
+        ]
+        events = [annotation("ProfilerStep#3", begin - 50, 2000), *reduces]
+        write_rank(tmp_path, rank, events, 3, base_ns=10**18 + (10**9 if rank == 2 else 0))
+    clocks = Run.load(tmp_path).windows[0].clocks
+    assert clocks.column("rank") == [0, 1, 2]
+    assert clocks.column("matched") == [11, 11, 11]
+    for row in clocks:
+        ahead = np.rint((skews_us[row.rank] + jitters_us[row.rank] - jitters_us[0]) * 1000)
+        assert abs(row.offset_ns - skews_us[row.rank] * 1000) <= 6_000
+        assert row.offset_ns == np.median(ahead)
+        assert row.uncertainty_ns == np.median(np.abs(ahead - np.median(ahead)))
+
+
+def collective(at_us: float, ranks: str, name: str = REDUCES) -> dict:
+    return span(name, at_us, 10, "kernel", **{"Process Group Ranks": ranks})
+
+
+def test_ranks_without_a_common_group_are_reached_through_others(tmp_path: Path) -> None:
+    """Tensor-parallel pairs [0, 1] and [2, 3], data-parallel [0, 2] and [1, 3]; the pairs' own collectives differ."""
+    skew = {0: 0, 1: 70, 2: -30, 3: 500}
+    pairs = {0: "[0, 1]", 1: "[0, 1]", 2: "[2, 3]", 3: "[2, 3]"}
+    across = {0: "[0, 2]", 2: "[0, 2]"}
+    for rank, later in skew.items():
+        begins = 0 if rank < 2 else 444
+        events = [collective(1000 + begins + later + 100 * k, pairs[rank]) for k in range(5)]
+        events += [collective(3000 + later + 100 * k, across[rank]) for k in range(3) if rank in across]
+        write_rank(tmp_path, rank, events)
+    write_rank(tmp_path, 4, [collective(0, "[4, 5]")], 5)
+    clocks = Run.load(tmp_path).windows[0].clocks
+    assert clocks.column("offset_ns") == [0, 70_000, -30_000, 500_000, None]
+    assert clocks.column("matched") == [8, 5, 3, 5, 0]
+
+
+def test_what_does_not_synchronise_and_a_single_match(tmp_path: Path) -> None:
+    broadcast = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
+    for rank, later in ((0, 0), (1, 25)):
+        events = [collective(100 + 7 * later, "[0, 1]", broadcast), collective(500 + later, "[0, 1]")]
+        write_rank(tmp_path, rank, events, 2)
+    rows = list(Run.load(tmp_path).windows[0].clocks)
+    assert [(row.offset_ns, row.uncertainty_ns, row.matched) for row in rows] == [(0, 0, 1), (25_000, None, 1)]
+
+
+def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> None:
+    """Counted within the step, the others keep their numbers when one rank saw one more before its first step."""
+    for rank in (0, 1):
+        events = synchronous_steps(100, later_us=1000)
+        if rank:
+            events.append({**events[-1], "ts": 100, "dur": 33})
+        write_rank(tmp_path, rank, events, 2)
+    assert Run.load(tmp_path).windows[0].clocks.column("offset_ns") == [0, 0]
+
+
+def test_the_median_is_one_of_the_values() -> None:
+    assert [median([3]), median([4, 1]), median([9, 1, 5]), median([4, 3, 2, 1])] == [3, 1, 5, 2]

@@ -1,0 +1,284 @@
+"""A run's ranks put together, from captures made by hand, generated figures, and traces of real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from made_captures import kernels, steps, synchronous_steps, write_capture, write_rank
+
+from instrument.capture import Capture
+from instrument.capture.rank import RankSummary, read, summarize, written
+from instrument.capture.run import Run
+from instrument.errors import CaptureError
+
+TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
+needs_traces = pytest.mark.skipif(
+    not (TRACES / "expected.json").is_file(), reason="INSTRUMENT_TRACES names no folder of real traces"
+)
+
+
+def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
+    capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
+    found = written(capture.folder)
+    assert found == read(capture.folder) == summarize(capture)
+    assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (1, 2, 4, "node-7", 5_000)
+    assert (found.first_step, found.last_step, found.truncated) == (3, 4, False)
+    said = json.loads((capture.folder / "summary.json").read_text())
+    assert said["ranges"]["path"] == ["forward", "forward/attention"]
+    for name in ("host_ns", "self_host_ns", "host_ns_per_step", "device_ns", "median_ns"):
+        assert said["ranges"][name] == capture.ranges.column(name)
+    assert said["ranges"]["bytes"] is None, "unknown is null"
+    assert said["steps"]["duration_ns"] == [1_000_000, 1_000_000]
+    assert said["steps"]["compute_ns"] == [70_000, 30_000]
+    assert said["steps"]["idle_ns"] == [930_000, 970_000]
+    assert said["breakdown"]["compute_ns"] == 100_000
+    assert said["collectives"]["name"] is None
+
+
+def test_a_summary_stays_small(tmp_path: Path) -> None:
+    ranges = [{**steps()[1], "name": f"block{k}", "ts": k, "dur": 1} for k in range(900)]
+    outer = {**steps()[1], "ts": 0, "dur": 2000}
+    reduces = [{**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 10 * k, "dur": 5} for k in range(300)]
+    capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
+    found = written(capture.folder)
+    assert len(found.ranges["path"]) == 500
+    assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most host time"
+    assert found.ranges_left_out == 902 - 500
+    assert found.collectives["ordinal"] == list(range(172, 300)), "the last, numbered among all"
+    assert (capture.folder / "summary.json").stat().st_size < 80_000
+    assert Run.load(tmp_path).windows[0].notes[-1] == "Only the ranges with the most host time are known of rank 0."
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_the_rank_that_waits_least_is_the_straggler(tmp_path: Path, device: bool) -> None:
+    own_us = [100, 110, 400, 105]
+    for rank, each in enumerate(own_us):
+        write_rank(tmp_path, rank, synchronous_steps(each, device=device), host=f"node{rank}")
+    (window,) = Run.load(tmp_path).windows
+    assert window.name == "steps_000003-000004"
+    ranks = window.ranks
+    begins = 30 if device else 0
+    waits = [(900 - begins - each) * 1000 for each in own_us]
+    assert ranks.column("exposed_communication_ns") == ranks.column("communication_ns") == waits
+    assert ranks.column("step_ns") == [1_000_000] * 4, "all steps last equally long"
+    assert ranks.column("own_ns") == [1_000_000 - each for each in waits]
+    assert ranks.column("exposed_share") == [each / 1_000_000 for each in waits]
+    assert ranks.column("compute_ns") == ([each * 1000 for each in own_us] if device else [None] * 4)
+    (slow,) = window.stragglers
+    usual = 1_000_000 - (900 - begins - 105) * 1000
+    assert (slow.rank, slow.host, slow.own_ns, slow.median_own_ns) == (2, "node2", ranks[2].own_ns, usual)
+    assert slow.excess == pytest.approx(295_000 / usual)
+    assert (slow.exposed_communication_ns, slow.median_exposed_communication_ns) == (waits[2], waits[1])
+    assert (slow.range, slow.range_excess_ns) == ((None, None) if device else ("forward", 295_000))
+    assert (slow.idle_ns, slow.median_idle_ns) == ((130_000, 130_000) if device else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("own_us", "slow"),
+    [
+        ([100, 100, 100, 100], []),
+        ([100, 104, 96, 108], []),  # a tenth at least: 108 + 100 outside is 4 % above 200
+        ([100, 140, 180, 220, 260, 320], []),  # they differ as much among themselves
+        ([100, 180], [1]),
+        ([100, 180, 100, 180], [1, 3]),
+        ([300, 100, 110, 120, 90, 800], [5, 0]),
+    ],
+)
+def test_who_is_a_straggler(tmp_path: Path, own_us: list[int], slow: list[int]) -> None:
+    for rank, each in enumerate(own_us):
+        write_rank(tmp_path, rank, synchronous_steps(each), world_size=len(own_us))
+    assert Run.load(tmp_path).windows[0].stragglers.column("rank") == slow
+
+
+def test_a_host_that_computes_meanwhile_does_not_wait(tmp_path: Path) -> None:
+    """Of 800 µs of all-reduce in each step an operator covers 300, and one inside the collective is its own."""
+    events = synchronous_steps(100)
+    for start in (0, 1000):
+        events.append({**steps()[3], "name": "aten::addmm", "ts": start + 200, "dur": 300, "tid": 1})
+        events.append({**steps()[3], "name": "aten::copy_", "ts": start + 600, "dur": 200, "tid": 2})
+        events.append({**steps()[3], "name": "c10d::barrier", "ts": start + 850, "dur": 100, "tid": 1})
+    write_rank(tmp_path, 0, events)
+    (row,) = Run.load(tmp_path).windows[0].ranks
+    assert (row.communication_ns, row.exposed_communication_ns) == (800_000, 500_000)
+
+
+def test_without_communication_nothing_is_known_of_waiting(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, steps(), world_size=2)
+    (window,) = Run.load(tmp_path).windows
+    assert window.ranks.column("own_ns") == window.ranks.column("exposed_share") == [None, None]
+    assert window.ranks.column("step_ns") == [1_000_000] * 2
+    assert len(window.stragglers) == 0
+    assert window.clocks.column("offset_ns") == [0, None]
+
+
+def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
+    window = {"first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 2, "phase": "train"}
+    for rank in (0, 1, 3):
+        versions = {"torch": "2.13.0" if rank else "2.12.1"}
+        last = {"last_step": 3, "truncated": True} if rank == 3 else {}
+        write_rank(tmp_path, rank, synchronous_steps(100), 5, window=window | last, versions=versions)
+    validation = window | {"phase": "validation"}
+    write_capture(tmp_path, steps(), "validation_steps_000003-000004_rank0", window=validation, world_size=5)
+    write_capture(tmp_path, steps(), ".steps_000003-000004_rank2.partial", rank=2)
+    run = Run.load(tmp_path)
+    assert [each.name for each in run.windows] == ["steps_000003-000004", "validation_steps_000003-000004"]
+    train = run.window("steps_000003-000004")
+    assert train.missing == [2, 4], "one that is still being written is not there"
+    assert train.notes == [
+        "Missing of 5 ranks: rank 2, 4.",
+        "Cut short on rank 3.",
+        "The ranks differ in steps: 3–4 on rank 0, 1; 3–3 on rank 3.",
+        "The ranks differ in torch: 2.13.0 on rank 1, 3; 2.12.1 on rank 0.",
+    ]
+    with pytest.raises(CaptureError, match=r"no window 'x'; there are steps_000003-000004, validation_steps"):
+        run.window("x")
+
+
+@pytest.mark.parametrize(("chosen", "missing"), [("all", [2]), ([0, 1], []), ([0, 7], [7]), ("first_per_node", [])])
+def test_only_ranks_that_were_to_record_are_missing(tmp_path: Path, chosen: Any, missing: list[int]) -> None:
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, synchronous_steps(100), 3, config={"ranks": chosen})
+    assert Run.load(tmp_path).windows[0].missing == missing
+
+
+def test_other_runs_over_the_same_steps_are_other_windows(tmp_path: Path) -> None:
+    def at(folder: str, rank: int, hour: int) -> None:
+        started = f"2026-01-02T{hour:02d}:04:0{rank}+00:00"
+        write_rank(tmp_path / folder, rank, synchronous_steps(100), 2, started_at=started)
+
+    at("crashed", 0, 3)
+    at("again", 0, 4)
+    at("again", 1, 4)
+    at("own/rank0", 0, 5)
+    at("own/rank1", 1, 5)
+    windows = Run.load(tmp_path).windows
+    assert [[path.parent.relative_to(tmp_path) for path in window.paths] for window in windows] == [
+        [Path("crashed")], [Path("again")] * 2, [Path("own/rank0"), Path("own/rank1")]
+    ]  # fmt: skip
+
+
+def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
+    """The first rank has 600 µs of forward a step, the second 200 and a range that the first has not."""
+    shorter = [{**event, "dur": 200} if event["name"] == "forward" else event for event in steps()]
+    other = [{**event, "name": "head"} if event["name"] == "attention" else event for event in shorter]
+    for rank, events in enumerate((steps(), other)):
+        write_rank(tmp_path, rank, events + kernels())
+    table = Run.load(tmp_path).windows[0].ranges
+    rows = {row.path: row for row in table}
+    assert [*rows] == ["forward", "forward/attention", "head"]
+    forward = rows["forward"]
+    assert (forward.ranks, forward.calls, forward.slowest) == (2, 4, 0)
+    assert (forward.host_min_ns, forward.host_median_ns, forward.host_max_ns) == (200_000, 200_000, 600_000)
+    assert forward.spread == 2.0
+    assert (forward.device_min_ns, forward.device_max_ns) == (0, 50_000)
+    assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
+    assert rows["head"].backward_max_ns is None
+
+
+def generated(folder: Path, ranks: int, ranges: int) -> dict[str, np.ndarray]:
+    """Summaries of so many ranks; gives the figures of each rank and range, -1 where the rank has no such range."""
+    random = np.random.default_rng(7)
+    paths = np.array([f"layer{k % 10}/block{k}" for k in range(ranges)])
+    there = random.random((ranks, ranges)) < 0.97
+    there[0] = True
+    names = ("host_ns_per_step", "device_ns", "forward_ns", "backward_ns", "calls", "self_host_ns")
+    figures = {name: np.where(there, random.integers(1, 10**9, there.shape), -1) for name in names}
+    for rank in range(ranks):
+        columns = {name: values[rank][there[rank]].tolist() for name, values in figures.items()}
+        columns["path"] = paths[there[rank]].tolist()
+        two = {"number": [1, 2], "start_ns": [0, 10], "duration_ns": [10, 10]}
+        summary = RankSummary(name=f"r{rank}", rank=rank, world_size=ranks, first_step=1, ranges=columns, steps=two)
+        home = folder / f"steps_000001-000002_rank{rank}"
+        home.mkdir(parents=True)
+        (home / "capture.json").write_text("{}")
+        (home / "summary.json").write_bytes(msgspec.json.encode(summary))
+    return figures | {"path": paths}
+
+
+def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
+    made = generated(tmp_path, 1000, 200)
+    (window,) = Run.load(tmp_path).windows
+    assert window.missing == []
+    assert len(window.ranks) == 1000
+    table = window.ranges
+    assert table.column("path") == made["path"].tolist()
+    there = made["calls"] >= 0
+    assert table.column("ranks") == there.sum(axis=0).tolist()
+    assert table.column("calls") == np.where(there, made["calls"], 0).sum(axis=0).tolist()
+    ours = {"host": "host_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+    for what, name in ours.items():
+        values = made[name].astype(np.float64) if what == "host" else made[name] // 2.0
+        values[~there] = np.nan
+        assert table.column(f"{what}_min_ns") == np.nanmin(values, axis=0).tolist()
+        assert table.column(f"{what}_max_ns") == np.nanmax(values, axis=0).tolist()
+        middle = np.nanpercentile(values, 50, axis=0, method="inverted_cdf")
+        assert table.column(f"{what}_median_ns") == middle.tolist()
+    assert table.column("slowest") == made["host_ns_per_step"].argmax(axis=0).tolist()
+
+
+def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> None:
+    for rank in range(5):
+        write_rank(tmp_path, rank, synchronous_steps(100 + rank), 5)
+    before = Run.load(tmp_path).windows[0]
+    summaries = sorted(tmp_path.rglob("summary.json"))
+    summaries[0].write_text('{"version": 2}')
+    summaries[1].write_text("{")
+    for path in summaries[2:]:
+        path.unlink()
+    (tmp_path / "steps_000003-000004_rank4" / "trace.json.gz").write_text("{")
+    run = Run.load(tmp_path)
+    assert run.windows[0].summaries == before.summaries[:4]
+    assert run.windows[0].missing == [4]
+    assert len(run.unread) == 1
+    assert "rank4/trace.json.gz is cut short" in run.unread[0]
+
+
+def test_what_cannot_be_read_at_all(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="There is nothing at"):
+        Run.load(tmp_path / "none")
+    with pytest.raises(CaptureError, match="holds no captures and no traces"):
+        Run.load(tmp_path)
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(CaptureError, match="JSON, but not a trace"):
+        Run.load(tmp_path)
+
+
+@needs_traces
+def test_each_rank_of_a_real_job_is_as_others_measured_it(tmp_path: Path) -> None:
+    """Eight ranks of one tensor-parallel step; that 0 and 6 hold it up is what HTA's idle shares say too."""
+    for path in TRACES.glob("a100_megatron_tp8_rank*"):
+        shutil.copy(path, tmp_path)
+    (window,) = Run.load(tmp_path).windows
+    known = json.loads((TRACES / "expected.json").read_text())
+    assert (len(window.breakdown), window.missing, window.notes) == (8, [], [])
+    ours = {
+        "compute_ns": "computation_time", "exposed_communication_ns": "exposed_comm_time",
+        "exposed_copy_ns": "exposed_memcpy_time", "idle_ns": "idle_time", "total_ns": "total_time",
+        "communication_ns": "total_comm_time", "overlap_ns": "overlap",
+    }  # fmt: skip
+    for row in window.breakdown:
+        exact = known[f"a100_megatron_tp8_rank{row.rank}"]["exact"]
+        assert {name: getattr(row, name) / 1e6 for name in ours} == pytest.approx(
+            {name: exact[theirs] for name, theirs in ours.items()}
+        )
+    idle = {rank: known[f"a100_megatron_tp8_rank{rank}"]["hta_temporal_us"]["idle_time_pctg"] for rank in range(8)}
+    assert set(window.stragglers.column("rank")) == {rank for rank, share in idle.items() if share > 5}
+    assert set(window.clocks.column("matched")) == {84}
+    assert all(abs(ns) <= 11_000 for ns in window.clocks.column("offset_ns")), "one machine, one clock"
+
+
+@needs_traces
+def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
+    events = Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz").events
+    assert (events.rank, events.world_size) == (0, 2)
+    summary = read(TRACES / "a100_nccl_2ranks_rank0.json.gz")
+    assert set(summary.collectives["group"]) == {"[0, 1]"}
+    assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, "15 all-reduces; broadcasts are left out"
