@@ -68,12 +68,14 @@ def _stragglers(table: Table) -> str:
 def _straggler(row: Any) -> str:
     where = f", most above the others in {row.range} (+{duration(row.range_excess_ns)})" if row.range else ""
     if row.idle_ns is not None:
-        where += f"; its device was idle for {duration(row.idle_ns)} of it, the median's {duration(row.median_idle_ns)}"
+        where += (
+            f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
+        )
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} holds the others up: a step's own work takes it "
         f"{duration(row.own_ns)}, the median rank {duration(row.median_own_ns)} (+{row.excess:.0%}){where}. It waits "
-        f"{duration(row.exposed_communication_ns)} in communication, the median "
-        f"{duration(row.median_exposed_communication_ns)}."
+        f"{duration(row.exposed_communication_ns)} in communication, the others "
+        f"{duration(row.others_exposed_communication_ns)}."
     )
 
 
@@ -94,7 +96,8 @@ def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | 
         most = sorted(range(few), key=lambda k: -(table[k].host_median_ns or 0))[:rows]
         table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
     text = view_text("ranges", table, rows=rows, sort=sort, columns=["path", *(columns or known[1:])])
-    note = f" (the {len(table)} of {few} with the most host time)" if len(table) < few else ""
+    shown = min(rows, len(table))
+    note = f" (the {shown} of {few} with the most {sort or 'host time'})" if shown < few else ""
     return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if few else text
 
 
@@ -112,7 +115,7 @@ def conclude(output_dir: Path, captures: Sequence[Capture], cut: str | None) -> 
         return
     with replacing(output_dir / FILE) as file:
         file.write(f"{as_text(ranks)}\n".encode())
-    later = f"; rank {few(ranks.missing)} is missing yet: `instrument ranks {output_dir}` tells of all, later"
+    later = f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {output_dir}` tells of all"
     said = later if ranks.missing else ""
     logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), output_dir / FILE, said)
 
@@ -133,7 +136,7 @@ def _gathered(output_dir: Path, name: str, patient_s: float) -> Ranks | None:
             heard = now
         ranks = Run.load(*sorted(there)).windows[-1] if there - seen else None
         seen = there
-        over = now - began > patient_s or now - heard > _QUIET_S
+        over = now - began >= patient_s or now - heard > _QUIET_S
         if seen and (over or (ranks is not None and not ranks.missing)):
             return ranks or Run.load(*sorted(seen)).windows[-1]
         if over:

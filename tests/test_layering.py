@@ -135,6 +135,7 @@ def test_public_names_are_sorted_and_importable() -> None:
         ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
         ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),
         ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
+        ("import instrument.across, instrument.merge, instrument.capture.run", {"torch"}),
         ("import instrument.cli", {"torch", "numpy", "pydantic"}),
     ],
 )

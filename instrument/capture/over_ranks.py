@@ -160,34 +160,34 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     is above the median of all ranks by three robust standard deviations and by a tenth.
 
     Columns: `rank host own_ns median_own_ns excess` (the share by which it is above), `exposed_communication_ns` and
-    `median_exposed_communication_ns` (that it waits less), `idle_ns` and `median_idle_ns` (what its device waited for
-    its host), `range` and `range_excess_ns`: the range whose time outside other ranges, on the host or a device, is
-    most above the median of the ranks that have it, and by how much. Empty where no rank stands out, or where steps or
-    communication are not known.
+    `others_exposed_communication_ns` (it waits less than the median of the ranks that are none), `idle_ns` and
+    `others_idle_ns` (what its device waited for its host), `range` and `range_excess_ns`: the range whose time outside
+    other ranges, on the host or a device, is most above the median of the ranks that have it, and by how much. Empty
+    where no rank stands out, or where steps or communication are not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
     usual = median(own) if own else 0
     deviation = median([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
     limit = max(usual + _DEVIATIONS * deviation, usual * (1 + _LEAST_SHARE))
-    slow = table.where(own_ns=lambda ns: ns > limit).sort("own_ns")
+    slow, others = table.where(own_ns=lambda ns: ns > limit).sort("own_ns"), table.where(own_ns=lambda ns: ns <= limit)
     where = _most_above(summaries) if len(slow) else {}
     return Table(
         {
             **{name: slow.column(name) for name in ("rank", "host", "own_ns")},
             "median_own_ns": [usual] * len(slow),
             "excess": [row.own_ns / usual - 1 if usual else None for row in slow],
-            **_beside_median("exposed_communication_ns", slow, table),
-            **_beside_median("idle_ns", slow, table),
+            **_beside_others("exposed_communication_ns", slow, others),
+            **_beside_others("idle_ns", slow, others),
             "range": [where.get(row.rank, (None, None))[0] for row in slow],
             "range_excess_ns": [where.get(row.rank, (None, None))[1] for row in slow],
         }
     )
 
 
-def _beside_median(name: str, slow: Table, table: Table) -> dict[str, list[Any]]:
-    known = [cell for cell in table.column(name) if cell is not None]
-    return {name: slow.column(name), f"median_{name}": [median(known) if known else None] * len(slow)}
+def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]]:
+    known = [cell for cell in others.column(name) if cell is not None]
+    return {name: slow.column(name), f"others_{name}": [median(known) if known else None] * len(slow)}
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:

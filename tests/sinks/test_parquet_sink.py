@@ -6,20 +6,23 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars
 import pytest
-from made_captures import annotation, kernels, record, span, steps, write_capture
+from made_captures import annotation, kernels, record, span, steps, synchronous_steps, write_capture, write_rank
 from pyarrow import dataset, parquet
 
 from instrument.capture import Capture
+from instrument.capture.run import Run
 from instrument.errors import ConfigError, MissingPackage
 from instrument.sinks.parquet import Parquet
 
@@ -108,6 +111,59 @@ def test_categories_are_todays(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(write([span("x", k, 1, name) for k, name in enumerate(old)]), tmp_path)
     found = ask(tmp_path / "lake", "SELECT category FROM 'lake/**/*.parquet' ORDER BY event")
     assert [name for (name,) in found] == ["cpu_op", "cuda_runtime", "kernel", "gpu_memcpy", "gpu_memset", "Trace"]
+
+
+@pytest.fixture
+def of_ranks(tmp_path: Path) -> Path:
+    """The dataset of three ranks, of which the second takes longest."""
+    for rank, own_us in enumerate((100, 300, 120)):
+        capture = write_rank(tmp_path / "run", rank, synchronous_steps(own_us, device=True), 3)
+        Parquet(dir=str(tmp_path / "lake")).write(capture, tmp_path / "run")
+    return tmp_path
+
+
+KERNELS = """SELECT rank, sum(CASE WHEN name LIKE '%nccl%' THEN duration_ns END) AS communication_ns,
+    sum(CASE WHEN name NOT LIKE '%nccl%' THEN duration_ns END) AS compute_ns, count(*) AS kernels
+    FROM lake WHERE category = 'kernel' GROUP BY rank ORDER BY rank"""
+
+
+def of_our_tables(folder: Path) -> list[tuple[int, ...]]:
+    """The same rows from the ranks' summaries and captures."""
+    (window,) = Run.load(folder / "run").windows
+    calls = [sum(Capture.load(path).kernels.column("calls")) for path in window.paths]
+    rows = [(row.rank, row.communication_ns, row.compute_ns, n) for row, n in zip(window.breakdown, calls)]
+    assert rows == [(rank, 2 * (870 - own) * 1000, 2000 * own, 4) for rank, own in enumerate((100, 300, 120))]
+    return rows
+
+
+def test_duckdb_finds_in_the_dataset_of_all_ranks_what_our_tables_say(of_ranks: Path) -> None:
+    found = ask(of_ranks / "lake", KERNELS.replace("FROM lake", "FROM 'lake/**/*.parquet'"))
+    assert found == of_our_tables(of_ranks)
+
+
+SPARK = """
+import json, sys
+from pyspark.sql import SparkSession
+
+quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.sql.warehouse.dir": sys.argv[3]}
+builder = SparkSession.builder.master("local[1]")
+for key, value in {**quiet, "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+spark.read.parquet(sys.argv[1]).createOrReplaceTempView("lake")
+print(json.dumps([tuple(row) for row in spark.sql(sys.argv[2]).collect()]))
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("java") is None or find_spec("pyspark") is None, reason="Spark needs a Java runtime and pyspark"
+)
+def test_spark_finds_the_same(of_ranks: Path) -> None:
+    command = [sys.executable, "-c", SPARK, str(of_ranks / "lake"), KERNELS, str(of_ranks / "warehouse")]
+    done = subprocess.run(command, cwd=of_ranks, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [tuple(row) for row in json.loads(done.stdout)] == of_our_tables(of_ranks)
 
 
 def test_launch_delay_by_hand(write: Write, tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""What is said of all ranks: by `instrument ranks`, and in the file that is left where a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from collected import Log
+from made_captures import steps, synchronous_steps, write_capture, write_rank
+
+from instrument import across, export
+from instrument.across import as_text, conclude
+from instrument.capture import Capture
+from instrument.capture.run import Run
+from instrument.cli import main
+
+DDP = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from instrument import Session, profiled
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+with Session(wait=1, active=3, activities=["cpu"], output_dir=sys.argv[1] + "/out", export="inline") as session:
+    for _ in session.steps(range(6)):
+        with profiled("load"):
+            time.sleep(0.05 * rank)  # the work of the slower rank
+        model(torch.randn(4, 8)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> None:
+    """Two processes on this machine, whose clock is one; the second takes 50 ms longer for its data."""
+    command = [sys.executable, "-c", DDP, str(tmp_path)]
+    environment = [{**os.environ, "RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"} for rank in "01"]
+    started = [subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True) for each in environment]
+    told = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    out = tmp_path / "out"
+    assert "The table of 2 ranks is in" in told[0]
+    assert "The table of" not in told[1]
+    (window,) = Run.load(out).windows
+    text = (out / "ranks.txt").read_text(encoding="utf-8")
+    assert text == f"{as_text(window)}\n"
+    assert "Rank 1 on " in text
+    (slow,) = window.stragglers
+    assert (slow.rank, slow.range) == (1, "load")
+    assert slow.range_excess_ns == pytest.approx(50e6, rel=0.2)
+    assert slow.others_exposed_communication_ns - slow.exposed_communication_ns > 30e6
+    clocks = window.clocks
+    assert clocks.column("matched") == [3, 3]
+    assert abs(clocks[1].offset_ns) < 25e6
+    for capture in map(Capture.load, window.paths):
+        assert window.ranges.where(path="load")[0].calls == 2 * capture.ranges.where(path="load")[0].calls == 6
+
+
+Sleeping = Callable[[int], None]
+
+
+@pytest.fixture
+def rank_0_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Sleeping], list[float]]:
+    """Be rank 0 of so many, on a clock that moves only by sleeping; gives the sleeps, before each of which it calls."""
+
+    def act(world_size: int, before: Sleeping = lambda count: None) -> list[float]:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        slept: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            before(len(slept))
+
+        monkeypatch.setattr(across, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
+        return slept
+
+    return act
+
+
+def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, rank_0_of: Any, log: Log) -> None:
+    def arrive(count: int) -> None:
+        if count in (2, 4):
+            write_rank(tmp_path, count // 2, synchronous_steps(100), 3)
+
+    slept = rank_0_of(3, arrive)
+    own = write_rank(tmp_path, 0, synchronous_steps(100), 3)
+    conclude(tmp_path, [own], None)
+    assert len(slept) == 4
+    assert (tmp_path / "ranks.txt").read_text(encoding="utf-8") == f"{as_text(Run.load(tmp_path).windows[0])}\n"
+    assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
+
+
+def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, rank_0_of: Any, log: Log) -> None:
+    slept = rank_0_of(9)
+    own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
+    conclude(tmp_path, [own], None)
+    assert sum(slept) == pytest.approx(3, abs=0.5), "nothing more is on its way, as on a node with a disk of its own"
+    assert log.at("INFO")[0].endswith(
+        f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` tells of all"
+    )
+    (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
+    slept.clear()
+    conclude(tmp_path, [own], None)
+    assert sum(slept) == pytest.approx(20, abs=0.5), "one is being exported, and takes too long"
+    slept.clear()
+    conclude(tmp_path, [own], "exception RuntimeError")
+    assert slept == []
+
+
+def test_who_is_not_rank_0_of_several_does_nothing(tmp_path: Path, rank_0_of: Any, monkeypatch: Any) -> None:
+    own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 2) for rank in (0, 1))
+    slept = rank_0_of(2)
+    conclude(tmp_path, [], None)
+    for variable, value in (("RANK", "1"), ("WORLD_SIZE", "1"), ("WORLD_SIZE", "x")):
+        rank_0_of(2)
+        monkeypatch.setenv(variable, value)
+        conclude(tmp_path, [own], None)
+    assert slept == []
+    assert not (tmp_path / "ranks.txt").exists()
+
+
+def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(tmp_path: Path, rank_0_of: Any) -> None:
+    slept = rank_0_of(2)
+    conclude(tmp_path, [write_rank(tmp_path, 0, synchronous_steps(100), 2)], None)
+    assert sum(slept) == pytest.approx(3, abs=0.5)
+    assert not (tmp_path / "ranks.txt").exists()
+
+
+def test_the_command_prints_the_newest_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, own_us in enumerate((100, 400, 105)):
+        write_rank(tmp_path, rank, synchronous_steps(own_us), 3)
+        earlier = write_capture(
+            tmp_path, steps(), f"before_rank{rank}", rank=rank, started_at="2026-01-01T03:04:05+00:00",
+            window={"first_step": 1, "last_step": 2},
+        )  # fmt: skip
+        assert earlier.folder
+    assert main(["ranks", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert err == "Showing the newest of 2 windows; the others are: steps_000001-000002\n"
+    assert out.splitlines()[:7] == [
+        "steps_000003-000004: 3 of 3 ranks",
+        "",
+        "Ranks",
+        "rank  host  steps      step         own  communication  exposed communication  exposed share",
+        "----  ----  -----  --------  ----------  -------------  ---------------------  -------------",
+        "   0  box       2  1.000 ms  200.000 µs     800.000 µs             800.000 µs            0.8",
+        "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs            0.5",
+    ]
+    assert (
+        "Rank 1 on box holds the others up: a step's own work takes it 500.000 µs, the median rank 205.000 µs (+144%), "
+        "most above the others in forward (+295.000 µs). It waits 500.000 µs in communication, the others 795.000 µs."
+    ) in out
+    assert "\nClocks: at most 0 ns from rank 0's, known to ±0 ns.\n" in out
+    ranges = [line.split() for line in out.splitlines()[-2:]]
+    assert ranges[0] == ["forward", "3", "6", "100.000", "µs", "105.000", "µs", "400.000", "µs", "1", "2.86"]
+    assert ranges[1][:3] == ["gloo:all_reduce", "3", "6"]
+    assert main(["ranks", str(tmp_path), "--window", "steps_000001-000002"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert (
+        "No rank holds the others up.\n\nThe clocks cannot be compared: the ranks have no collective in common.\n"
+        in out
+    )
+
+
+def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, own_us in enumerate((100, 400, 105)):
+        write_rank(tmp_path, rank, synchronous_steps(own_us), 3)
+    (tmp_path / "steps_000003-000004_rank2" / "summary.json").unlink()
+    (tmp_path / "steps_000003-000004_rank2" / "trace.json.gz").write_text("")
+    assert main(["ranks", str(tmp_path), "--json", "--trace", str(tmp_path / "all.json.gz")]) == 0
+    out, err = capsys.readouterr()
+    said, (window,) = json.loads(out), Run.load(tmp_path).windows
+    assert (said["name"], said["missing"], said["notes"]) == (window.name, [2], ["Missing of 3 ranks: rank 2."])
+    for view in ("ranks", "breakdown", "stragglers", "ranges", "clocks"):
+        assert said[view] == [row._asdict() for row in getattr(window, view)]
+    assert err.splitlines()[0].startswith("instrument: left out: The trace file ")
+    assert err.splitlines()[1] == f"The traces of 2 ranks are in {tmp_path / 'all.json.gz'}"
+    assert len(Capture.load(tmp_path / "all.json.gz").events) == 2 * len(Capture.load(window.paths[0]).events)
+    assert main(["ranks", str(tmp_path), "--rows", "1", "--sort", "calls", "--columns", "calls,device_min_ns"]) == 0
+    out = capsys.readouterr().out
+    assert "Ranks, 1 of 2\n" in out
+    assert [line.split() for line in out.splitlines()[-4:]][::3] == [
+        ["A", "step's", "ranges", "over", "the", "ranks", "(the", "1", "of", "2", "with", "the", "most", "calls)"],
+        ["forward", "4", "-"],
+    ]
+    assert main(["ranks", str(tmp_path), "--columns", "cals"]) == 2
+    assert capsys.readouterr().err.endswith("The view ranges has no column 'cals'; did you mean 'calls'?\n")
+
+
+def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: Log) -> None:
+    for name in ("one", "two"):
+        folder = write_capture(tmp_path, steps(), f".{name}.queued").folder
+        (folder / "trace.json.gz").write_text("{}")
+    failed: set[str] = set()
+    places = [export.finish(tmp_path / f".{name}.queued", {}, failed=failed) for name in ("one", "two")]
+    assert places == [tmp_path / "one", tmp_path / "two"]
+    assert [sorted(path.name for path in place.iterdir()) for place in places] == [
+        ["capture.json", "trace.json.gz"]
+    ] * 2
+    (said,) = log.at("WARNING")
+    assert said.startswith("one gets no summary.json (")
