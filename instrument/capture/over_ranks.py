@@ -200,9 +200,9 @@ def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str,
         middle = _spread(cells, values, np.zeros_like(values))[1]
         usual = np.array([_UNKNOWN if value is None else value for value in middle], np.int64)
         above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
-        for k, summary in enumerate(summaries):
-            mine = np.flatnonzero(cells.owner == k)
-            most = mine[np.argmax(above[mine])] if len(mine) else -1
+        first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
+        for summary, begin, end in zip(summaries, first, first[1:]):
+            most = begin + int(np.argmax(above[begin:end])) if end > begin else -1
             if most >= 0 and above[most] > found.get(summary.rank, ("", 0))[1]:
                 found[summary.rank] = cells.paths[cells.path[most]], int(above[most])
     return found
