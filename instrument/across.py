@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,13 +101,15 @@ def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | 
 
 
 def conclude(output_dir: Path, captures: Sequence[Capture], cut: str | None) -> None:
-    """Where rank 0 of several ends its run: leave the table of its last window over all ranks, and say where it is.
+    """Where the lowest of several ranks ends its run: leave the table of its last window over all, and say where it is.
 
     Waits for the others' summaries at most 20 s, by looking at the folder; not at all where the run is `cut` short. No
     rank is asked for anything, so none can hang here.
     """
-    world = os.environ.get("WORLD_SIZE", "")
-    if os.environ.get("RANK") != "0" or not world.isdecimal() or int(world) < 2 or not captures:
+    about = captures[-1].metadata if captures else {}
+    chosen = about.get("config", {}).get("ranks")
+    lowest = min(chosen) if isinstance(chosen, list) else 0
+    if about.get("rank") != lowest or about.get("world_size", 1) < 2:
         return
     ranks = _gathered(output_dir, captures[-1].name.rpartition("_rank")[0], 0.0 if cut else _PATIENT_S)
     if ranks is None or len(ranks.summaries) < 2:

@@ -68,12 +68,10 @@ Sleeping = Callable[[int], None]
 
 
 @pytest.fixture
-def rank_0_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Sleeping], list[float]]:
-    """Be rank 0 of so many, on a clock that moves only by sleeping; gives the sleeps, before each of which it calls."""
+def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """A clock that moves only by sleeping; gives the sleeps, in each of which it calls what it was given."""
 
-    def act(world_size: int, before: Sleeping = lambda count: None) -> list[float]:
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    def act(before: Sleeping = lambda count: None) -> list[float]:
         slept: list[float] = []
 
         def sleep(seconds: float) -> None:
@@ -86,12 +84,12 @@ def rank_0_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Sleeping], list
     return act
 
 
-def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, rank_0_of: Any, log: Log) -> None:
+def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, asleep: Any, log: Log) -> None:
     def arrive(count: int) -> None:
         if count in (2, 4):
             write_rank(tmp_path, count // 2, synchronous_steps(100), 3)
 
-    slept = rank_0_of(3, arrive)
+    slept = asleep(arrive)
     own = write_rank(tmp_path, 0, synchronous_steps(100), 3)
     conclude(tmp_path, [own], None)
     assert len(slept) == 4
@@ -99,8 +97,8 @@ def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, rank_0_
     assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
 
 
-def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, rank_0_of: Any, log: Log) -> None:
-    slept = rank_0_of(9)
+def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, log: Log) -> None:
+    slept = asleep()
     own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
     conclude(tmp_path, [own], None)
     assert sum(slept) == pytest.approx(3, abs=0.5), "nothing more is on its way, as on a node with a disk of its own"
@@ -116,20 +114,24 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, rank_0_of: Any,
     assert slept == []
 
 
-def test_who_is_not_rank_0_of_several_does_nothing(tmp_path: Path, rank_0_of: Any, monkeypatch: Any) -> None:
-    own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 2) for rank in (0, 1))
-    slept = rank_0_of(2)
+@pytest.mark.parametrize(
+    ("chosen", "rank", "world_size", "is_left"),
+    [("all", 0, 2, True), ("all", 1, 2, False), ("all", 0, 1, False), ([3, 1], 1, 4, True), ([3, 1], 3, 4, False)],
+)
+def test_the_lowest_rank_that_records_leaves_the_table(
+    tmp_path: Path, asleep: Any, chosen: Any, rank: int, world_size: int, is_left: bool
+) -> None:
+    ranks = [0, 1] if chosen == "all" else chosen
+    made = [write_rank(tmp_path, each, synchronous_steps(100), world_size, config={"ranks": chosen}) for each in ranks]
+    slept = asleep()
+    conclude(tmp_path, [capture for capture in made if capture.metadata["rank"] == rank], None)
     conclude(tmp_path, [], None)
-    for variable, value in (("RANK", "1"), ("WORLD_SIZE", "1"), ("WORLD_SIZE", "x")):
-        rank_0_of(2)
-        monkeypatch.setenv(variable, value)
-        conclude(tmp_path, [own], None)
     assert slept == []
-    assert not (tmp_path / "ranks.txt").exists()
+    assert (tmp_path / "ranks.txt").exists() == is_left
 
 
-def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(tmp_path: Path, rank_0_of: Any) -> None:
-    slept = rank_0_of(2)
+def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(tmp_path: Path, asleep: Any) -> None:
+    slept = asleep()
     conclude(tmp_path, [write_rank(tmp_path, 0, synchronous_steps(100), 2)], None)
     assert sum(slept) == pytest.approx(3, abs=0.5)
     assert not (tmp_path / "ranks.txt").exists()
