@@ -380,6 +380,7 @@ def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -
         modules = loaded("show", folder, *options)
         assert "numpy" in modules, "the check sees what is loaded"
         assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"})
+    assert loaded("ranks", folder).isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"})
     (tmp_path / "their_sink.py").write_text(THEIRS)
     for sink in ("parquet", "tensorboard", "their_sink.Calls"):
         modules = loaded("export", folder, "--sink", sink, cwd=tmp_path)
