@@ -248,7 +248,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(run=_ranks)
     add = parser.add_argument
-    add("paths", metavar="RUN_FOLDER", type=Path, nargs="+", help="a folder that holds captures, or traces by rank")
+    add("paths", metavar="RUN_FOLDER", type=_place, nargs="+", help="a folder of captures, traces by rank, or a URL")
     add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
     add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort the ranges by")

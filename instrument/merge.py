@@ -70,10 +70,11 @@ def merge(ranks: Ranks, target: Path) -> None:
         file.write(b"\n]}\n")
 
 
-def _trace(path: Path) -> Path:
-    trace = Capture.load(path).trace_path
+def _trace(path: Path | str) -> Path:
+    capture = Capture.load(path)
+    trace = capture.trace_path
     if trace is None:
-        raise CaptureError(f"The trace of {path.name} has been dropped, so there is nothing to merge.")
+        raise CaptureError(f"The trace of {capture.name} has been dropped, so there is nothing to merge.")
     return trace
 
 

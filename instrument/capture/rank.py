@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from instrument.capture import Capture
+from instrument.capture import Capture, remote
 from instrument.capture.collectives import collectives, host_waits
 from instrument.capture.table import Table
 from instrument.errors import CaptureError, InstrumentError
@@ -136,31 +136,48 @@ def write(capture: Capture, folder: Path) -> None:
 _DECODER = msgspec.json.Decoder(RankSummary)
 
 
-def read(path: Path) -> RankSummary:
-    """The summary of a capture's folder as it was written, or of a folder without one, or a trace, made anew.
+def read(path: Path | str) -> RankSummary:
+    """The summary of a capture as it was written; where there is none, and of a trace, made anew.
 
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
     """
-    return written(path) or summarize(Capture.load(path))
+    return written([path])[path] or summarize(Capture.load(path))
 
 
-def written(path: Path) -> RankSummary | None:
-    """The summary in a capture's folder; None where there is none, or one that this version cannot read."""
+def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
+    """The summaries in captures, at paths or URLs; None where there is none, or one that this version cannot read.
+
+    Raises:
+        CaptureError: the server of a URL does not give it.
+    """
+    urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if remote.is_url(path)}
+    fetched = remote.contents(list(urls.values())) if urls else {}
+    return {path: _decoded(fetched.get(urls[path]) if path in urls else _content(Path(path))) for path in paths}
+
+
+def _content(folder: Path) -> bytes | None:
     try:
-        found = _DECODER.decode((path / SUMMARY_FILE).read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return (folder / SUMMARY_FILE).read_bytes()
+    except OSError:
+        return None
+
+
+def _decoded(text: bytes | None) -> RankSummary | None:
+    try:
+        found = _DECODER.decode(text or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found if found.version == VERSION else None
 
 
-def read_all(paths: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
+def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
     """The summary of each path, or a sentence that says why there is none; in no order.
 
     Where traces have to be read, that is done in as many processes as there are cores. They are interpreters of their
     own, and none of multiprocessing's: those would run a script that lacks `if __name__ == "__main__"` again.
     """
-    found = {path: written(path) for path in paths}
+    found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
     missing = [path for path, summary in found.items() if summary is None]
     workers = min(len(missing), os.cpu_count() or 1)
@@ -172,14 +189,14 @@ def read_all(paths: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
             yield from answers
 
 
-def _told(path: Path) -> RankSummary | str:
+def _told(path: Path | str) -> RankSummary | str:
     try:
         return read(path)
     except InstrumentError as error:
         return str(error)
 
 
-def _in_process(paths: Sequence[Path]) -> list[tuple[Path, RankSummary | str]]:
+def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
     """The answers of a process of its own."""
     command = [sys.executable, "-m", "instrument.capture.rank", *map(str, paths)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
@@ -195,4 +212,4 @@ def _in_process(paths: Sequence[Path]) -> list[tuple[Path, RankSummary | str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode([_told(Path(path)) for path in sys.argv[1:]]))
+    sys.stdout.buffer.write(msgspec.json.encode([_told(path) for path in sys.argv[1:]]))

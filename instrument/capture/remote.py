@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -118,6 +118,18 @@ def fetch(url: str) -> Path:
         os.utime(kept)
         _keep_in_bounds(kept.parent)
         return kept / Path(path).name
+
+
+def contents(urls: Sequence[str]) -> dict[str, bytes]:
+    """What is in those files that are there, of one file system, asked for all at once where it can be.
+
+    Raises:
+        CaptureError: the server does not give them.
+    """
+    with _told(urls[0]):
+        fs, _ = filesystem(urls[0])
+        by_path = {fs._strip_protocol(url): url for url in urls}
+        return {by_path[path]: data for path, data in fs.cat(list(by_path), on_error="omit").items()}
 
 
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:

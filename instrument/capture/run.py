@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from instrument.capture import METADATA_FILE, over_ranks, rank
+from instrument.capture import METADATA_FILE, over_ranks, rank, remote
 from instrument.capture.clocks import clocks
 from instrument.capture.rank import RankSummary
 from instrument.capture.table import Table
@@ -21,7 +21,8 @@ _TRACES = ("*.json", "*.json.gz")
 _SHOWN = 8
 # The ranks of a job reach the same step at about the same time; windows further apart are of different runs.
 _TOGETHER_S = 600
-_ByRank = dict[int | None, tuple[Path, RankSummary]]
+_Found = tuple[Path | str, RankSummary]
+_ByRank = dict[int | None, _Found]
 
 
 class Run:
@@ -32,13 +33,15 @@ class Run:
         unread: a sentence for each capture or trace that could not be read.
     """
 
-    def __init__(self, found: Iterable[tuple[Path, RankSummary]], unread: Sequence[str] = ()) -> None:
+    def __init__(self, found: Iterable[_Found], unread: Sequence[str] = ()) -> None:
         self.windows = _windows(found)
         self.unread = list(unread)
 
     @classmethod
     def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder; of a folder without captures, the traces in it.
+
+        A URL, `s3://bucket/run`, will do as well: of captures with a summary nothing else is fetched.
 
         Each capture holds a summary, which is all that is read; of those without one, and of traces, it is made from
         the events, in as many processes as there are cores.
@@ -48,8 +51,8 @@ class Run:
         Raises:
             CaptureError: a path does not exist, there is nothing at it, or nothing of it can be read.
         """
-        chosen = [each for path in paths for each in _at(Path(path))]
-        answers = sorted(rank.read_all(chosen), key=lambda answer: answer[0])
+        chosen = [each for path in paths for each in _at(path if remote.is_url(path) else Path(path))]
+        answers = sorted(rank.read_all(chosen), key=lambda answer: str(answer[0]))
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
         if not found:
@@ -79,11 +82,11 @@ class Ranks:
     Attributes:
         name: its phase and steps, such as "steps_000010-000012" or "validation_steps_000003-000004".
         summaries: each rank's, by rank; what the views are made of.
-        paths: the capture or trace of each, in the same order.
+        paths: the capture or trace of each, in the same order; URLs are text.
         world_size: how many ranks the job had; None where no rank tells.
     """
 
-    def __init__(self, found: Sequence[tuple[Path, RankSummary]]) -> None:
+    def __init__(self, found: Sequence[_Found]) -> None:
         found = sorted(found, key=lambda each: -1 if each[1].rank is None else each[1].rank)
         self.paths = [path for path, _ in found]
         self.summaries = [summary for _, summary in found]
@@ -149,7 +152,9 @@ def captures_below(folder: Path) -> Iterator[Path]:
                 yield found.parent
 
 
-def _at(path: Path) -> list[Path]:
+def _at(path: Path | str) -> Sequence[Path | str]:
+    if isinstance(path, str):
+        return remote.captures(path)
     if not path.exists():
         raise CaptureError(f"There is nothing at {path}: give a run's folder, captures, or the traces of its ranks.")
     if not path.is_dir() or (path / METADATA_FILE).exists():
@@ -162,14 +167,14 @@ def _at(path: Path) -> list[Path]:
     return found
 
 
-def _windows(found: Iterable[tuple[Path, RankSummary]]) -> list[Ranks]:
+def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Captures by window: those of the same phase and first step, each rank once.
 
     What one folder holds belongs together; ranks that wrote into folders of their own are put together as well. Other
     runs over the same steps are other windows: they began at another time, or have the rank already.
     """
     groups: dict[Any, list[_ByRank]] = {}
-    for path, summary in sorted(found, key=lambda each: (each[0].parent, each[1].started_at or "")):
+    for path, summary in sorted(found, key=lambda each: (Path(each[0]).parent, each[1].started_at or "")):
         steps = groups.setdefault((summary.phase or "train", summary.first_step), [])
         beside = [ranks for ranks in steps if summary.rank not in ranks]
         near = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
@@ -182,9 +187,9 @@ def _windows(found: Iterable[tuple[Path, RankSummary]]) -> list[Ranks]:
     return sorted(windows, key=lambda window: (window.summaries[0].started_at or "", window.name))
 
 
-def _apart(ranks: _ByRank, path: Path, summary: RankSummary) -> tuple[bool, float]:
+def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
     """How far a capture is from others: whether all lie in other folders, and the seconds between their beginnings."""
-    elsewhere = all(other.parent != path.parent for other, _ in ranks.values())
+    elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
     if summary.started_at is None or not began:
         return elsewhere, 0.0

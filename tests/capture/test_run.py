@@ -17,6 +17,7 @@ from instrument.capture import Capture
 from instrument.capture.rank import RankSummary, read, summarize, written
 from instrument.capture.run import Run
 from instrument.errors import CaptureError
+from instrument.merge import merge
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 needs_traces = pytest.mark.skipif(
@@ -26,8 +27,8 @@ needs_traces = pytest.mark.skipif(
 
 def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
-    found = written(capture.folder)
-    assert found == read(capture.folder) == summarize(capture)
+    found = read(capture.folder)
+    assert found == written([capture.folder])[capture.folder] == summarize(capture)
     assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (1, 2, 4, "node-7", 5_000)
     assert (found.first_step, found.last_step, found.truncated) == (3, 4, False)
     said = json.loads((capture.folder / "summary.json").read_text())
@@ -47,7 +48,7 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     outer = {**steps()[1], "ts": 0, "dur": 2000}
     reduces = [{**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 10 * k, "dur": 5} for k in range(300)]
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
-    found = written(capture.folder)
+    found = read(capture.folder)
     assert len(found.ranges["path"]) == 500
     assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most host time"
     assert found.ranges_left_out == 902 - 500
@@ -239,6 +240,24 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
     assert run.windows[0].missing == [4]
     assert len(run.unread) == 1
     assert "rank4/trace.json.gz is cut short" in run.unread[0]
+
+
+def test_a_run_at_a_url_is_read_from_its_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for rank in range(3):
+        write_rank(tmp_path / "run", rank, synchronous_steps(100), 3)
+    here = Run.load(tmp_path / "run").windows[0]
+    url = (tmp_path / "run").as_uri()
+    (window,) = Run.load(url).windows
+    assert window.summaries == here.summaries
+    assert window.paths == [f"{url}/{path.name}" for path in here.paths]
+    assert not (tmp_path / "cache").exists(), "nothing else is fetched"
+    merge(window, tmp_path / "there.json")
+    merge(here, tmp_path / "here.json")
+    there, here_too = (Capture.load(tmp_path / name).events for name in ("there.json", "here.json"))
+    assert list(there.start_ns) == list(here_too.start_ns)
+    (tmp_path / "run" / here.paths[1].name / "summary.json").unlink()
+    assert Run.load(url).windows[0].summaries == here.summaries
 
 
 def test_what_cannot_be_read_at_all(tmp_path: Path) -> None:
