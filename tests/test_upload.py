@@ -137,7 +137,7 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     for capture in session.captures:
         assert capture.folder is not None
         assert sent(objects, capture.name) == local(capture.folder)
-        assert set(local(capture.folder)) == {"capture.json", "table.txt", "trace.json.gz"}
+        assert set(local(capture.folder)) == {"capture.json", "summary.json", "table.txt", "trace.json.gz"}
         assert f"exporter: Sent {capture.name} to {url}/{capture.name}" in log.at("INFO")
         there = Capture.load(f"{url}/{capture.name}")
         assert list(there.operators) == list(capture.operators)
@@ -183,7 +183,7 @@ def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_remove
         server.start()
     assert names(output) == ALL[2:]
     objects = server.objects("comes-back")
-    assert all(set(sent(objects, name)) == {"capture.json", "trace.json.gz"} for name in ALL)
+    assert all(set(sent(objects, name)) == {"capture.json", "summary.json", "trace.json.gz"} for name in ALL)
     assert sent(objects, ALL[2]) == local(output / ALL[2])
 
 
@@ -232,15 +232,15 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", put_and_die)
         session = record(tmp_path / "profile", url, upload_options=server.options, sinks={"table": {}})
-    assert files == ["table.txt"]
+    assert files == ["summary.json"]
     server.start()
-    assert [key.rpartition("/")[2] for key in server.objects("dies")] == ["table.txt", "upload.json"]
+    assert [key.rpartition("/")[2] for key in server.objects("dies")] == ["summary.json", "upload.json"]
     with pytest.raises(CaptureError, match=r"There is no capture at s3://dies/runs/.*: it has no capture\.json"):
         Capture.load(f"{url}/{ALL[0]}")
 
     monkeypatch.setattr(upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name)))
     assert cli.main(["export", str(tmp_path)]) == 0
-    assert files == ["table.txt", "trace.json.gz", "capture.json"], "each once, capture.json last"
+    assert files == ["summary.json", "table.txt", "trace.json.gz", "capture.json"], "each once, capture.json last"
     assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
 
 
