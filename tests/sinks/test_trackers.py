@@ -186,7 +186,9 @@ def test_wandb(tmp_path: Path) -> None:
     assert profiled_rows(rows) == {3: expected(tmp_path / "live", FIRST), 7: expected(tmp_path / "live", SECOND)}
     assert [row["loss"] for row in rows if "loss" in row] == [number * 1.5 for number in range(8)]
     assert [row["_step"] for row in rows if "after" in row] == [8], "the program's step is not ours to move"
-    assert artifacts == {name: {"capture.json", "table.txt", "trace.json.gz"} for name in (FIRST, SECOND)}
+    assert artifacts == {
+        name: {"capture.json", "summary.json", "table.txt", "trace.json.gz"} for name in (FIRST, SECOND)
+    }
 
     rows, artifacts, run = wandb_run(tmp_path, "own")
     assert profiled_rows(rows) == {3: expected(tmp_path / "own", FIRST), 7: expected(tmp_path / "own", SECOND)}
@@ -208,8 +210,8 @@ def test_mlflow(tmp_path: Path) -> None:
     found = json.loads(story(tmp_path, MLFLOW).splitlines()[-1])
     assert sorted(found) == ["live", "profiles", "ranks"], "another rank begins no run"
     for run, folder, files in (
-        ("live", "live", ["capture.json", "table.txt", "trace.json.gz"]),
-        ("profiles", "own", ["capture.json", "table.txt"]),
+        ("live", "live", ["capture.json", "summary.json", "table.txt", "trace.json.gz"]),
+        ("profiles", "own", ["capture.json", "summary.json", "table.txt"]),
     ):
         _, status, metrics, attached = found[run]
         assert status == "FINISHED"
@@ -272,7 +274,11 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
 def test_with_inline_export_a_window_is_sent_before_its_folder_is_renamed(tmp_path: Path) -> None:
     sink = Remembers()
     record(tmp_path, sink, export="inline")
-    assert [file.name for sent in sink._got for file in sent.files] == ["capture.json", "trace.json.gz"] * 2
+    assert [file.name for sent in sink._got for file in sent.files] == [
+        "capture.json",
+        "summary.json",
+        "trace.json.gz",
+    ] * 2
     assert sink._thread is None
 
 
