@@ -192,7 +192,7 @@ def test_wandb(tmp_path: Path) -> None:
 
     rows, artifacts, run = wandb_run(tmp_path, "own")
     assert profiled_rows(rows) == {3: expected(tmp_path / "own", FIRST), 7: expected(tmp_path / "own", SECOND)}
-    assert artifacts == {name: {"capture.json", "table.txt"} for name in (FIRST, SECOND)}
+    assert artifacts == {name: {"capture.json", "summary.json", "table.txt"} for name in (FIRST, SECOND)}
     assert run.display_name == "profiles"
 
     rows, artifacts, run = wandb_run(tmp_path, "ranks")
