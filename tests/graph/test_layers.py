@@ -1,0 +1,125 @@
+"""Boxes in rows: nothing overlaps, lines run downwards past boxes, and few of them cross."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, product
+from random import Random
+
+import pytest
+
+from instrument.graph import layers
+from instrument.graph.layers import Drawing, Net, Point, arrange
+
+SIZES = [(80.0, 30.0), (140.0, 45.0), (60.0, 90.0)]
+
+
+def drawn(count: int, edges: list[tuple[int, int]], sizes: list[tuple[float, float]] | None = None) -> Drawing:
+    sizes = sizes or [SIZES[0]] * count
+    return arrange(sizes, nets(edges, sizes))
+
+
+def nets(edges: list[tuple[int, int]], sizes: list[tuple[float, float]]) -> list[Net]:
+    targets: dict[int, list[tuple[int, float]]] = {}
+    for source, target in edges:
+        targets.setdefault(source, []).append((target, sizes[target][0] / 2))
+    return [Net(source, sizes[source][0] / 2, tuple(ends)) for source, ends in targets.items()]
+
+
+def some_graph(seed: int, count: int = 40) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
+    random = Random(seed)
+    edges = {(random.randrange(max(0, at - 9), at), at) for at in range(1, count) for _ in range(random.randrange(3))}
+    return sorted(edges), [random.choice(SIZES) for _ in range(count)]
+
+
+def overlaps(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    (left, top, right, bottom), (left2, top2, right2, bottom2) = one, other
+    return left < right2 and left2 < right and top < bottom2 and top2 < bottom
+
+
+def box(corner: Point, size: tuple[float, float]) -> tuple[float, float, float, float]:
+    return (*corner, corner[0] + size[0], corner[1] + size[1])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_boxes_keep_apart_and_lines_pass_them(seed: int) -> None:
+    edges, sizes = some_graph(seed)
+    drawing = drawn(len(sizes), edges, sizes)
+    boxes = [box(corner, size) for corner, size in zip(drawing.corners, sizes)]
+    assert not [pair for pair in combinations(boxes, 2) if overlaps(*pair)]
+    whole = (-0.1, -0.1, drawing.width + 0.1, drawing.height)
+    assert all(whole[0] <= left and right <= whole[2] and bottom <= whole[3] for left, _, right, bottom in boxes)
+    for net, lines in zip(nets(edges, sizes), drawing.lines):
+        for (target, _), line in zip(net.targets, lines):
+            assert line[0] == (boxes[net.source][0] + net.source_x, boxes[net.source][3])
+            assert line[-1][1] == boxes[target][1]
+            for (x, y), (x2, y2) in pairwise(line):
+                assert y <= y2, "a line goes up"
+                piece = (min(x, x2) - 0.2, y + 0.1, max(x, x2) + 0.2, y2 - 0.1)
+                assert not [at for at, each in enumerate(boxes) if overlaps(piece, each)], "a line crosses a box"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_row_is_as_far_down_as_the_longest_path(seed: int) -> None:
+    edges, sizes = some_graph(seed)
+    longest: dict[int, int] = {}
+    for at in range(len(sizes)):
+        longest[at] = max((longest[source] + 1 for source, target in edges if target == at), default=0)
+    rows = sorted({y for _, y in drawn(len(sizes), edges, sizes).corners})
+    for at, (_, y) in enumerate(drawn(len(sizes), edges, sizes).corners):
+        below = [longest[target] for source, target in edges if source == at]
+        expected = longest[at] if longest[at] or not below else min(below) - 1  # a source stands at what takes it
+        assert rows.index(y) == expected
+
+
+def test_crossings_are_counted_and_undone() -> None:
+    ladder = [(0, 6), (1, 5), (2, 4), (3, 7)]
+    assert count_crossings(8, ladder, [[0, 1, 2, 3], [4, 5, 6, 7]]) == 3
+    lines = [line for lines in drawn(8, ladder).lines for line in lines]
+    ends = [(line[0][0], line[-1][0]) for line in lines]
+    assert not [1 for one, other in combinations(ends, 2) if (one[0] - other[0]) * (one[1] - other[1]) < 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_crossings_are_those_of_every_pair(seed: int) -> None:
+    random = Random(seed)
+    edges = [pair for pair in product(range(8), range(8, 16)) if random.random() < 0.4]
+    pairs = sum((a - c) * (b - d) < 0 for (a, b), (c, d) in combinations(edges, 2))
+    assert count_crossings(16, edges, [list(range(8)), list(range(8, 16))]) == pairs > 0
+
+
+def count_crossings(count: int, edges: list[tuple[int, int]], rows: list[list[int]]) -> int:
+    found, _ = layers._rows(
+        [0 if at in rows[0] else 1 for at in range(count)], [80.0] * count, nets(edges, [SIZES[0]] * count)
+    )
+    return layers.crossings(found, [float(row.index(at)) for at in range(count) for row in rows if at in row])
+
+
+def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
+    chain = [(at, at + 1) for at in range(9)]
+    plain = drawn(10, chain)
+    assert len({x for x, _ in plain.corners}) == 1
+    residual = drawn(10, [*chain, (1, 8)])
+    (_, around), *_ = (lines for lines in residual.lines if len(lines) == 2)
+    beside = {x for x, _ in around[2:-1]}
+    assert len(beside) == 1, "the line is upright"
+    assert len({x for x, _ in residual.corners[2:8]}) == 1
+
+
+def test_places_at_the_edges_keep_their_row() -> None:
+    sizes = [(0.0, 0.0), SIZES[0], SIZES[0], SIZES[0], (0.0, 0.0)]
+    drawing = arrange(sizes, [Net(0, 0.0, ((3, 40.0),)), Net(1, 40.0, ((2, 40.0), (4, 0.0)))], tops=1, bottoms=1)
+    heights = [y for _, y in drawing.corners]
+    assert heights[0] == 0.0 < min(heights[1:4])
+    assert heights[4] == drawing.height > max(heights[1:4])
+
+
+def test_lines_that_pass_too_much_are_drawn_all_the_same() -> None:
+    edges = [*((at, at + 1) for at in range(99)), *((at, 99) for at in range(98))]
+    drawing = drawn(100, edges)
+    points = [len(line) for lines in drawing.lines for line in lines]
+    assert len(points) == len(edges)
+    assert sum(points) < 2 * layers._PASSED_PER_BOX * 100 * 2
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert arrange([], []) == Drawing(0.0, 0.0, [], [])
