@@ -24,6 +24,7 @@ class Inspection(NodeInterpreter):
     Attributes:
         columns: of `NodeTable`, a cell for each node: `output_shape output_dtype output_bytes new_bytes moved_bytes`.
         storages: for each node, what its tensors lie in; a view lies in that of what it was made from.
+        model_bytes: the memory of the model's parameters and buffers; what they share counts once.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, constants: nn.Module) -> None:
@@ -34,6 +35,7 @@ class Inspection(NodeInterpreter):
         self._of: dict[fx.Node, dict[int, int]] = {}  # storages by address, which torch gives again once one is freed
         self._known = 0
         self._models = {_address(each) for holder in (model, constants) for each in _held(holder)}
+        self.model_bytes = sum({_address(each): each.untyped_storage().nbytes() for each in _held(model)}.values())
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note what it took and gave."""
