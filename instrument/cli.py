@@ -313,6 +313,7 @@ def _add_graph(parser: argparse.ArgumentParser) -> None:
     add("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
     add("--depth", metavar="N", type=_positive, help="with --by module_path: modules down to this depth")
     add("--columns", metavar="A,B", type=_names, help="columns to show (the most telling)")
+    add("--html", metavar="FILE", type=Path, help="write the picture of the graph too, with a row for each node")
 
 
 def _graph(arguments: argparse.Namespace) -> str:

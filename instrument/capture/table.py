@@ -241,7 +241,7 @@ def to_html(table: Table) -> str:
     """
     table = table.since_begin()
     left = {name: _is_text(table.column(name)) for name in table.columns}
-    header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(_heading(name))}</th>' for name in left)
+    header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(heading(name))}</th>' for name in left)
     rows = ("".join(_html_cell(name, value, left[name]) for name, value in zip(left, row)) for row in table)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
@@ -267,7 +267,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     Text longer than `name_width` characters keeps its head and tail. An unknown cell is shown as "-".
     """
     table = table.since_begin()
-    header = [_heading(name) for name in table.columns]
+    header = [heading(name) for name in table.columns]
     body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
     left = [_is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
@@ -284,7 +284,8 @@ def _is_text(values: Sequence[Any]) -> bool:
     return not isinstance(first, int | float)
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """What stands above a column: its name in words; a unit that its cells show is left out."""
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from instrument.capture.table import to_text
 from instrument.errors import ConfigError
-from instrument.graph.profile import SHOWN
+from instrument.graph.profile import SHOWN, GraphProfile
 from instrument.graph.profiler import profile_graph
 
 
@@ -21,7 +22,7 @@ def report(options: argparse.Namespace) -> str:
     """The table of a model's nodes as the command's options ask for it, with what it cost under it.
 
     Raises:
-        ConfigError: there is no such model, input, or column.
+        ConfigError: there is no such model, input, or column, or the picture cannot be written.
         GraphError: the model cannot be captured.
     """
     device = _device(options.device)
@@ -36,7 +37,16 @@ def report(options: argparse.Namespace) -> str:
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    return f"{to_text(table)}\n\n{profile.foot}"
+    text = f"{to_text(table)}\n\n{profile.foot}"
+    return f"{text}\nThe picture is in {_written(profile, options.html)}." if options.html else text
+
+
+def _written(profile: GraphProfile, path: Path) -> Path:
+    try:
+        return profile.save_html(path)
+    except OSError as error:
+        why = f"--html {path} cannot be written ({error.strerror}): name a file in a folder that is there."
+        raise ConfigError(why) from None
 
 
 def named_model(name: str) -> nn.Module:

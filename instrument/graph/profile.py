@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import Any
 
-from instrument.capture.table import duration, to_text
+from instrument.capture.table import Table, duration, to_text
+from instrument.graph import roofline
 from instrument.graph.inspection import Storages
+from instrument.graph.liveness import Liveness, liveness
+from instrument.graph.machine import Machine, measured
 from instrument.graph.nodes import NodeTable
+from instrument.graph.page import page
 
 #: The columns that the whole profile shows, of the nodes'.
 SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
@@ -55,6 +62,8 @@ class GraphProfile:
         outputs: the model's result in the first run.
         storages: for each node, the memory that its tensors lie in, as (number, bytes); not that of parameters and
             buffers. A view has the number of what it was made from.
+        model_bytes: the memory of the model's parameters and buffers.
+        device: `cuda` where the model or its inputs are on one, else `cpu`.
     """
 
     nodes: NodeTable
@@ -62,13 +71,62 @@ class GraphProfile:
     overhead: Overhead
     outputs: Any
     storages: list[Storages]
+    model_bytes: int
+    device: str
 
     def __str__(self) -> str:
         return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
 
+    __repr__ = __str__
+
     @property
     def foot(self) -> str:
-        """What belongs under any table of the nodes: how they were captured, and what of their times is overhead."""
-        return f"Captured by {self.how}.\n{self.overhead}"
+        """What belongs under any table of the nodes: how they were captured, what is overhead, the memory they take."""
+        return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
 
-    __repr__ = __str__
+    @cached_property
+    def memory(self) -> Liveness:
+        """Which activations live after each node, the peak, and who holds it."""
+        return liveness(self.nodes, self.storages, self.model_bytes)
+
+    def roofline(self, machine: Machine | None = None) -> Table:
+        """A row for each node: what limits it on this machine, and the time it would take at the limit.
+
+        See `instrument.graph.roofline`. Without `machine`, what this one can do is measured at the first time, which
+        takes a second or two, and remembered (`instrument.graph.machine.measured`).
+        """
+        return roofline.roofline(self.nodes, machine or self._machine())
+
+    def to_html(self, machine: Machine | None = None) -> str:
+        """The graph as a page with its picture, and a row for each node with its memory and its place under the roof.
+
+        The page needs nothing from anywhere, and shows the same for the same profile. `machine` as for `roofline`.
+        """
+        return self._page(machine or self._machine())
+
+    def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
+        """Write what `to_html` gives, and return where.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        path = Path(path)
+        path.write_text(self.to_html(machine), encoding="utf-8", errors="replace")
+        return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page in a frame, without the roof, for which the machine would be measured."""
+        return f'<iframe srcdoc="{escape(self._page())}" style="width:100%;height:700px;border:0"></iframe>'
+
+    def _machine(self) -> Machine:
+        return measured(self.device, roofline.dtypes(self.nodes))
+
+    def _page(self, machine: Machine | None = None) -> str:
+        columns = {name: self.nodes.column(name) for name in self.nodes.columns}
+        columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
+        notes = self.foot.splitlines()
+        if machine is not None:
+            roof = self.roofline(machine)
+            columns |= {name: roof.column(name) for name in ("bound", "roof_ns", "of_roof")}
+            notes.append(f"The roof is that of {machine}.")
+        return page(Table(columns), "Graph", notes)

@@ -75,6 +75,7 @@ class _Captured:
     inspection: Inspection
     flops: list[int | None]
     node_ns: int
+    device: str
 
 
 class NodeProfiler:
@@ -131,7 +132,10 @@ class NodeProfiler:
         facts = {**captured.inspection.columns, "flops": captured.flops}
         overhead = _overhead(times_ns, self._interpreted_ns, self._model_ns, captured.node_ns)
         nodes = NodeTable(labels(graph, self._model), times_ns, facts)
-        return GraphProfile(nodes, captured.traced.how, overhead, self._outputs[0], captured.inspection.storages)
+        seen = captured.inspection
+        return GraphProfile(
+            nodes, captured.traced.how, overhead, self._outputs[0], seen.storages, seen.model_bytes, captured.device
+        )
 
     def _captured_for(self, inputs: Inputs) -> _Captured:
         """The graph, captured at the first call and compared with the model for each new kind of inputs."""
@@ -159,7 +163,7 @@ class NodeProfiler:
         # without inference mode, whose tensors do not count how often they are written to
         with unchanged(model, inputs), torch.inference_mode(False), torch.set_grad_enabled(graded):
             inspection.run_timed(traced.values(_normal(inputs)))
-        return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync))
+        return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync), device or "cpu")
 
     def _clocked(self, into: list[int], act: Callable[[], Any]) -> Any:
         self._wait()

@@ -9,6 +9,7 @@ import pytest
 
 from instrument import cli
 from instrument.cli import main
+from instrument.graph.machine import Machine
 from instrument.graph.nodes import GROUPINGS
 
 MODEL = """
@@ -86,3 +87,20 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, *arguments).startswith(f"instrument: {sentence}")
+
+
+def test_the_picture_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine("this one", {"float32": 10**10}, 10**9)
+    monkeypatch.setattr("instrument.graph.profile.measured", lambda *_: machine)
+    call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--html")
+    said = shown(capsys, *call, "graph.html")
+    assert said.endswith("\nThe picture is in graph.html.\n")
+    text = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    assert '<a href="#n-1">embedding</a>' in text
+    assert f"The roof is that of {machine}." in text
+    assert shown(capsys, *call, "nowhere/graph.html") == (
+        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in a folder "
+        "that is there.\n"
+    )
