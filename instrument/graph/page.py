@@ -11,7 +11,7 @@ from typing import Any
 from instrument.capture.table import Table, cell_text, heading
 from instrument.graph.picture import View, heat, views
 
-_FIRST_SHOWN_BOXES = 80
+_FIRST_SHOWN_BOXES = 150
 # The columns that tell most, before the others in the table's own order.
 _FIRST = ("name", "share", "mean_ns")
 
