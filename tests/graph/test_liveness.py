@@ -82,17 +82,19 @@ def test_what_shares_memory_is_counted_once() -> None:
 def test_a_residual_is_held_until_it_is_added() -> None:
     table = nodes(
         {"name": "x", "op": "placeholder"},
-        {"name": "stem", "inputs": "x"},
+        {"name": "table", "op": "get_attr"},
+        {"name": "stem", "inputs": "x, table"},
         {"name": "one", "inputs": "stem"},
         {"name": "two", "inputs": "one"},
         {"name": "add", "inputs": "two, stem"},
         {"name": "unused", "inputs": "add"},
         {"name": "output", "op": "output", "inputs": "add"},
     )
-    memory = liveness(table, [[(0, 7)], [(1, 10)], [(2, 20)], [(3, 40)], [(4, 80)], [(5, 160)], [(4, 80)]])
-    assert memory.nodes.column("alive_bytes") == [0, 10, 30, 70, 130, 240, 240]
-    assert memory.nodes.column("freed_bytes") == [0, 0, 0, 20, 50, 0, 0]
+    memory = liveness(table, [[(0, 7)], [(6, 5)], [(1, 10)], [(2, 20)], [(3, 40)], [(4, 80)], [(5, 160)], [(4, 80)]])
+    assert memory.nodes.column("alive_bytes") == [0, 0, 10, 30, 70, 130, 240, 240]
+    assert memory.nodes.column("freed_bytes") == [0, 0, 0, 0, 20, 50, 0, 0]
     assert [row.last_use for row in memory.at_peak] == [None, None]
+    assert memory.input_bytes == 7
 
 
 class Simple(nn.Module):

@@ -29,7 +29,7 @@ GRAPH = nodes(
     {"name": "shared", **WEIGHT, "target": "shared", "module_path": "block.one"},
     {"name": "weight", **WEIGHT, "target": f"block.one.{HOSTILE}", "module_path": "block.one"},
     {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "mean_ns": 10},
-    {"name": "linear", "inputs": "x, weight, shared", "module_path": "block.one", "mean_ns": 600},
+    {"name": "linear", "inputs": "x, weight, weight, shared", "module_path": "block.one", "mean_ns": 600},
     {"name": "relu", "inputs": "linear", "module_path": "block.one", "mean_ns": 100},
     {"name": "add", "inputs": "relu, x", "module_path": "block", "mean_ns": 90, "target": HOSTILE},
     {"name": "twice", "inputs": "add, add, shared", "module_path": HOSTILE, "mean_ns": 200},
@@ -87,6 +87,7 @@ def test_every_node_has_a_row_and_every_input_a_line() -> None:
     index = {name: str(at) for at, name in enumerate(GRAPH.column("name"))}
     wanted = {(index[source], str(at)) for at, row in enumerate(GRAPH) for source in row.inputs.split(", ") if source}
     assert edges(views(GRAPH)[-1].svg) == dict.fromkeys(wanted, 1)
+    assert [attrs["id"] for attrs, _ in made.all("a") if "chip" in attrs.get("class", "") and "id" in attrs] == ["n-1"]
 
 
 def test_every_link_has_its_target_and_no_name_is_given_twice() -> None:
