@@ -13,7 +13,7 @@ from instrument.graph.picture import View, heat, views
 
 _FIRST_SHOWN_BOXES = 150
 # The columns that tell most, before the others in the table's own order.
-_FIRST = ("name", "share", "mean_ns")
+_FIRST = ("name", "share", "median_ns")
 
 
 def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:

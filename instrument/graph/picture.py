@@ -148,7 +148,7 @@ def _sum(values: Iterable[Any]) -> Any:
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     """What stands in a box."""
     row = graph.rows[unit.nodes[0]]
-    time, share = (_sum(getattr(graph.rows[node], name) for node in unit.nodes) for name in ("mean_ns", "share"))
+    time, share = (_sum(getattr(graph.rows[node], name) for node in unit.nodes) for name in ("median_ns", "share"))
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
     if unit.frame is not None:
         return [_short(unit.path, _LABEL), *cost, f"{len(unit.nodes)} nodes"]
@@ -218,7 +218,7 @@ def _chip(graph: _Graph, node: int, taker: int, corner: Point, *, ids: bool) -> 
 
 def _told(row: Any) -> str:
     """A node's tooltip."""
-    columns = ("name", "op", "target", "module_path", "mean_ns", "share", "output_shape", "output_dtype", "source")
+    columns = ("name", "op", "target", "module_path", "median_ns", "share", "output_shape", "output_dtype", "source")
     cells = ((name, getattr(row, name)) for name in columns)
     return "\n".join(
         f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}" for name, v in cells if v

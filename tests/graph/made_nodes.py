@@ -13,7 +13,6 @@ DEFAULTS: dict[str, Any] = {
     "module_path": "",
     "source": None,
     "inputs": "",
-    "mean_ns": 1000,
     "median_ns": 1000,
     "share": None,
     "output_shape": "[2, 3]",
@@ -26,8 +25,8 @@ DEFAULTS: dict[str, Any] = {
 
 def nodes(*rows: dict[str, Any]) -> Table:
     """One node for each of these; a share that is not given is that of its time."""
-    whole = sum(row.get("mean_ns", 1000) or 0 for row in rows)
+    whole = sum(row.get("median_ns", 1000) or 0 for row in rows)
     full = [{**DEFAULTS, **row} for row in rows]
     for row in full:
-        row["share"] = row["mean_ns"] / whole if row["mean_ns"] is not None else None
+        row["share"] = row["median_ns"] / whole if row["median_ns"] is not None else None
     return Table({name: [row[name] for row in full] for name in DEFAULTS})

@@ -24,17 +24,17 @@ from instrument.graph.page import page
 from instrument.graph.picture import heat, views
 
 HOSTILE = '<script>alert("1")</script>&'
-WEIGHT = {"op": "get_attr", "mean_ns": 0, "output_shape": "[3, 3]"}
+WEIGHT = {"op": "get_attr", "median_ns": 0, "output_shape": "[3, 3]"}
 GRAPH = nodes(
     {"name": "shared", **WEIGHT, "target": "shared", "module_path": "block.one"},
     {"name": "weight", **WEIGHT, "target": f"block.one.{HOSTILE}", "module_path": "block.one"},
-    {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "mean_ns": 10},
-    {"name": "linear", "inputs": "x, weight, weight, shared", "module_path": "block.one", "mean_ns": 600},
-    {"name": "relu", "inputs": "linear", "module_path": "block.one", "mean_ns": 100},
-    {"name": "add", "inputs": "relu, x", "module_path": "block", "mean_ns": 90, "target": HOSTILE},
-    {"name": "twice", "inputs": "add, add, shared", "module_path": HOSTILE, "mean_ns": 200},
-    {"name": "untimed", "inputs": "twice", "module_path": HOSTILE, "mean_ns": None, "output_shape": None},
-    {"name": "output", "op": "output", "inputs": "untimed", "module_path": None, "mean_ns": 0},
+    {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "median_ns": 10},
+    {"name": "linear", "inputs": "x, weight, weight, shared", "module_path": "block.one", "median_ns": 600},
+    {"name": "relu", "inputs": "linear", "module_path": "block.one", "median_ns": 100},
+    {"name": "add", "inputs": "relu, x", "module_path": "block", "median_ns": 90, "target": HOSTILE},
+    {"name": "twice", "inputs": "add, add, shared", "module_path": HOSTILE, "median_ns": 200},
+    {"name": "untimed", "inputs": "twice", "module_path": HOSTILE, "median_ns": None, "output_shape": None},
+    {"name": "output", "op": "output", "inputs": "untimed", "module_path": None, "median_ns": 0},
 )
 VOID = {"meta", "input"}
 
@@ -144,7 +144,7 @@ def test_the_page_needs_nothing_and_lets_nothing_else_run() -> None:
 
 def test_cells_can_be_sorted_by_their_exact_value() -> None:
     made = Page(page(GRAPH, "Graph"))
-    assert [text for _, text in made.all("th")][:3] == ["name", "share", "mean"]
+    assert [text for _, text in made.all("th")][:3] == ["name", "share", "median"]
     assert "flops" not in [text for _, text in made.all("th")], "of which nothing is known"
     cells = [(attrs.get("data-value"), text) for attrs, text in made.all("td")]
     assert ("600", "600 ns") in cells
