@@ -219,10 +219,8 @@ def _chip(graph: _Graph, node: int, taker: int, corner: Point, *, ids: bool) -> 
 def _told(row: Any) -> str:
     """A node's tooltip."""
     columns = ("name", "op", "target", "module_path", "median_ns", "share", "output_shape", "output_dtype", "source")
-    cells = ((name, getattr(row, name)) for name in columns)
-    return "\n".join(
-        f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}" for name, v in cells if v
-    )
+    cells = [(name, getattr(row, name)) for name in columns if getattr(row, name) not in (None, "")]
+    return "\n".join(f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}" for name, v in cells)
 
 
 def _frame(frame: Frame, around: str, view: int, number: int) -> str:
