@@ -21,6 +21,8 @@ FILE = "ranks.txt"
 # Where a run ends, the other ranks' exporters are still at work: so long they are waited for, and so long without any
 # news of them, as on a node whose disk the others do not share.
 _PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
+# A range that is less of what a rank takes longer than the others is no reason.
+_LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
     "path", "ranks", "calls", "host_min_ns", "host_median_ns", "host_max_ns", "slowest", "spread", "device_median_ns",
     "device_max_ns",
@@ -66,6 +68,8 @@ def _stragglers(table: Table) -> str:
 
 def _straggler(row: Any) -> str:
     where = f", most above the others in {row.range} (+{duration(row.range_excess_ns)})" if row.range else ""
+    if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
+        where = ", and most of what is above lies in no range"
     if row.idle_ns is not None:
         where += (
             f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
@@ -83,9 +87,10 @@ def _clocks(table: Table) -> str:
     if len(known) < 2:
         return "The clocks cannot be compared: the ranks have no collective in common."
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
-    unsure = [ns for ns in known.column("uncertainty_ns") if ns is not None]
+    unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
+    sure = f"known to ±{duration(max(unsure))}" if unsure else "known from one collective alone"
     others = "" if len(known) == len(table) else f"; {len(table) - len(known)} have no collective in common with them"
-    return f"Clocks: at most {apart} from rank {table[0].rank}'s, known to ±{duration(max(unsure))}{others}."
+    return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
 
 
 def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:

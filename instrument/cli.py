@@ -19,6 +19,9 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
+# How many captures and the like are named beside the one that is shown.
+_OTHERS = 10
+
 # What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
 # first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
 _VIEWS = {
@@ -150,7 +153,8 @@ def _timings_file(path: Path | str) -> Path:
 
 def _tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
     if others:
-        listed = "".join(f"\n  {path}" for path in reversed(others))
+        listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
+        listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
         print(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}", file=sys.stderr)
 
 
@@ -165,18 +169,17 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_export, options=[])
     add = parser.add_argument
     add("path", metavar="PATH", type=_place, help="a capture, a folder that holds captures, a Chrome trace, or a URL")
-    add(
-        "--sink",
-        metavar="NAME",
-        help="one that ships, such as parquet, or a class: package.module.Class",
-    )
+    add("--sink", metavar="NAME", help="one that ships, such as parquet, or a class: package.module.Class")
+    add("--upload-to", metavar="URL", help="without --sink: where captures are sent, in place of profiler.upload_to")
     where = "where each capture gets its folder (the capture's own; a trace or one at a URL gets one of its name here)"
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
 def _export(arguments: argparse.Namespace) -> str:
     if arguments.sink is None:
-        return _finish(arguments.path)
+        if arguments.options:
+            raise ConfigError(f"{arguments.options[0]} is an option of a sink, but there is no --sink NAME.")
+        return _finish(arguments.path, arguments.upload_to)
     from instrument.capture import Capture
     from instrument.sinks import Sink
     from instrument.targets import build_sink, parse_options
@@ -205,7 +208,7 @@ def _export(arguments: argparse.Namespace) -> str:
     return f"The {arguments.sink} sink ran on {', '.join(map(str, chosen))}."
 
 
-def _finish(path: Path | str) -> str:
+def _finish(path: Path | str, elsewhere: str | None) -> str:
     """Do what the exporter of a run has left: at a queued folder, or at all below a folder; and what is to be sent."""
     from instrument import export, upload
     from instrument.capture.run import DEPTH, captures_below
@@ -225,7 +228,7 @@ def _finish(path: Path | str) -> str:
         except (InstrumentError, OSError) as error:
             errors.append(f"{export.name_of(folder)}: {error}")
     whole = [] if waits else [path] if path.is_dir() and _is_one(path) else captures_below(path)
-    to_send = list(upload.unsent(dict.fromkeys([*finished, *whole])))
+    to_send = list(upload.unsent(dict.fromkeys([*finished, *whole]), elsewhere))
     for folder, url, options in to_send:
         try:
             sent.append(upload.send(folder, url, options))
@@ -265,9 +268,8 @@ def _ranks(arguments: argparse.Namespace) -> str:
     for sentence in run.unread:
         print(f"instrument: left out: {sentence}", file=sys.stderr)
     ranks = run.window(arguments.window) if arguments.window else run.windows[-1]
-    others = [window.name for window in reversed(run.windows) if window is not ranks]
-    if others and not arguments.window:
-        print(f"Showing the newest of {len(run.windows)} windows; the others are: {', '.join(others)}", file=sys.stderr)
+    if not arguments.window:
+        _tell_others(ranks.where, [window.where for window in run.windows[:-1]], "windows")
     if arguments.trace:
         merge.merge(ranks, arguments.trace)
         print(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}", file=sys.stderr)

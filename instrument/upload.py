@@ -151,13 +151,18 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
     return place
 
 
-def unsent(folders: Iterable[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Those of finished captures that their config wants sent, and that have not arrived: with URL and options."""
+def unsent(folders: Iterable[Path], elsewhere: str | None = None) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """Those of finished captures that have not arrived where they are wanted: with URL and options.
+
+    That is where their config says, or else `elsewhere`.
+    """
     for folder in folders:
         with suppress(CaptureError):  # no capture of ours
             config = Capture.load(folder).metadata.get("config") or {}
-            if config.get("upload_to") and "sent_to" not in _note(folder):
-                yield folder, config["upload_to"], config.get("upload_options", {})
+            url, sent_to = elsewhere or config.get("upload_to"), _note(folder).get("sent_to")
+            arrived = sent_to is not None if elsewhere is None else str(sent_to).startswith(f"{elsewhere.rstrip('/')}/")
+            if url and not arrived:
+                yield folder, url, config.get("upload_options", {})
 
 
 def _note(folder: Path) -> dict[str, Any]:

@@ -167,6 +167,24 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     assert tables[0][2:-1] == tables[1][2:-1], "but for where it lies and why something was not recorded"
 
 
+def test_options_without_a_sink_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_capture(tmp_path, steps())
+    assert main(["export", str(tmp_path), "upload_to=s3://b"]) == 2
+    assert "upload_to=s3://b is an option of a sink, but there is no --sink NAME." in capsys.readouterr().err
+
+
+def test_of_many_captures_the_newest_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(14):
+        folder = write_capture(tmp_path, steps(), f"steps_{number:02}").folder
+        assert folder
+        os.utime(folder / "capture.json", (number, number))
+    assert main(["show", str(tmp_path)]) == 0
+    first, *others, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"Showing the newest of 14 captures, {tmp_path / 'steps_13'}")
+    assert [Path(line.strip()).name for line in others] == [f"steps_{k:02}" for k in range(12, 2, -1)]
+    assert last == "  and 3 more"
+
+
 def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,22 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     assert capsys.readouterr().out.startswith("Nothing waits for its export")
 
 
+def test_captures_are_sent_elsewhere_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (f"file://{tmp_path / name}" for name in ("first", "second"))
+    session = record(tmp_path / "out", first)
+    (capture,) = session.captures
+    for _ in range(2):
+        assert cli.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
+    assert capsys.readouterr().out == (
+        f"Sent {second}/{capture.name}.\n"
+        f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add --sink NAME.\n"
+    )
+    assert capture.folder
+    assert {file.name for file in (tmp_path / "second" / capture.name).iterdir()} - {"upload.json"} == set(
+        local(capture.folder)
+    )
+
+
 def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_rest(
     server: Server, tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,14 +61,14 @@ class Run:
         return cls(found, unread)
 
     def window(self, name: str) -> Ranks:
-        """The window of that name, of several the newest.
+        """The window of that name, or with its folder, as in `run2/steps_000010-000012`; of several the newest.
 
         Raises:
             CaptureError: there is none; the message names those there are.
         """
-        found = [window for window in self.windows if window.name == name]
+        found = [window for window in self.windows if name in (window.name, window.where)]
         if not found:
-            names = ", ".join(dict.fromkeys(window.name for window in self.windows))
+            names = ", ".join(dict.fromkeys(window.where for window in self.windows))
             raise CaptureError(f"There is no window {name!r}; there are {names}.")
         return found[-1]
 
@@ -117,6 +117,11 @@ class Ranks:
     def clocks(self) -> Table:
         """How far each rank's clock is from the lowest rank's; see `instrument.capture.clocks`."""
         return clocks(self.summaries)
+
+    @property
+    def where(self) -> str:
+        """The window's name below the folder, or URL, that its lowest rank recorded into."""
+        return f"{str(self.paths[0]).rpartition('/')[0]}/{self.name}"
 
     @property
     def missing(self) -> list[int]:
