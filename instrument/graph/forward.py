@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from copy import copy as copy_of
+from threading import get_ident
 from typing import Any
 
 from loguru import logger
@@ -15,7 +16,8 @@ from instrument.annotate import Range
 from instrument.config import ModulesConfig
 from instrument.errors import GraphError
 from instrument.graph.interpreter import NodeInterpreter
-from instrument.graph.traced import Inputs, Traced, compiled_part, signature, trace
+from instrument.graph.refusals import unfit_in_training, unfit_now
+from instrument.graph.traced import Inputs, Traced, signature, trace
 from instrument.modules import (
     ModuleRanges,
     forget,
@@ -54,80 +56,126 @@ def instrument_nodes(model: nn.Module | None, config: ModulesConfig) -> nn.Modul
 class GraphForward:
     """Stands in for a model's forward from `__enter__` to `__exit__`, with a range for each node of its graph.
 
-    The graph is captured at the first call with inputs of its kind, in a range of its own; for that the model runs a
-    few times more, all of which is put back. Where that fails, it is logged once, the model runs as it is, and
-    `otherwise` is called to choose submodules that get ranges in place of nodes.
+    The graph is captured at the first call in each window with inputs of its kind, in a range of its own; for that the
+    model runs a few times more, all of which `unchanged` puts back. Where a call must not be repeated, as `refusals`
+    tells before, or where capturing fails, that is logged once, the model runs as it is, and `otherwise` is called to
+    choose submodules that get ranges in place of nodes. Calls by other threads than the first are the model's own, and
+    copies of the model have their own forward.
     """
 
     def __init__(self, model: nn.Module, otherwise: Callable[[], object]) -> None:
         self._model: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
         self._otherwise = otherwise
         self._graphs: dict[Any, tuple[Traced, NodeInterpreter] | None] = {}
+        self._thread: int | None = None
         self._failed = False
         self._ranges: ModuleRanges | None = None
         self._own: Callable[..., Any] = self._model.forward
-        self._replaced: Any = None  # a forward that its owner has put at the instance
+        self._replaced: dict[str, Any] = {}  # what its owner has put at the instance
+        self._at_instance = {
+            "forward": self,
+            "__getstate__": self._state,
+            "_replicate_for_data_parallel": self._replica,
+        }
 
     def __enter__(self) -> GraphForward:
-        compiled = compiled_part(self._model)
-        if compiled and not self._failed:
-            self._give_up(GraphError(f"The graph of {type(self._model).__name__} {compiled}."))
         if not self._failed:
-            self._replaced = vars(self._model).get("forward")
-            self._own = self._model.forward
-            self._model.forward = self
+            self._refuse(unfit_in_training(self._model))
+        self._stand_in()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._put_back()
         if not self._graphs and not self._failed:  # a trainer that calls the submodules by itself
             self._give_up(GraphError(f"The forward of {type(self._model).__name__} was not called in a window."))
+        self._graphs.clear()  # until the next window the model may change, and memory is not ours
+        self._thread = None
         if self._ranges is not None:
             self._ranges.__exit__()
             self._ranges = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's graph for these inputs, or its own forward where there is none."""
-        found = None if self._failed or is_compiling() else self._graph_for((args, kwargs))
+        found = self._graph_for((args, kwargs)) if self._may_run() else None
         if found is None:
             return self._own(*args, **kwargs)
         traced, interpreter = found
         try:
             return traced.result(interpreter.run_timed(traced.values((args, kwargs))))
         except Exception as error:
+            if interpreter.calling is not None:  # the model's own, which has had its effects
+                raise
             failure = error
-        result = self._own(*args, **kwargs)  # which raises where the model itself fails
+        result = self._own(*args, **kwargs)
         self._put_back()
         self._give_up(failure)
         return result
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (self._own,)  # a copy of the model has its own forward
+    def _may_run(self) -> bool:
+        if self._failed or is_compiling():
+            return False
+        if self._thread is None:
+            self._thread = get_ident()
+        return self._thread == get_ident()
+
+    def _stand_in(self) -> None:
+        if not self._failed:
+            held = vars(self._model)
+            self._replaced = {name: held[name] for name in self._at_instance if name in held}
+            self._own = self._model.forward
+            held.update(self._at_instance)
 
     def _put_back(self) -> None:
-        if vars(self._model).get("forward") is self:
-            del self._model.forward
-            if self._replaced is not None:
-                self._model.forward = self._replaced
+        held = vars(self._model)
+        if held.get("forward") is self:
+            for name in self._at_instance:
+                del held[name]
+            held.update(self._replaced)
+
+    def _state(self) -> Any:
+        """What copying and pickling take of the model."""
+        return self._meanwhile_its_own(lambda: copy_of(self._model.__reduce_ex__(2)[2]))
+
+    def _replica(self) -> Any:
+        return self._meanwhile_its_own(lambda: self._model._replicate_for_data_parallel())
+
+    def _meanwhile_its_own(self, act: Callable[[], Any]) -> Any:
+        self._put_back()
+        try:
+            return act()
+        finally:
+            self._stand_in()
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter] | None:
-        kind = signature(self._model, inputs)
+        try:
+            self._refuse(unfit_now(self._model, inputs))
+            kind = None if self._failed else signature(self._model, inputs)
+        except Exception as error:
+            self._put_back()
+            self._give_up(error)
+        if self._failed:
+            return None
         if kind not in self._graphs and len(self._graphs) < _MOST_GRAPHS:
-            self._put_back()  # what captures it calls the model
-            with Range("graph capture"):
-                self._graphs[kind] = self._captured(inputs)
-            if not self._failed:
-                self.__enter__()
+            self._graphs[kind] = self._meanwhile_its_own(lambda: self._captured(inputs))
         return self._graphs.get(kind)
 
     def _captured(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter] | None:
+        self._refuse(unfit_in_training(self._model))  # again: hooks and process groups come while a window is open
+        if self._failed:
+            return None
         try:
-            traced = trace(self._model, inputs, self._own)
+            with Range("graph capture"):
+                traced = trace(self._model, inputs, self._own)
         except Exception as error:  # also the model's own, which it raises again by itself
             self._give_up(error)
             return None
         logger.info("Ranges are the nodes of {}'s graph, captured by {}.", type(self._model).__name__, traced.how)
         return traced, traced.interpreter(self._model)
+
+    def _refuse(self, why: str | None) -> None:
+        if why is not None:
+            self._put_back()
+            self._give_up(GraphError(f"{type(self._model).__name__} {why}: no graph is captured."))
 
     def _give_up(self, error: Exception) -> None:
         """Go on with ranges for submodules, from the next call on."""

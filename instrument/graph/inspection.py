@@ -93,7 +93,7 @@ def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
 
 
 def _held(module: Any) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    return _tensors([*module.parameters(), *module.buffers()])
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

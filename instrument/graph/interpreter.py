@@ -24,6 +24,7 @@ class NodeInterpreter(fx.Interpreter):
 
     Attributes:
         times_ns: of the last run, one for each node in graph order.
+        calling: the node whose own call the last run failed in; None for no such failure.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class NodeInterpreter(fx.Interpreter):
         super().__init__(model, graph=graph)
         self.extra_traceback = False  # an error of the model stays as it is
         self.times_ns: list[int] = []
+        self.calling: fx.Node | None = None
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
         self._calls = {node: self._call_of(node) for node in graph.nodes}
@@ -46,7 +48,11 @@ class NodeInterpreter(fx.Interpreter):
         """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
         self.times_ns = []
         self._marks = []
-        result = self.run(*values, enable_io_processing=False)
+        self.calling = None
+        try:
+            result = self.run(*values, enable_io_processing=False)
+        finally:
+            self.env.clear()  # else its results live until the next run
         if self._marks:
             self._device.synchronize()
             self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._marks]
@@ -55,14 +61,18 @@ class NodeInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node in its range."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
+        self.calling = n
         if not emit.armed:
-            return self._timed(self._calls[n], args, kwargs)
-        opens, closes, _ = emit.backend
-        opened = opens(self._labels[n])
-        try:
-            return self._timed(self._calls[n], args, kwargs)
-        finally:
-            closes(opened)
+            result = self._timed(self._calls[n], args, kwargs)
+        else:
+            opens, closes, _ = emit.backend
+            opened = opens(self._labels[n])
+            try:
+                result = self._timed(self._calls[n], args, kwargs)
+            finally:
+                closes(opened)
+        self.calling = None
+        return result
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
         """What the base class would find anew at each run."""

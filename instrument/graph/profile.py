@@ -59,7 +59,7 @@ class GraphProfile:
         nodes: a row for each node; see `NodeTable`.
         how: what captured the graph, and why not `torch.fx` tracing where that was not it.
         overhead: what running node by node costs.
-        outputs: the model's result in the first run.
+        outputs: the model's result in the first run, without its gradients' history.
         storages: for each node, the memory that its tensors lie in, as (number, bytes); not that of parameters and
             buffers. A view has the number of what it was made from.
         model_bytes: the memory of the model's parameters and buffers.

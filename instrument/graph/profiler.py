@@ -32,13 +32,15 @@ def profile_graph(
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
-    The model stays as it was: buffers, generators and inputs are put back. Its modes are respected: call this under
-    `torch.no_grad()` and after `model.eval()` for inference. Each run is followed by one of the model as it is, so that
-    `overhead` can tell the difference.
+    Buffers, modules' attributes, generators (torch's, NumPy's, Python's) and tensors among the inputs are put back.
+    Hooks see every run, and what a forward writes into parameters, files or its own lists stays. Where the forward
+    waits for other ranks, all must call this alike. The model's modes are respected: call this under `torch.no_grad()`
+    and after `model.eval()` for inference. Each run is followed by one of the model as it is, so that `overhead` can
+    tell the difference.
 
     Args:
         model: a module; nothing is done to it.
-        inputs: of its forward, as `kwargs` are.
+        inputs: of its forward, as `kwargs` are: tensors and plain values, also in dicts, lists and tuples.
         runs: how many are counted.
         warmup: how many come before and are not.
         sync: wait for the device around each node, so that no node runs beside another. Without it, times are the
@@ -48,7 +50,9 @@ def profile_graph(
     Cost: the model runs `2 * (runs + warmup) + 6` times at most, once of that under torch's profiler for the FLOPs.
 
     Raises:
-        GraphError: neither `torch.fx` nor `torch.export` can capture the model; its own errors pass.
+        GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a call does what no graph does
+            again: it takes other objects, changes the dicts and lists it is given, or checkpoints activations. The
+            model's own errors pass.
         ConfigError: `runs` is not positive, or `warmup` negative.
     """
     if runs < 1 or warmup < 0:
@@ -81,9 +85,9 @@ class _Captured:
 class NodeProfiler:
     """Runs a model node by node of its graph, and adds up what each node took.
 
-    `run` stands in for a call of the model, side effects and gradients included. The first one captures the graph, for
-    which the model runs a few times more; what that changes is put back. Options are those of `profile_graph`. Each run
-    keeps eight bytes a node.
+    `run` stands in for a call of the model, gradients and what it writes to buffers and inputs included. The first one
+    captures the graph, for which the model runs a few times more; that is put back, as far as `profile_graph` does.
+    Options are those of `profile_graph`. Each run keeps eight bytes a node.
     """
 
     def __init__(self, model: nn.Module, *, sync: bool = False) -> None:
@@ -112,7 +116,7 @@ class NodeProfiler:
         output = self._clocked(self._interpreted_ns, lambda: interpreter.run_timed(values))
         self._times_ns.append(np.array(interpreter.times_ns, np.int64))
         result = captured.traced.result(output)
-        self._outputs = self._outputs or [result]
+        self._outputs = self._outputs or [tree_map(_detached, result)]
         return result
 
     def run_as_it_is(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -143,7 +147,8 @@ class NodeProfiler:
         if self._captured is None:
             self._captured = self._capture(inputs)
         elif kind not in self._fitting:
-            why = misfit(self._captured.traced, self._model, inputs, outcome(self._model, self._model, inputs))
+            expected = outcome(self._model, self._model, inputs, strict=True)
+            why = misfit(self._captured.traced, self._model, inputs, expected)
             if why is not None:
                 raise GraphError(f"The graph of NodeProfiler's first run {why}: make another for these inputs.")
         self._fitting.add(kind)
@@ -160,8 +165,10 @@ class NodeProfiler:
         with unchanged(model, inputs):
             flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
         graded = torch.is_grad_enabled()
-        # without inference mode, whose tensors do not count how often they are written to
-        with unchanged(model, inputs), torch.inference_mode(False), torch.set_grad_enabled(graded):
+        # without inference mode, whose tensors do not count how often they are written to, nor can be outside of it
+        kept = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+        mode = torch.inference_mode(kept and torch.is_inference_mode_enabled())
+        with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):
             inspection.run_timed(traced.values(_normal(inputs)))
         return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync), device or "cpu")
 
@@ -185,6 +192,10 @@ def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], no
         nodes=nodes,
         of_model=median(pairs) if pairs else None,
     )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf  # else all that autograd saved lives with the profile
 
 
 def _nothing(*_: Any) -> None:

@@ -111,8 +111,9 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
         profiler.run(x)
         profiler.run(x)
         with Session("memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path), export="inline") as session:
-            profiler.run(x)
+            held = profiler.run(x)
             session.step()
+    assert held.nbytes == 4 * x.numel()
     (device,) = session.captures[0].memory.devices
     memory = profiler.profile().memory
     assert memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
