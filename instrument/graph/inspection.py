@@ -1,15 +1,23 @@
-"""What each node of a graph takes and makes, seen in a run of its own."""
+"""What each node of a graph takes, makes and computes, seen in runs of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
+from instrument import emit
+from instrument.capture import Capture
+from instrument.config import ProfilerConfig
+from instrument.errors import CaptureError
 from instrument.graph.interpreter import NodeInterpreter
+from instrument.graph.state import tensors_of
+from instrument.names import to_trace
+from instrument.recorder import Recorder
 
 #: The memory that a node's tensors lie in: a number for each storage that no parameter or buffer is, and its bytes.
 Storages = tuple[tuple[int, int], ...]
@@ -40,13 +48,13 @@ class Inspection(NodeInterpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note what it took and gave."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        taken = _tensors((args, kwargs))
+        taken = _stored((args, kwargs))
         if n.op == "call_module":
             taken += _held(self._calls[n])
         written = [_version(tensor) for tensor in taken]
         result = self._calls[n](*args, **kwargs)
         wrote = written != [_version(tensor) for tensor in taken]
-        self._note(n, taken, _tensors(result), wrote)
+        self._note(n, taken, _stored(result), wrote)
         return result
 
     def _note(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
@@ -77,10 +85,9 @@ class Inspection(NodeInterpreter):
             self.columns[name].append(cell)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _stored(value: Any) -> list[Tensor]:
     """Those that lie in one storage each; sparse and nested ones are not looked at."""
-    leaves = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
-    return [leaf for leaf in leaves if leaf.layout is torch.strided and not leaf.is_nested]
+    return [leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested]
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
@@ -93,7 +100,7 @@ def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
 
 
 def _held(module: Any) -> list[Tensor]:
-    return _tensors([*module.parameters(), *module.buffers()])
+    return _stored([*module.parameters(), *module.buffers()])
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -107,3 +114,26 @@ def _address(tensor: Tensor) -> int:
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
+    """The FLOPs of each node of a graph, of which `run` runs every one in its range, once.
+
+    None for a node none of whose operators has a rule, and for all where something else records in this process.
+    """
+    with TemporaryDirectory() as folder:
+        config = ProfilerConfig(record_shapes=True)
+        recorder = Recorder(config, ["cpu"], emit.torch_backend, Path(folder))
+        try:
+            recorder.start()
+        except CaptureError:
+            return [None] * len(names)
+        try:
+            run()
+        finally:
+            recorder.stop()
+        trace = Path(folder, "window", "trace.json")
+        trace.parent.mkdir()
+        recorder.save(trace)
+        found = {row.name: row.flops for row in Capture.load(trace).ranges.where(depth=0)}
+    return [found.get(to_trace(name)) for name in names]

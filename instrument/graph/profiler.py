@@ -15,11 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from instrument.capture.events import Ints
 from instrument.errors import ConfigError, GraphError
-from instrument.graph.counting import counted_flops
-from instrument.graph.inspection import Inspection
+from instrument.graph.inspection import Inspection, counted_flops
 from instrument.graph.interpreter import NodeInterpreter
-from instrument.graph.labels import labels
-from instrument.graph.nodes import NodeTable
+from instrument.graph.nodes import NodeTable, labels
 from instrument.graph.profile import GraphProfile, Overhead
 from instrument.graph.state import unchanged
 from instrument.graph.traced import Inputs, Traced, misfit, outcome, signature, trace

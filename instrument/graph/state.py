@@ -63,7 +63,12 @@ def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iter
 
 def written_tensors(model: nn.Module, inputs: Any) -> list[Tensor]:
     """What a forward can write to: buffers, and tensors among the inputs."""
-    return [*model.buffers(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
+    return [*model.buffers(), *tensors_of(inputs)]
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Those within containers that torch knows."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:

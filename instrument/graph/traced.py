@@ -19,12 +19,13 @@ from torch.utils import _pytree as pytree
 
 from instrument.errors import GraphError
 from instrument.graph.interpreter import NodeInterpreter
-from instrument.graph.labels import line_of
+from instrument.graph.nodes import line_of
 from instrument.graph.refusals import compiled_part, hooks, saving_hooks, unfit
 from instrument.graph.state import (
     attributes_of,
     changed,
     plain_attributes,
+    tensors_of,
     unchanged,
     written_tensors,
 )
@@ -215,7 +216,7 @@ def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
     finally:
         for name in set(vars(model)) - before:  # the tracer keeps a constant at the model itself
             delattr(model, name)
-    return Traced(graph, constants, _tensors, tracer.result, "")
+    return Traced(graph, constants, tensors_of, tracer.result, "")
 
 
 def _by_export(model: nn.Module, inputs: Inputs) -> Traced:
@@ -282,10 +283,6 @@ def _named(function: Any, inputs: Inputs) -> list[str]:
             first = parameters[place].name if by_name else f"{parameters[-1].name}_{place}"
         names.append("_".join([first, *inner]))
     return names
-
-
-def _tensors(inputs: Inputs) -> list[Any]:
-    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def _leaves(result: Any) -> list[Any]:
