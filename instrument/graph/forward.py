@@ -60,7 +60,8 @@ class GraphForward:
     model runs a few times more, all of which `unchanged` puts back. Where a call must not be repeated, as `refusals`
     tells before, or where capturing fails, that is logged once, the model runs as it is, and `otherwise` is called to
     choose submodules that get ranges in place of nodes. Calls by other threads than the first are the model's own, and
-    copies of the model have their own forward.
+    copies of the model have their own forward. Cost of each call, besides its nodes' ranges: some 6 µs a module, to
+    see that the model is still the one of the graph.
     """
 
     def __init__(self, model: nn.Module, otherwise: Callable[[], object]) -> None:

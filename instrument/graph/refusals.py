@@ -79,6 +79,11 @@ def hooks(module: nn.Module) -> Iterator[Any]:
     return (hook for hook in every if not isinstance(getattr(hook, "__self__", None), Range))
 
 
+def hook_count(module: nn.Module) -> int:
+    """How many hooks a module has, ours too."""
+    return sum(len(getattr(module, kind)) for kind in _HOOKS)
+
+
 def compiled_part(model: nn.Module) -> str | None:
     """What of the model `torch.compile` has made, which no node can show; None for nothing."""
     for name, module in model.named_modules():
