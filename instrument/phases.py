@@ -84,6 +84,7 @@ class Phases:
     def begin(self) -> None:
         """The session starts: train goes on at its present step number, nothing else of an earlier run is left."""
         self._recorded = list(self._config.phases)
+        self._all = {each.name: each for each in (self.train, self.present)}  # it may start within a phase
         for phase in self._all.values():
             phase.step_number = phase.began_at = self.train.step_number if phase is self.train else 0
             phase.plan, phase.wakes_at, phase.cost = self._plan(phase.name), NEVER, Cost()

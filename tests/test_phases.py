@@ -124,6 +124,18 @@ def test_a_phase_that_never_comes_is_told(tmp_path: Path, log: Log) -> None:
     ]
 
 
+def test_a_phase_that_came_in_an_earlier_run_alone_is_told(tmp_path: Path, log: Log) -> None:
+    session = Session(active=1, phases=["validation"], output_dir=tmp_path)
+    with session:
+        epoch(session, train=1, validation=2)
+    assert log.at("WARNING") == []
+    with session:
+        session.step()
+    assert log.at("WARNING") == [
+        "profiler.phases names validation, but the run never came to session.phase('validation')."
+    ]
+
+
 def test_an_unknown_phase_is_counted_by_itself_and_told_once(tmp_path: Path, log: Log) -> None:
     with Session(wait=1, active=1, output_dir=tmp_path) as session:
         session.step()
