@@ -237,7 +237,10 @@ def refuse_company() -> None:
         CaptureError: another session records, or torch's own profiler is running.
     """
     if _busy is not None and _busy() is not None:
-        raise CaptureError("Another session is recording in this process, and only one can: stop that one first.")
+        raise CaptureError(
+            "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
+            "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
+        )
     if torch._C._autograd._profiler_enabled() or _profiling(default=False):
         raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
 

@@ -53,6 +53,8 @@ class Session:
         output_dir: the folder for captures; None before the start.
         timings: of the whole run, `timings.table()`; None before the start, and where the config has none.
 
+    A copy, by `copy` or `pickle`, is a session of the same config and model that was never started.
+
     What fails while recording or writing is logged and never reaches the training loop. Cost: a step outside windows is
     a comparison; the end of a window costs what torch needs to stop and to write its trace, and the time of the sinks.
 
@@ -105,6 +107,9 @@ class Session:
         captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
         plan = self._phases.in_words() if self.config.enabled else "disabled"
         return f"<Session: {plan}; {'at' if self._running else 'not running, at'} step {self.step_number}, {captures}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,), {"_model": self._model, "_metadata": self._metadata}
 
     def __enter__(self) -> Session:
         return self.start()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from threading import Thread
@@ -586,8 +588,34 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
         train_step(net, LOADER[0])
         first.step()
         Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
-    assert str(raised.value) == ("Another session is recording in this process, and only one can: stop that one first.")
+    assert str(raised.value) == (
+        "Another session is recording in this process, and only one can: stop that one first; of two callbacks in a "
+        "trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
+    )
     assert len(first.captures) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda session: pickle.loads(pickle.dumps(session))])
+def test_a_copy_is_a_session_of_the_same_config_that_never_started(
+    copied: Callable[[Session], Session], tmp_path: Path, net: nn.Module
+) -> None:
+    triggers = {"mine": FiresAfter(1)}
+    original = Session(active=1, output_dir=tmp_path, sinks={"mine": Collects()}, triggers=triggers, model=net)
+    with original:
+        original.add_metadata("run", "first")
+        again = copied(original)
+        train_step(net, LOADER[0])
+        original.step()
+    assert (again.running, again.captures, again.config.plain()) == (False, [], original.config.plain())
+    with again:
+        for _ in range(3):
+            train_step(again._model, LOADER[0])
+            again.step()
+    windows = [capture.metadata["window"] for capture in again.captures]
+    assert [window["trigger"] for window in windows] == [None, "mine"]
+    assert {row.path for row in again.captures[0].ranges} >= {"forward/Sequential"}
+    assert again.captures[0].metadata["user_metadata"] == {"run": "first"}
+    assert (len(again.config.sinks["mine"].seen), len(original.config.sinks["mine"].seen)) == (2, 1)
 
 
 def test_the_same_session_cannot_be_started_twice(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -58,15 +58,16 @@ class Attached:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
-        handlers = {
+        self._handlers: dict[Any, Callable[..., None]] = {
             Events.GET_BATCH_STARTED: self._data.before_forward,
             Events.GET_BATCH_COMPLETED: self._data.after_forward,
             Events.EPOCH_COMPLETED: self._close_data,
             Events.ITERATION_COMPLETED: self._step,
         }
         if phase == "train":
-            handlers[Events.STARTED] = self._start
-        self._handles = [engine.add_event_handler(event, handler) for event, handler in handlers.items()]
+            self._handlers[Events.STARTED] = self._start
+        for event, handler in self._handlers.items():
+            engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
         """Run the engine, with the session, or with a phase of it where it runs."""
@@ -82,8 +83,9 @@ class Attached:
 
     def remove(self) -> None:
         """Take the handlers and itself away."""
-        for handle in self._handles:
-            handle.remove()
+        for event, handler in self._handlers.items():  # Ignite's handles know no engine that was copied
+            if self._engine.has_event_handler(handler, event):
+                self._engine.remove_event_handler(handler, event)
         if self._own is None:
             del self._engine.run
         else:

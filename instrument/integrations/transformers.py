@@ -26,6 +26,9 @@ class ProfilerCallback(TrainerCallback):
     `trainer.evaluate` and `predict` outside of `train()` are runs of their own, for which `profiler.phases` must hold
     `validation` or `predict`. Triggers get the loss of the step's last batch, as `training_step` returns it.
 
+    The first callback that is enabled replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest of the
+    process, as Transformers tells callbacks of no exception; Trainers without such a callback run as they did.
+
     Takes what `Session` takes, and raises what it raises. The session is `self.session`, its captures
     `self.session.captures`. While no window is open a step costs a few µs.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,16 @@ def test_the_loss_of_the_output_reaches_triggers(tmp_path: Path, log: Log, outpu
 def test_options_beside_a_session_are_refused() -> None:
     with pytest.raises(ConfigError, match="must be a mapping, a preset's name or a ProfilerConfig"):
         attach(engine(), Session(active=1), active=2)
+
+
+def test_a_copied_engine_has_a_session_of_its_own(tmp_path: Path) -> None:
+    trainer = engine()
+    session = attach(trainer, wait=1, active=2, output_dir=tmp_path)
+    other = deepcopy(trainer)
+    other.run(range(4))
+    assert session.captures == []
+    detach(other)
+    assert handlers(other) == 0
+    trainer.run(range(4))
+    assert numbers(session) == [[1, 2]]
+    assert len(list(tmp_path.glob("steps_*"))) == 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -573,6 +574,19 @@ def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
     other.Trainer(profiler=profiler, accelerator="cpu", **options).fit(Module(), loader(4))
     (capture,) = profiler.session.captures
     assert {name: calls(capture)[name] for name in PARTS} == dict.fromkeys(PARTS, 2)
+
+
+@pytest.mark.parametrize("place", ["callbacks", "profiler"])
+def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(tmp_path: Path, place: str) -> None:
+    made = {"callbacks": ProfilerCallback, "profiler": InstrumentProfiler}[place](
+        active=2, output_dir=tmp_path / "profile"
+    )
+    trainer = a_trainer(tmp_path, made) if place == "callbacks" else a_trainer(tmp_path, profiler=made)
+    sent = pickle.loads(pickle.dumps(trainer))
+    sent.fit(Tiny(), loader(4))
+    (callback,) = (each for each in sent.callbacks if isinstance(each, ProfilerCallback))
+    assert numbers(*callback.session.captures) == [[0, 1]]
+    assert made.session.captures == []
 
 
 def test_without_lightning_the_command_that_installs_it_is_named() -> None:

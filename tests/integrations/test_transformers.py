@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,15 @@ def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(tmp
     tiny(tmp_path, callback, Stops(), data=Stream(), max_steps=9).train()
     assert list(numbers(callback).values()) == [[1, 2], [5]]
     assert callback.session.captures[1].metadata["window"]["reason"] == "the run ended"
+
+
+def test_a_copied_trainer_has_a_callback_of_its_own(tmp_path: Path) -> None:
+    callback = ProfilerCallback(active=2, output_dir=tmp_path / "profile")
+    trainer = tiny(tmp_path, callback, max_steps=3)
+    other = deepcopy(trainer)
+    other.train()
+    assert callback.session.captures == []
+    (copied,) = (each for each in other.callback_handler.callbacks if isinstance(each, ProfilerCallback))
+    assert list(numbers(copied).values()) == [[0, 1]]
+    trainer.train()
+    assert list(numbers(callback).values()) == [[0, 1]]
