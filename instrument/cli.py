@@ -42,7 +42,7 @@ _VIEWS = {
 # What `--by` groups operators by, as the table sink's option of that name.
 _GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "device", "range")
 
-# What `graph --by` groups nodes by, as `NodeTable.by`.
+# What `graph --by` groups nodes by, as `NodeTable.by`, whose module loads torch; a test holds both equal.
 _NODE_GROUPINGS = ("module_path", "module_type", "target", "op", "source")
 
 
@@ -312,16 +312,20 @@ def _add_graph(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
     add("--rows", metavar="N", type=_positive, help="rows shown at most (all)")
-    add("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
+    roof = "what limits each node on this machine, and the time it would take at that limit"
+    shown.add_argument("--roofline", action="store_true", help=roof)
     add("--depth", metavar="N", type=_positive, help="with --by module_path: modules down to this depth")
     add("--columns", metavar="A,B", type=_names, help="columns to show (the most telling)")
     add("--html", metavar="FILE", type=Path, help="write the picture of the graph too, with a row for each node")
+    add("--refresh", action="store_true", help="measure anew what the machine can do (measured once, then remembered)")
 
 
 def _graph(arguments: argparse.Namespace) -> str:
     from instrument.graph.command import report
 
-    sys.path.append(str(Path.cwd()))  # a model in a file that lies here, as for python -m
+    sys.path.insert(0, str(Path.cwd()))  # a model in a file that lies here, as for python -m
     return report(arguments)
 
 

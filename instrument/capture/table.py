@@ -77,6 +77,12 @@ class Table:
         self._begin_ns = begin_ns
         self._row: Callable[..., Any] = namedtuple("Row", self._columns)  # type: ignore[misc]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_row"}  # a class that no module holds
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _row=namedtuple("Row", state["_columns"]))  # type: ignore[misc]
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from instrument.capture.table import to_text
 from instrument.errors import ConfigError
+from instrument.graph.machine import Machine
 from instrument.graph.profile import SHOWN, GraphProfile
 from instrument.graph.profiler import profile_graph
 
@@ -30,20 +32,24 @@ def report(options: argparse.Namespace) -> str:
     args, kwargs = made_inputs(options.inputs, device)
     with nullcontext() if options.train else torch.no_grad():
         profile = profile_graph(model, *args, runs=options.runs, **kwargs)
+    machine = profile.machine(refresh=options.refresh) if options.roofline or options.html else None
     table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
+    table = profile.roofline(machine) if options.roofline else table
     try:
         table = table.sort(options.sort) if options.sort else table
-        columns = options.columns or (table.columns if options.by else SHOWN)
+        columns = options.columns or (table.columns if options.by or options.roofline else SHOWN)
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    text = f"{to_text(table)}\n\n{profile.foot}"
-    return f"{text}\nThe picture is in {_written(profile, options.html)}." if options.html else text
+    said = [f"{to_text(table)}\n", profile.foot]
+    said += [f"The roof is that of {machine}."] if options.roofline else []
+    said += [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
+    return "\n".join(said)
 
 
-def _written(profile: GraphProfile, path: Path) -> Path:
+def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:
     try:
-        return profile.save_html(path)
+        return profile.save_html(path, machine)
     except OSError as error:
         why = f"--html {path} cannot be written ({error.strerror}): name a file in a folder that is there."
         raise ConfigError(why) from None
@@ -61,11 +67,24 @@ def named_model(name: str) -> nn.Module:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{module} cannot be imported ({error}): install or mend what it needs.") from None
         raise ConfigError(f"There is no model {name!r} ({error}): give it as package.module:name.") from None
-    made = found if isinstance(found, nn.Module) or not callable(found) else found()
+    made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it.")
     return made
+
+
+def _called(name: str, found: Callable[..., Any]) -> Any:
+    try:
+        signature(found).bind()
+    except TypeError as error:
+        why = f"{name!r} cannot be called without arguments ({error}): name a function that makes the model."
+        raise ConfigError(why) from None
+    except ValueError:  # it tells no signature
+        pass
+    return found()
 
 
 def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
@@ -94,11 +113,15 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         shape = [int(size) for size in sizes.split(",") if size]
     except ValueError:
         dtype = None
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
         raise ConfigError(f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64.")
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, dtype=dtype, device=device)
-    return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, dtype=dtype, device=device)
+        return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
+    except (RuntimeError, TypeError) as error:  # a type without random numbers, or more than there is memory
+        why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
+        raise ConfigError(why) from None
 
 
 def _device(name: str) -> torch.device:
@@ -106,6 +129,10 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        said = str(error).partition("\n")[0].rstrip(".")
-        raise ConfigError(f"--device {name} cannot be used here ({said}): leave it out for the CPU.") from None
+        why = f"--device {name} cannot be used here ({_first_line(error)}): leave it out for the CPU."
+        raise ConfigError(why) from None
     return device
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

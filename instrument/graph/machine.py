@@ -42,11 +42,6 @@ class Machine:
         rates = [f"{cell_text('flops_per_second', rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
         return f"{self.device}: {', '.join([*rates, cell_text('bytes_per_second', self.bytes_per_second)])} a second"
 
-    def ridge(self, dtype: str) -> float | None:
-        """From how many FLOPs for each byte on computing takes longer than moving; None for a type not measured."""
-        rate = self.flops_per_second.get(dtype)
-        return None if rate is None else rate / self.bytes_per_second
-
 
 def measured(device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False) -> Machine:
     """The rates of `device` for these types, from the cache; what is not there is measured, and all with `refresh`.

@@ -18,6 +18,8 @@ from instrument.graph.page import page
 
 #: The columns that the whole profile shows, of the nodes'.
 SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
+# Quartiles further apart than this say that something else took the time of some runs.
+_UNEQUAL = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Overhead:
         nodes: how many there are.
         of_model: the sum of the nodes' times less what measuring adds, as a fraction of the model's run beside it; the
             median over such pairs, so that what else the machine does meanwhile is in both.
+        quartiles: the first and third over the same pairs; None for fewer than two.
     """
 
     model_ns: int | None
@@ -40,6 +43,7 @@ class Overhead:
     node_ns: int
     nodes: int
     of_model: float | None = None
+    quartiles: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         added = f"{duration(self.nodes * self.node_ns)} are what measuring adds ({duration(self.node_ns)} a node)"
@@ -48,7 +52,13 @@ class Overhead:
         )
         if self.model_ns is None or self.of_model is None:
             return text
-        return f"{text} Less that, they are {self.of_model:.1%} of the {duration(self.model_ns)} of the model as it is."
+        spread, doubt = "", ""
+        if self.quartiles is not None:
+            low, high = self.quartiles
+            spread = f" ({100 * low:.1f}–{high:.1%})"
+            doubt = ", but the runs are too unequal to tell" if high - low > _UNEQUAL else ""
+        model = f"the {duration(self.model_ns)} of the model as it is"
+        return f"{text} Less that, they are {self.of_model:.1%}{spread} of {model}{doubt}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,14 +105,18 @@ class GraphProfile:
         See `instrument.graph.roofline`. Without `machine`, what this one can do is measured at the first time, which
         takes a second or two, and remembered (`instrument.graph.machine.measured`).
         """
-        return roofline.roofline(self.nodes, machine or self._machine())
+        return roofline.roofline(self.nodes, machine or self.machine())
+
+    def machine(self, *, refresh: bool = False) -> Machine:
+        """What this machine can do with the types that the nodes compute; with `refresh` measured anew."""
+        return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
         """The graph as a page with its picture, and a row for each node with its memory and its place under the roof.
 
         The page needs nothing from anywhere, and shows the same for the same profile. `machine` as for `roofline`.
         """
-        return self._page(machine or self._machine())
+        return self._page(machine or self.machine())
 
     def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
         """Write what `to_html` gives, and return where.
@@ -117,9 +131,6 @@ class GraphProfile:
     def _repr_html_(self) -> str:
         """What a notebook shows: the page in a frame, without the roof, for which the machine would be measured."""
         return f'<iframe srcdoc="{escape(self._page())}" style="width:100%;height:700px;border:0"></iframe>'
-
-    def _machine(self) -> Machine:
-        return measured(self.device, roofline.dtypes(self.nodes))
 
     def _page(self, machine: Machine | None = None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Any
 
@@ -182,6 +182,7 @@ class NodeProfiler:
 def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], node_ns: int) -> Overhead:
     sums, nodes = times_ns.sum(axis=1).tolist(), times_ns.shape[1]
     pairs = [(total - nodes * node_ns) / model for total, model in zip(sums, model_ns) if model]
+    quarters = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else None
     return Overhead(
         model_ns=round(median(model_ns)) if model_ns else None,
         interpreted_ns=round(median(interpreted_ns)),
@@ -189,6 +190,7 @@ def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], no
         node_ns=node_ns,
         nodes=nodes,
         of_model=median(pairs) if pairs else None,
+        quartiles=(quarters[0], quarters[2]) if quarters else None,
     )
 
 

@@ -20,7 +20,7 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
     - `roof_ns`: the longer of `flops` at the machine's rate for the type of what the node gives, and `moved_bytes` at
       its bandwidth. As `moved_bytes` is the least that must move, so is this the least time, from memory.
-    - `bound`: which of both is longer: `compute` from the ridge on (`Machine.ridge`), `bandwidth` below. Operators
+    - `bound`: which of both is longer: `compute`, also where they are equal, or `bandwidth`. Operators
       whose FLOPs no rule counts do little for each byte (elementwise ones, norms, pooling) and stand as `bandwidth`;
       one that computes much all the same, as an FFT or a kernel of one's own, is wrongly placed, though its `roof_ns`
       is still a time it cannot beat. None where the type's rate is not known, or nothing moves.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import pickle
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -204,3 +205,10 @@ def test_the_operators_of_a_real_trace_are_the_same_in_every_library() -> None:
     assert [tuple(row.values()) for row in operators.to_arrow().to_pylist()] == rows
     frame = operators.to_pandas().astype(object)
     assert list(frame.where(frame.notna(), None).itertuples(index=False, name=None)) == rows
+
+
+def test_a_table_can_be_sent_to_another_process() -> None:
+    table = Table({"name": ["a", "b"], "begin_ns": [5, 7]}, begin_ns=5)
+    again = pickle.loads(pickle.dumps(table))
+    assert list(again) == list(table)
+    assert str(again.sort("name")) == str(table)

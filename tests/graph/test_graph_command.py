@@ -36,6 +36,7 @@ text = "no model"
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models_of_mine.py").write_text(MODEL)
+    (tmp_path / "needs_what_is_not.py").write_text("import nowhere_at_all")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
 
@@ -77,6 +78,13 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["models_of_mine:Nat"], "There is no model 'models_of_mine:Nat' ("),
         (["nowhere_at_all:Net"], "There is no model 'nowhere_at_all:Net' ("),
+        (
+            ["needs_what_is_not:Net"],
+            "needs_what_is_not cannot be imported (No module named 'nowhere_at_all'): install ",
+        ),
+        (["torch.nn:Linear"], "'torch.nn:Linear' cannot be called without arguments (missing a required argument: "),
+        (["models_of_mine:Net", "--input=-1,3"], "--input -1,3 is no shape and type: write it as 1,3,224,224 or "),
+        (["models_of_mine:Net", "--input", "2:float8_e4m3fn"], "--input 2:float8_e4m3fn cannot be made ("),
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
         (["models_of_mine:text"], "'models_of_mine:text' gives a str: name an nn.Module, its class, or what makes it."),
         (["models_of_mine:Net", "--input", "2;5"], "--input 2;5 is no shape and type: write it as 1,3,224,224 or "),
@@ -89,11 +97,31 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: 
     assert shown(capsys, *arguments).startswith(f"instrument: {sentence}")
 
 
+def test_the_roof_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, asked = Machine("this one", {"float32": 10**10}, 10**9), []
+
+    def measured(*_: object, refresh: bool) -> Machine:
+        asked.append(refresh)
+        return machine
+
+    monkeypatch.setattr("instrument.graph.profile.measured", measured)
+    call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
+    said = shown(capsys, *call, "--sort", "roof_ns", "--rows", "1")
+    heading, _, first = said.splitlines()[:3]
+    assert " ".join(heading.split()) == "name median flops moved memory intensity bound roof of roof"
+    moved = 2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8  # nanoseconds too, as the machine moves a byte in each
+    assert first.startswith("embedding ")
+    assert f" {moved} ns " in first
+    assert said.endswith(f"\nThe roof is that of {machine}.\n")
+    shown(capsys, *call, "--refresh")
+    assert asked == [False, True]
+
+
 def test_the_picture_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
-    monkeypatch.setattr("instrument.graph.profile.measured", lambda *_: machine)
+    monkeypatch.setattr("instrument.graph.profile.measured", lambda *_, **__: machine)
     call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--html")
     said = shown(capsys, *call, "graph.html")
     assert said.endswith("\nThe picture is in graph.html.\n")

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.errors import ConfigError
 from instrument.graph import machine
-from instrument.graph.machine import Machine, measured
+from instrument.graph.machine import measured
 
 
 @pytest.fixture(autouse=True)
@@ -133,4 +133,3 @@ def test_a_type_that_cannot_be_measured() -> None:
         measured(dtypes=["int8"])
     sentence = "The rate of 'int8' cannot be measured; choose of float32, float64, bfloat16, float16."
     assert str(error.value) == sentence
-    assert Machine("", {}, 1).ridge("int8") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import runpy
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_times_and_overhead_are_of_the_same_runs(resnet: tuple[nn.Module, Tensor
     assert overhead.nodes == len(profile.nodes)
     assert 0 < overhead.nodes_ns < overhead.interpreted_ns
     assert f"{profile.how}.\n{overhead}\n" in str(profile)
-    assert f"Less that, they are {overhead.of_model:.1%} of the " in str(overhead)
+    assert f"Less that, they are {overhead.of_model:.1%} (" in str(overhead)
 
 
 def test_the_overhead_of_known_runs() -> None:
@@ -145,7 +146,28 @@ def test_the_overhead_of_known_runs() -> None:
     overhead = _overhead(times_ns, [120, 230, 130], [100, 190, 80], 5)
     assert (overhead.nodes, overhead.nodes_ns, overhead.interpreted_ns, overhead.model_ns) == (2, 100, 130, 100)
     assert overhead.of_model == 1.0
+    assert overhead.quartiles == ((0.9 + 1) / 2, (1 + 90 / 80) / 2)
+    assert str(overhead).endswith(" they are 100.0% (95.0–106.2%) of the 100 ns of the model as it is.")
+    single = _overhead(times_ns[:1], [120], [100], 5)
+    assert str(single).endswith(" they are 90.0% of the 100 ns of the model as it is.")
     assert _overhead(times_ns, [120], [], 5).of_model is None
+
+
+def test_runs_too_unequal_to_tell_are_said_to_be() -> None:
+    times_ns = np.array([[50], [50], [50]])
+    equal, unequal = (_overhead(times_ns, [60] * 3, model_ns, 0) for model_ns in ([45, 50, 54], [25, 50, 100]))
+    assert str(equal).endswith("of the 50 ns of the model as it is.")
+    assert str(unequal).endswith(
+        " they are 100.0% (75.0–150.0%) of the 50 ns of the model as it is, but the runs are too unequal to tell."
+    )
+
+
+def test_a_profile_can_be_kept(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+    _, _, profile = resnet
+    again = pickle.loads(pickle.dumps(profile))
+    assert str(again) == str(profile)
+    assert list(again.nodes.by("module_type")) == list(profile.nodes.by("module_type"))
+    assert torch.equal(again.outputs, profile.outputs)
 
 
 def table(*times_ns: list[int]) -> NodeTable:
