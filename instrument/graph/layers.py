@@ -9,6 +9,7 @@ Cost: linear in boxes, lines and the rows that lines pass, with a logarithm for 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,14 +34,25 @@ class Net(NamedTuple):
     targets: tuple[tuple[int, float], ...]
 
 
+class Piece(NamedTuple):
+    """A part of a net's lines, from the end of that net's piece number `after` on; None: from the box."""
+
+    points: list[Point]
+    after: int | None
+
+
 @dataclass
 class Drawing:
-    """Where everything is: the left upper corner of each box, and for each net the line to each of its targets."""
+    """Where everything is: the left upper corner of each box, and each net's lines.
+
+    These are in pieces, so that what several lines pass is there once: the pieces that end at the net's targets, in
+    order, then those that are shared.
+    """
 
     width: float
     height: float
     corners: list[Point]
-    lines: list[list[list[Point]]]
+    lines: list[list[Piece]]
 
 
 class _End(NamedTuple):
@@ -271,16 +283,32 @@ def _drawn(
         (round(centres[box] - width / 2 - left, 1), tops[rows.rank[box]]) for box, (width, _) in enumerate(sizes)
     ]
 
-    def line(net: Net, chain: Sequence[int], box: int, x: float) -> list[Point]:
+    def lines(net: Net, chain: Sequence[int]) -> list[Piece]:
+        own = rows.rank[net.source]
         start = corners[net.source][0] + net.source_x
-        points = [(start, corners[net.source][1] + sizes[net.source][1]), (start, bottoms[rows.rank[net.source]])]
-        for place in chain[: rows.rank[box] - rows.rank[net.source] - 1]:
+        trunk = [(start, corners[net.source][1] + sizes[net.source][1]), (start, bottoms[own])]
+        for place in chain:
             through = round(centres[place] - left, 1)
-            points += [(through, tops[rows.rank[place]]), (through, bottoms[rows.rank[place]])]
-        return [*points, (corners[box][0] + x, corners[box][1])]
+            trunk += [(through, tops[rows.rank[place]]), (through, bottoms[rows.rank[place]])]
+        passed = [min(rows.rank[box] - own - 1, len(chain)) for box, _ in net.targets]
+        return _pieces(trunk, passed, [(corners[box][0] + x, corners[box][1]) for box, x in net.targets])
 
-    lines = [[line(net, chain, box, x) for box, x in net.targets] for net, chain in zip(nets, chains)]
-    return Drawing(round(right - left, 1), bottoms[-1] if bottoms else 0.0, corners, lines)
+    drawn = [lines(net, chain) for net, chain in zip(nets, chains)]
+    return Drawing(round(right - left, 1), bottoms[-1] if bottoms else 0.0, corners, drawn)
+
+
+def _pieces(trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]) -> list[Piece]:
+    """Lines along a trunk to their ends, cut where one leaves others, after it passed so many rows."""
+    forks = sorted({rows for rows in passed if rows})
+    if forks and passed.count(forks[-1]) == 1:
+        forks.pop()  # the last goes on alone
+
+    def piece(rows: int, forked: int, *end: Point) -> Piece:
+        begin = 2 * forks[forked - 1] + 1 if forked else 0
+        return Piece([*trunk[begin : 2 * rows + 2], *end], len(ends) + forked - 1 if forked else None)
+
+    branches = [piece(rows, bisect_right(forks, rows), end) for rows, end in zip(passed, ends)]
+    return branches + [piece(rows, forked) for forked, rows in enumerate(forks)]
 
 
 def _aside(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from instrument.graph.layers import Drawing, Net, Point, arrange
+from instrument.graph.layers import Drawing, Net, Piece, Point, arrange
 
 _HEADER, _PADDING = 22.0, 10.0
 
@@ -26,6 +26,21 @@ class Box(NamedTuple):
     width: float
     height: float
     port_x: float
+
+
+class Line(NamedTuple):
+    """A part of the lines of what the box `source` makes, from the end of line number `after` on.
+
+    Attributes:
+        target: the box where it ends; None for a part that several share, or between two frames.
+        points: on the whole picture.
+        after: None at the box that makes the value.
+    """
+
+    source: int
+    target: int | None
+    points: list[Point]
+    after: int | None
 
 
 @dataclass
@@ -46,9 +61,7 @@ class Frame:
     sources: list[int] = field(default_factory=list)  # boxes outside, whose values come in
     results: list[int] = field(default_factory=list)  # boxes inside, whose values go out
     drawing: Drawing = field(default_factory=lambda: Drawing(0.0, 0.0, [], []))
-    lines: dict[tuple[int, int], list[Point]] = field(
-        default_factory=dict
-    )  # by source and child, or result behind them
+    lines: dict[int, tuple[list[int], list[Piece]]] = field(default_factory=dict)  # by source: where to, and the pieces
 
     def holds(self, box: int) -> bool:
         """Whether the box stands in this frame or in one inside it."""
@@ -57,10 +70,6 @@ class Frame:
     def child_of(self, box: int) -> int:
         """Which of the children the box is, or is in."""
         return bisect_right(self.children, box, key=_first) - 1
-
-    def line(self, source: int, child: int) -> list[Point]:
-        """The line from a source or a child to a child, or to a result behind the children; on the whole picture."""
-        return [(self.x + _PADDING + x, self.y + _HEADER + y) for x, y in self.lines[source, child]]
 
 
 def _first(child: int | Frame) -> int:
@@ -93,8 +102,8 @@ def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
             yield from ((depth + 1, inner) for depth, inner in nested(child))
 
 
-def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[list[Point]]:
-    """Place all boxes and frames below `root`, and give each edge's line; edges run from boxes to later ones."""
+def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Line]:
+    """Place all boxes and frames below `root`, and give the edges' lines; edges run from boxes to later ones."""
     holders = _holders(root, len(boxes))
     targets: dict[int, list[int]] = {}
     for source, target in edges:
@@ -102,7 +111,14 @@ def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[li
         _cross(holders, source, target)
     _arrange(root, boxes, targets)
     _settle(root, 0.0, 0.0)
-    return [_line(holders, source, target) for source, target in edges]
+    lines: list[Line] = []
+    for source in targets:
+        end: int | None = None
+        for frame in reversed(holders[source]):
+            end = _draw(frame, source, end, lines)
+            if end is None:  # the value leaves no further frame
+                break
+    return lines
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
@@ -141,19 +157,20 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
     frame.sources.sort()
     frame.results.sort()
     before, inside = len(frame.sources), [box for box in range(frame.first, frame.last) if box in targets]
-    nets, keys = [], []
+    nets: dict[int, Net] = {}
+    reached: list[list[int]] = []
     for source in [*frame.sources, *inside]:
         ends = _ends(frame, boxes, source, targets[source])
         if ends:
             own = frame.child_of(source) if frame.holds(source) else frame.sources.index(source) - before
             x = _port(frame, boxes, own, source, into=False) if own >= 0 else 0.0
-            nets.append(Net(before + own, x, tuple((before + child, at) for child, at in ends.items())))
-            keys.append([(source, child) for child in ends])
+            nets[source] = Net(before + own, x, tuple((before + child, at) for child, at in ends.items()))
+            reached.append([*ends])
     sizes = [_size(child, boxes) for child in frame.children]
     ports = [(0.0, 0.0)]
-    frame.drawing = arrange(ports * before + sizes + ports * len(frame.results), nets, before, len(frame.results))
-    for names, lines in zip(keys, frame.drawing.lines):
-        frame.lines.update(zip(names, lines))
+    sizes = ports * before + sizes + ports * len(frame.results)
+    frame.drawing = arrange(sizes, [*nets.values()], before, len(frame.results))
+    frame.lines = dict(zip(nets, zip(reached, frame.drawing.lines)))
     frame.width = frame.drawing.width + 2 * _PADDING
     frame.height = frame.drawing.height + _HEADER + _PADDING
 
@@ -189,12 +206,19 @@ def _settle(frame: Frame, x: float, y: float) -> None:
             _settle(child, x + _PADDING + left, y + _HEADER + top)
 
 
-def _line(holders: Sequence[Sequence[Frame]], source: int, target: int) -> list[Point]:
-    """Out of the frames that hold the source alone, across the innermost that holds both, into those of the target."""
-    leaving = [frame for frame in reversed(holders[source]) if not frame.holds(target)]
-    entering = [frame for frame in holders[target] if not frame.holds(source)]
-    shared = holders[target][len(holders[target]) - len(entering) - 1]
-    points = [p for frame in leaving for p in frame.line(source, len(frame.children) + frame.results.index(source))]
-    for frame in [shared, *entering]:
-        points += frame.line(source, frame.child_of(target))
-    return points
+def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
+    """Add a value's lines in a frame and in those that it enters from there; the number of the one that leaves it."""
+    reached, pieces = frame.lines[source]
+    first, last = len(lines), len(frame.children)
+    ends = [frame.children[child] if child < last else None for child in reached]
+    for number, piece in enumerate(pieces):
+        points = [(frame.x + _PADDING + x, frame.y + _HEADER + y) for x, y in piece.points]
+        if piece.after is None and after is not None:
+            points.insert(0, lines[after].points[-1])
+        end = ends[number] if number < len(ends) else None
+        before = after if piece.after is None else first + piece.after
+        lines.append(Line(source, end if isinstance(end, int) else None, points, before))
+    for number, end in enumerate(ends):
+        if isinstance(end, Frame):
+            _draw(end, source, first + number, lines)
+    return first + len(reached) - 1 if reached[-1] >= last else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from instrument.capture.table import Table, cell_text, duration
 from instrument.graph.layers import Point
-from instrument.graph.layout import Box, Frame, corners, frames, lay_out, nested
+from instrument.graph.layout import Box, Frame, Line, corners, frames, lay_out, nested
 
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
 _LINE, _CHIP = 14.0, 14.0
@@ -105,7 +105,8 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], numbe
     shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
     parts = [_frame(inner, outer, number, at) for at, (inner, outer) in _frames(cut, opened, depth)]
-    parts += [_edge(names[one], names[other], line) for (one, other), line in zip(edges, lines)]
+    goes_on = {line.after for line in lines}
+    parts += [_edge(names, number, line, number in goes_on) for number, line in enumerate(lines)]
     last = depth == max((deep for deep, _ in opened), default=0)
     for at, corner in corners(cut):
         parts.append(_drawn(graph, units[at], boxes[at], corner, heat(shares[at], highest), number, ids=last))
@@ -212,7 +213,7 @@ def _chip(graph: _Graph, node: int, taker: int, corner: Point, *, ids: bool) -> 
     rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{_CHIP - 2:g}" rx="3" class="paper"/>'
     text = f'<text x="{x + width / 2:g}" y="{y + 9:g}">{escape(_chip_text(graph, node))}</text>'
     link = f'<a{name} class="node chip" data-n="{node}" href="#r-{node}">'
-    line = _edge(str(node), str(taker), [(x, y + 6), (corner[0], y + 6)])
+    line = f'<path class="edge" data-from="{node}" data-to="{taker}" d="M{x:g} {y + 6:g}L{corner[0]:g} {y + 6:g}"/>\n'
     return f"{link}<title>{escape(_told(graph.rows[node]))}</title>{rect}{text}</a>{line}"
 
 
@@ -231,8 +232,16 @@ def _frame(frame: Frame, around: str, view: int, number: int) -> str:
     return f'<g id="m-{view}-{number}" class="frame"><title>{escape(frame.path)}</title>{rect}{text}</g>\n'
 
 
-def _edge(source: str, target: str, points: Sequence[Point]) -> str:
-    """A line as one smooth path; upright through rows, bent between them."""
+def _edge(names: Sequence[str], number: int, line: Line, goes_on: bool) -> str:
+    """A line as one smooth path; `data-at` is what those name as `data-after` that go on from its end."""
+    to = "" if line.target is None else f' data-to="{names[line.target]}"'
+    at = f' data-at="{number}"' if goes_on else ""
+    after = "" if line.after is None else f' data-after="{line.after}"'
+    return f'<path class="edge" data-from="{names[line.source]}"{to}{at}{after} d="{_smooth(line.points)}"/>\n'
+
+
+def _smooth(points: Sequence[Point]) -> str:
+    """Upright through rows, bent between them."""
     path, last = [f"M{points[0][0]:g} {points[0][1]:g}"], points[0]
     for x, y in points[1:]:
         if (x, y) == last:
@@ -241,4 +250,4 @@ def _edge(source: str, target: str, points: Sequence[Point]) -> str:
         straight = abs(x - last[0]) < 0.5 or y == last[1]
         path.append(f"L{x:g} {y:g}" if straight else f"C{last[0]:g} {middle:g} {x:g} {middle:g} {x:g} {y:g}")
         last = (x, y)
-    return f'<path class="edge" data-from="{source}" data-to="{target}" d="{"".join(path)}"/>\n'
+    return "".join(path)

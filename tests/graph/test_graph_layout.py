@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instrument.graph.layout import Box, Frame, corners, frames, lay_out, nested
+from instrument.graph.layout import Box, Frame, Line, corners, frames, lay_out, nested
 
 SIZE = Box(90.0, 40.0, 45.0)
 
@@ -66,12 +66,19 @@ def test_boxes_stand_in_their_frames_alone() -> None:
             assert apart(area(one), area(other))
 
 
+def whole(lines: list[Line], line: Line) -> list[tuple[float, float]]:
+    """From the box that makes the value on."""
+    return line.points if line.after is None else [*whole(lines, lines[line.after])[:-1], *line.points]
+
+
 def test_lines_go_from_box_to_box_and_through_no_frame_of_others() -> None:
     paths, edges = blocks(3)
     root = frames(paths)
     lines = lay_out(root, [SIZE] * len(paths), edges)
     at = dict(corners(root))
-    for (source, target), line in zip(edges, lines):
+    ending = {(line.source, line.target): whole(lines, line) for line in lines if line.target is not None}
+    assert set(ending) == set(edges)
+    for (source, target), line in ending.items():
         assert line[0] == pytest.approx((at[source][0] + SIZE.port_x, at[source][1] + SIZE.height))
         assert line[-1] == pytest.approx((at[target][0] + SIZE.port_x, at[target][1]))
         for (x, y), (x2, y2) in pairwise(line):

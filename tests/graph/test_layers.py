@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from instrument.graph import layers
-from instrument.graph.layers import Drawing, Net, Point, arrange
+from instrument.graph.layers import Drawing, Net, Piece, Point, arrange
 
 SIZES = [(80.0, 30.0), (140.0, 45.0), (60.0, 90.0)]
 
@@ -23,6 +23,17 @@ def nets(edges: list[tuple[int, int]], sizes: list[tuple[float, float]]) -> list
     for source, target in edges:
         targets.setdefault(source, []).append((target, sizes[target][0] / 2))
     return [Net(source, sizes[source][0] / 2, tuple(ends)) for source, ends in targets.items()]
+
+
+def whole(pieces: list[Piece], number: int) -> list[Point]:
+    """The line to a net's target, from the box on."""
+    points, after = pieces[number]
+    return points if after is None else [*whole(pieces, after)[:-1], *points]
+
+
+def lines_of(drawing: Drawing, every: list[Net]) -> list[list[list[Point]]]:
+    """The lines to each net's targets."""
+    return [[whole(pieces, number) for number in range(len(net.targets))] for net, pieces in zip(every, drawing.lines)]
 
 
 def some_graph(seed: int, count: int = 40) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
@@ -48,7 +59,8 @@ def test_boxes_keep_apart_and_lines_pass_them(seed: int) -> None:
     assert not [pair for pair in combinations(boxes, 2) if overlaps(*pair)]
     whole = (-0.1, -0.1, drawing.width + 0.1, drawing.height)
     assert all(whole[0] <= left and right <= whole[2] and bottom <= whole[3] for left, _, right, bottom in boxes)
-    for net, lines in zip(nets(edges, sizes), drawing.lines):
+    every = nets(edges, sizes)
+    for net, lines in zip(every, lines_of(drawing, every)):
         for (target, _), line in zip(net.targets, lines):
             assert line[0] == (boxes[net.source][0] + net.source_x, boxes[net.source][3])
             assert line[-1][1] == boxes[target][1]
@@ -74,7 +86,7 @@ def test_a_row_is_as_far_down_as_the_longest_path(seed: int) -> None:
 def test_crossings_are_counted_and_undone() -> None:
     ladder = [(0, 6), (1, 5), (2, 4), (3, 7)]
     assert count_crossings(8, ladder, [[0, 1, 2, 3], [4, 5, 6, 7]]) == 3
-    lines = [line for lines in drawn(8, ladder).lines for line in lines]
+    lines = [line for (line,) in lines_of(drawn(8, ladder), nets(ladder, [SIZES[0]] * 8))]
     ends = [(line[0][0], line[-1][0]) for line in lines]
     assert not [1 for one, other in combinations(ends, 2) if (one[0] - other[0]) * (one[1] - other[1]) < 0]
 
@@ -99,7 +111,9 @@ def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
     plain = drawn(10, chain)
     assert len({x for x, _ in plain.corners}) == 1
     residual = drawn(10, [*chain, (1, 8)])
-    (_, around), *_ = (lines for lines in residual.lines if len(lines) == 2)
+    (_, around), *_ = (
+        lines for lines in lines_of(residual, nets([*chain, (1, 8)], [SIZES[0]] * 10)) if len(lines) == 2
+    )
     beside = {x for x, _ in around[2:-1]}
     assert len(beside) == 1, "the line is upright"
     assert len({x for x, _ in residual.corners[2:8]}) == 1
@@ -116,9 +130,21 @@ def test_places_at_the_edges_keep_their_row() -> None:
 def test_lines_that_pass_too_much_are_drawn_all_the_same() -> None:
     edges = [*((at, at + 1) for at in range(99)), *((at, 99) for at in range(98))]
     drawing = drawn(100, edges)
-    points = [len(line) for lines in drawing.lines for line in lines]
+    every = nets(edges, [SIZES[0]] * 100)
+    points = [len(line) for lines in lines_of(drawing, every) for line in lines]
     assert len(points) == len(edges)
     assert sum(points) < 2 * layers._PASSED_PER_BOX * 100 * 2
+
+
+def test_what_lines_of_a_net_share_is_there_once() -> None:
+    edges = [*((at, at + 1) for at in range(30)), *((0, at) for at in (5, 5, 9, 20, 30))]
+    drawing = drawn(31, edges)
+    (net, pieces), *_ = zip(nets(edges, [SIZES[0]] * 31), drawing.lines)
+    steps = [step for piece in pieces for step in pairwise(piece.points) if step[0] != step[1]]
+    assert [target for target, _ in net.targets] == [1, 5, 5, 9, 20, 30]
+    stub = steps[0]
+    assert {step for step in steps if steps.count(step) > 1} <= {stub, *(pairwise(pieces[1].points))}
+    assert sum(len(piece.points) for piece in pieces) < 2 * 30 + 4 * len(pieces)
 
 
 def test_nothing_is_drawn_of_nothing() -> None:

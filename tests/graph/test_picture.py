@@ -99,6 +99,24 @@ def test_every_link_has_its_target_and_no_name_is_given_twice() -> None:
     assert {link.removeprefix("#") for link in links} <= set(names)
 
 
+def test_twice_the_takers_of_one_value_are_twice_the_page() -> None:
+    def size(takers: int) -> int:
+        chain = [{"name": f"n{at}", "inputs": f"n{at - 1}, x", "median_ns": 100} for at in range(1, takers)]
+        return len(page(nodes({"name": "x"}, {"name": "n0", "inputs": "x"}, *chain), "Graph"))
+
+    once, twice, four = map(size, (200, 400, 800))
+    assert four - twice < 2.2 * (twice - once)
+    assert (four - twice) / 400 < 2_500, "bytes a node"
+
+
+def test_what_lines_go_on_from_is_there() -> None:
+    every = [attrs for attrs, _ in Page(views(GRAPH)[-1].svg).all("path")]
+    shared = {attrs["data-at"]: attrs["data-from"] for attrs in every if "data-at" in attrs}
+    after = [(attrs["data-after"], attrs["data-from"]) for attrs in every if "data-after" in attrs]
+    assert after
+    assert all(shared[number] == source for number, source in after)
+
+
 def test_the_more_time_the_more_colour() -> None:
     links = views(GRAPH)[-1].svg.split("</a>")
     found = [re.findall(r'data-n="(\d+)"|fill-opacity="([\d.]+)"', link) for link in links if "fill-opacity" in link]
