@@ -58,10 +58,11 @@ class Attached:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
-        self._handlers: dict[Any, Callable[..., None]] = {
-            Events.GET_BATCH_STARTED: self._data.before_forward,
-            Events.GET_BATCH_COMPLETED: self._data.after_forward,
-            Events.EPOCH_COMPLETED: self._close_data,
+        # None takes an argument, for which Ignite would keep a weak reference to this engine, in copies too.
+        self._handlers: dict[Any, Callable[[], object]] = {
+            Events.GET_BATCH_STARTED: self._data.__enter__,
+            Events.GET_BATCH_COMPLETED: self._data.close_all,
+            Events.EPOCH_COMPLETED: self._data.close_all,  # the wait that brought no batch, of a length not known
             Events.ITERATION_COMPLETED: self._step,
         }
         if phase == "train":
@@ -100,9 +101,6 @@ class Attached:
     def _step(self) -> None:
         if self._session.running:
             self._session.step(loss=_loss(self._engine.state.output))
-
-    def _close_data(self) -> None:
-        self._data.close_all()  # the wait that brought no batch, where the length was not known
 
 
 def _iterations(state: State) -> int | None:

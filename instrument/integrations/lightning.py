@@ -55,6 +55,9 @@ class ProfilerCallback(Callback):
     `test` or `predict`. Sanity checking is not recorded. A fit that resumes goes on with the checkpoint's number of
     batches. Disabled, the callback leaves the trainer when a run begins.
 
+    Where Lightning starts the processes itself (`ddp_spawn`), each records with a copy of the callback: the captures
+    are in the folder, and this one's `session.captures` stays empty.
+
     While no window is open a batch costs some calls that compare two numbers.
     """
 

@@ -41,6 +41,11 @@ class ProfilerCallback(TrainerCallback):
         if self.session.config.enabled:
             _accompany_trainers()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.session.config.enabled:  # the copy may be the first one in its process
+            _accompany_trainers()
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:

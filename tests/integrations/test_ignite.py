@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -170,10 +171,11 @@ def test_options_beside_a_session_are_refused() -> None:
         attach(engine(), Session(active=1), active=2)
 
 
-def test_a_copied_engine_has_a_session_of_its_own(tmp_path: Path) -> None:
-    trainer = engine()
+@pytest.mark.parametrize("copied", [deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
+def test_a_copied_engine_has_a_session_of_its_own(tmp_path: Path, copied: Callable[[Engine], Engine]) -> None:
+    trainer = Engine(print)
     session = attach(trainer, wait=1, active=2, output_dir=tmp_path)
-    other = deepcopy(trainer)
+    other = copied(trainer)
     other.run(range(4))
     assert session.captures == []
     detach(other)

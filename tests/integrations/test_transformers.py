@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from instrument import emit
 from instrument.capture import Capture
+from instrument.integrations import transformers
 from instrument.integrations.transformers import ProfilerCallback
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -203,3 +205,11 @@ def test_a_copied_trainer_has_a_callback_of_its_own(tmp_path: Path) -> None:
     assert list(numbers(copied).values()) == [[0, 1]]
     trainer.train()
     assert list(numbers(callback).values()) == [[0, 1]]
+
+
+def test_a_callback_that_comes_from_another_process_accompanies_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [pickle.dumps(ProfilerCallback(active=2, enabled=enabled)) for enabled in (True, False)]
+    accompanied = []
+    monkeypatch.setattr(transformers, "_accompany_trainers", lambda: accompanied.append(1))
+    one, other = map(pickle.loads, sent)
+    assert (one.session.config.enabled, other.session.config.enabled, accompanied) == (True, False, [1])
