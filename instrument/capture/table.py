@@ -81,7 +81,7 @@ class Table:
         return {name: value for name, value in vars(self).items() if name != "_row"}  # a class that no module holds
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _row=namedtuple("Row", state["_columns"]))  # type: ignore[misc]
+        vars(self).update(state, _row=namedtuple("Row", state["_columns"]))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ class GraphProfile:
             buffers. A view has the number of what it was made from.
         model_bytes: the memory of the model's parameters and buffers.
         device: `cuda` where the model or its inputs are on one, else `cpu`.
+        model: the name of its class.
     """
 
     nodes: NodeTable
@@ -83,6 +84,7 @@ class GraphProfile:
     storages: list[Storages]
     model_bytes: int
     device: str
+    model: str
 
     def __str__(self) -> str:
         return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
@@ -140,4 +142,4 @@ class GraphProfile:
             roof = self.roofline(machine)
             columns |= {name: roof.column(name) for name in ("bound", "roof_ns", "of_roof")}
             notes.append(f"The roof is that of {machine}.")
-        return page(Table(columns), "Graph", notes)
+        return page(Table(columns), self.model, notes)

@@ -136,7 +136,14 @@ class NodeProfiler:
         nodes = NodeTable(labels(graph, self._model), times_ns, facts)
         seen = captured.inspection
         return GraphProfile(
-            nodes, captured.traced.how, overhead, self._outputs[0], seen.storages, seen.model_bytes, captured.device
+            nodes=nodes,
+            how=captured.traced.how,
+            overhead=overhead,
+            outputs=self._outputs[0],
+            storages=seen.storages,
+            model_bytes=seen.model_bytes,
+            device=captured.device,
+            model=type(self._model).__name__,
         )
 
     def _captured_for(self, inputs: Inputs) -> _Captured:

@@ -126,6 +126,7 @@ def test_the_picture_is_written(
     said = shown(capsys, *call, "graph.html")
     assert said.endswith("\nThe picture is in graph.html.\n")
     text = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    assert "<title>Net</title>" in text
     assert '<a href="#n-1">embedding</a>' in text
     assert f"The roof is that of {machine}." in text
     assert shown(capsys, *call, "nowhere/graph.html") == (
