@@ -298,13 +298,10 @@ def _trigger(arguments: argparse.Namespace) -> str:
 
 
 def _add_graph(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Run a model node by node of its torch.fx graph, on made-up inputs, and print what each node took, made and "
-        "computed. The model comes from what is named: a module, its class, or a function that makes it."
-    )
+    parser.description = "Run a model node by node of its graph, on made-up inputs; print what each took and computed."
     parser.set_defaults(run=_graph)
-    add = parser.add_argument
-    add("model", metavar="MODULE:NAME", help="what gives the model, such as my_package.models:build")
+    add, alone = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add("model", metavar="MODULE:NAME", help="a module, its class, or what makes it, such as my_package.models:build")
     shape = "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, input_ids=8,128:int64"
     add("--input", metavar="SHAPE", dest="inputs", action="append", default=[], help=f"{shape}; once for each")
     add("--runs", metavar="N", type=_positive, default=10, help="runs that are counted (%(default)s)")
@@ -312,10 +309,8 @@ def _add_graph(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
     add("--rows", metavar="N", type=_positive, help="rows shown at most (all)")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
-    roof = "what limits each node on this machine, and the time it would take at that limit"
-    shown.add_argument("--roofline", action="store_true", help=roof)
+    alone("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
+    alone("--roofline", action="store_true", help="what limits each node on this machine, and its time at that limit")
     add("--depth", metavar="N", type=_positive, help="with --by module_path: modules down to this depth")
     add("--columns", metavar="A,B", type=_names, help="columns to show (the most telling)")
     add("--html", metavar="FILE", type=Path, help="write the picture of the graph too, with a row for each node")
