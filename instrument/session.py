@@ -124,7 +124,9 @@ class Session:
     def start(self, model: nn.Module | None = None, *, total_steps: int | None = None) -> Session:
         """Say the plan, check the output folder, and begin with the first step.
 
-        `total_steps` wins over the config's: the steps of the whole run, where known, to warn of windows without room.
+        `model` is for the ranges of submodules, unless the constructor was given one: a trainer's callback gives its
+        own here. `total_steps` wins over the config's: the steps of the whole run, where known, to warn of windows
+        without room.
 
         Raises:
             ConfigError: the output folder cannot be written, or this torch refuses an option of its own.
@@ -152,7 +154,7 @@ class Session:
         instrument = instrument_chosen
         if self.config.graph:
             from instrument.graph.forward import instrument_nodes as instrument  # torch.export, which is slow to load
-        self._instrumented = instrument(model if model is not None else self._model, self.config.modules)
+        self._instrumented = instrument(self._model if self._model is not None else model, self.config.modules)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0

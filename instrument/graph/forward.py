@@ -36,11 +36,8 @@ def instrument_nodes(model: nn.Module | None, config: ModulesConfig) -> nn.Modul
     Where its graph cannot be captured, `config` says which submodules get a range, as without a graph.
     """
     if model is None or is_instrumented(model):
-        why = (
-            "instrument_model has chosen ranges: leave that out"
-            if model is not None
-            else "Session has no model: give it one"
-        )
+        none = "the session has no model: give it one, as in Session(config, model=model)"
+        why = none if model is None else "instrument_model has chosen ranges: leave that out"
         logger.warning("profiler.graph=true does nothing, for {}.", why)
         return None
     instrument_model(model, depth=0)
@@ -88,7 +85,12 @@ class GraphForward:
     def __exit__(self, *exception: object) -> None:
         self._put_back()
         if not self._graphs and not self._failed:  # a trainer that calls the submodules by itself
-            self._give_up(GraphError(f"The forward of {type(self._model).__name__} was not called in a window."))
+            self._give_up(
+                GraphError(
+                    f"The forward of {type(self._model).__name__} was not called in a window: for its graph, give the "
+                    "session, or the trainer's callback, the module that is called, as model=…."
+                )
+            )
         self._graphs.clear()  # until the next window the model may change, and memory is not ours
         self._thread = None
         if self._ranges is not None:

@@ -165,7 +165,10 @@ def test_a_model_whose_forward_is_not_called_gets_its_modules_ranges(tmp_path: P
             session.step()
     assert [capture.ranges.column("path") for capture in session.captures] == [[], ["conv"]]
     (warning,) = (line for line in log.at("WARNING") if "forward" in line)
-    assert warning == "The forward of Net was not called in a window. Its ranges are its submodules instead."
+    assert warning == (
+        "The forward of Net was not called in a window: for its graph, give the session, or the trainer's callback, "
+        "the module that is called, as model=…. Its ranges are its submodules instead."
+    )
 
 
 def test_a_compiled_model_keeps_its_code_and_its_modules_ranges(tmp_path: Path, log: Log) -> None:
@@ -179,7 +182,7 @@ def test_a_compiled_model_keeps_its_code_and_its_modules_ranges(tmp_path: Path, 
 def test_there_must_be_a_model_to_run(tmp_path: Path, log: Log) -> None:
     with Session(graph=True, active=1, output_dir=tmp_path):
         pass
-    assert "WARNING profiler.graph=true does nothing, for Session has no model: give it one." in log
+    assert "the session has no model: give it one, as in Session(config, model=model)." in log.at("WARNING")[0]
     model = instrument_model(Net(), depth=1)
     with Session(graph=True, active=1, output_dir=tmp_path, model=model) as session:
         model(torch.ones(4, 3, 8, 8))

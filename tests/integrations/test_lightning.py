@@ -602,3 +602,12 @@ def test_without_lightning_the_command_that_installs_it_is_named() -> None:
     assert done.stdout.strip() == (
         "The Lightning callback needs the package lightning: pip install 'torch-instrument[lightning]'."
     )
+
+
+def test_a_model_given_to_the_callback_is_the_one_with_ranges(tmp_path: Path) -> None:
+    module = Tiny()
+    callback = ProfilerCallback("graph", active=2, output_dir=tmp_path / "profile", model=module.layer)
+    fit(tmp_path, callback, module, num_sanity_val_steps=0, limit_val_batches=0)
+    (capture,) = callback.session.captures
+    assert {"Linear"} <= {row.name for row in capture.ranges}
+    assert "Tiny" not in {row.name for row in capture.ranges}
