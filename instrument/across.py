@@ -95,28 +95,30 @@ def _clocks(table: Table) -> str:
 
 def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
     known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
-    few = len(table)
-    if sort is None and few > rows:
-        most = sorted(range(few), key=lambda k: -(table[k].host_median_ns or 0))[:rows]
+    count = len(table)
+    if sort is None and count > rows:
+        most = sorted(range(count), key=lambda k: -(table[k].host_median_ns or 0))[:rows]
         table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
     text = view_text("ranges", table, rows=rows, sort=sort, columns=["path", *(columns or known[1:])])
     shown = min(rows, len(table))
-    note = f" (the {shown} of {few} with the most {sort or 'host time'})" if shown < few else ""
-    return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if few else text
+    note = f" (the {shown} of {count} with the most {sort or 'host time'})" if shown < count else ""
+    return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if count else text
 
 
 def conclude(output_dir: Path, captures: Sequence[Capture], cut: str | None) -> None:
     """Where the lowest of several ranks ends its run: leave the table of its last window over all, and say where it is.
 
-    Waits for the others' summaries at most 20 s, by looking at the folder; not at all where the run is `cut` short. No
-    rank is asked for anything, so none can hang here.
+    Waits for the others' summaries at most 20 s, by looking at the folder; not at all where the run is `cut` short.
+    With `first_per_node`, where nobody knows how many come, until none has come for 3 s. No rank is asked for anything,
+    so none can hang here.
     """
     about = captures[-1].metadata if captures else {}
     chosen = about.get("config", {}).get("ranks")
     lowest = min(chosen) if isinstance(chosen, list) else 0
     if about.get("rank") != lowest or about.get("world_size", 1) < 2:
         return
-    ranks = _gathered(output_dir, captures[-1].name.rpartition("_rank")[0], 0.0 if cut else _PATIENT_S)
+    name, patient_s = captures[-1].name.rpartition("_rank")[0], 0.0 if cut else _PATIENT_S
+    ranks = _gathered(output_dir, name, patient_s, planned=chosen != "first_per_node")
     if ranks is None or len(ranks.summaries) < 2:
         return
     with replacing(output_dir / FILE) as file:
@@ -126,7 +128,7 @@ def conclude(output_dir: Path, captures: Sequence[Capture], cut: str | None) -> 
     logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), output_dir / FILE, said)
 
 
-def _gathered(output_dir: Path, name: str, patient_s: float) -> Ranks | None:
+def _gathered(output_dir: Path, name: str, patient_s: float, *, planned: bool) -> Ranks | None:
     """The window of that name, once all ranks' summaries are there or nothing more is to be waited for."""
     began = heard = time.monotonic()
     seen: set[Path] = set()
@@ -143,7 +145,7 @@ def _gathered(output_dir: Path, name: str, patient_s: float) -> Ranks | None:
         ranks = Run.load(*sorted(there)).windows[-1] if there - seen else None
         seen = there
         over = now - began >= patient_s or now - heard > _QUIET_S
-        if seen and (over or (ranks is not None and not ranks.missing)):
+        if seen and (over or (planned and ranks is not None and not ranks.missing)):
             return ranks or Run.load(*sorted(seen)).windows[-1]
         if over:
             return None

@@ -97,6 +97,19 @@ def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, asleep:
     assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
 
 
+def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(tmp_path: Path, asleep: Any) -> None:
+    chosen = {"ranks": "first_per_node"}
+
+    def arrive(count: int) -> None:
+        if count == 4:
+            write_rank(tmp_path, 2, synchronous_steps(100), 4, config=chosen)
+
+    slept = asleep(arrive)
+    conclude(tmp_path, [write_rank(tmp_path, 0, synchronous_steps(100), 4, config=chosen)], None)
+    assert sum(slept) == pytest.approx(3.8, abs=0.5)
+    assert "2 of 4 ranks" in (tmp_path / "ranks.txt").read_text(encoding="utf-8")
+
+
 def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, log: Log) -> None:
     slept = asleep()
     own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
