@@ -2,10 +2,16 @@
 
 They talk in messages of some hundred bytes through the store at MASTER_ADDR:MASTER_PORT that brings a job's ranks
 together, over a connection of their own and off the training thread: no collective, and no lock that training shares.
+The store outlives a restart of the job, and what stands in it names no age. So each rank says hello, the leader's
+process answers if it lives, and all that follows is under the name that its answer gives to the session.
+
+What torch's store does not do: where its server freezes, a thread in it stays there, and one that is still in it when
+the interpreter ends aborts the process, if the server dies just then.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -13,9 +19,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Event, Thread
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 from loguru import logger
 
@@ -29,7 +40,12 @@ POLL_SECONDS = 0.5
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
-_FOLDER_S = 30.0
+# How long the leader may take to answer a hello or an ask: it may start later, and the end of a window holds the GIL.
+_ANSWER_S = 30.0
+# How often the leader looks for hellos, and for how long at most: until all have met it, where their number is known.
+_HELLO_S, _HELLOS_S = 0.1, 600.0
+
+_Given = TypeVar("_Given")
 
 
 def records(ranks: str | list[int], place: Place) -> bool:
@@ -83,23 +99,29 @@ class Pace(NamedTuple):
 class Team:
     """The ranks that record together, as one of them talks to the others; the lowest leads.
 
-    For the watcher's thread, but for `folder`. What any method raises means that the store is gone.
+    For the watcher's thread. What any method raises means that the store is gone, or the leader.
 
     Attributes:
         over: whether the leader has ended its session.
     """
 
     def __init__(self, store: Any, place: Place, config: ProfilerConfig, pace: Callable[[], Pace]) -> None:
-        leader = min(config.ranks) if isinstance(config.ranks, list) else 0
-        self.rank, self.leads, self.over = place.rank, place.rank == leader, False
-        self._store, self._leader, self._config, self._pace = store, leader, config, pace
+        self._leader = _leader(config.ranks)
+        self.rank, self.leads, self.over = place.rank, place.rank == self._leader, False
+        self._store, self._config, self._pace = store, config, pace
         self._asks, self._calls = _Messages(store, "asks"), _Messages(store, "calls")
+        self._asked: dict[int, tuple[Ask, float]] = {}  # by number, with the time by which the leader is to hear of it
         self._open: list[Ask] = []  # until the leader knows how long a step takes
-        self._called_until = -1
+        self._called_at = self._called_until = -1
 
     def ask(self, ask: Ask) -> None:
         """Ask the leader for a window of all ranks."""
-        self._asks.append(ask)
+        self._asked[self._asks.append(ask)] = ask, time.monotonic() + _ANSWER_S
+
+    @property
+    def unheard(self) -> list[Ask]:
+        """What this rank has asked for and the leader has not heard of yet."""
+        return [ask for ask, _ in self._asked.values()]
 
     def asks(self) -> Iterator[Ask]:
         """What was asked for since the last time; for the leader alone, and once its steps have been timed.
@@ -108,10 +130,14 @@ class Team:
         """
         if not self.leads:
             return
+        known = self._asks.read
         self._open += [Ask(*message) for message in self._asks.unread()]
+        if self._asks.read > known:
+            self._store.add("heard", self._asks.read - known)
         while self._open and self._pace().step_ns is not None:
             ask = self._open.pop(0)
-            if ask.after_step > self._called_until:
+            set_back = self._pace().step < self._called_at  # by the user, so that numbers come again
+            if ask.after_step > self._called_until or set_back:
                 yield ask
 
     def call(self, ask: Ask) -> None:
@@ -120,60 +146,62 @@ class Team:
         begin = step + lead(step_ns or 0)
         why = f"{ask.why}, " if ask.why else ""
         self._calls.append(Call(ask.trigger, f"{why}on rank {ask.rank} after step {ask.after_step}", ask.steps, begin))
+        self._called_at = step
         self._called_until = begin + self._config.warmup + (ask.steps or self._config.active or 1) - 1
 
     def calls(self) -> Iterator[Call]:
-        """What all ranks are to record that this one has not heard of yet."""
+        """What all ranks are to record that this one has not heard of yet.
+
+        Raises:
+            TimeoutError: the leader does not hear what this rank asks for.
+        """
         for message in self._calls.unread():
             if message is None:
                 self.over = True
                 return
             yield Call(*message)
+        if self._asked:
+            heard, now = self._store.add("heard", 0), time.monotonic()
+            self._asked = {number: asked for number, asked in self._asked.items() if number > heard}
+            if any(now > until for _, until in self._asked.values()):
+                raise TimeoutError(f"rank {self._leader}, which leads, does not answer for {_ANSWER_S:g} s")
 
     def end(self) -> None:
         """Let the others know, if this rank leads, that nobody does any more."""
         if self.leads and not self.over:
             self._calls.append(None)
 
-    def folder(self, own: Path) -> Path:
-        """The leader's folder for captures; the leader gives its own.
-
-        Raises:
-            TimeoutError: the leader has not named it in time.
-            ConfigError: this rank cannot write there.
-        """
-        folders = _Messages(self._store, "folders")
-        if self.leads:
-            folders.append(str(own))
-            return own
-        until, named = time.monotonic() + _FOLDER_S, next(folders.unread(), None)
-        if named is None:
-            logger.info("Rank {} waits up to {:g} s for the folder of rank {}.", self.rank, _FOLDER_S, self._leader)
-        while named is None and time.monotonic() < until:
-            time.sleep(0.02)
-            named = next(folders.unread(), None)
-        if named is None:
-            raise TimeoutError(f"rank {self._leader} has named no folder for captures in {_FOLDER_S:g} s")
-        return export.writable(Path(named))
-
 
 class _Messages:
-    """A list in the store, to which every rank can append."""
+    """A list in the store, to which every rank can append.
+
+    Attributes:
+        read: how many of them this one has given.
+    """
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name = store, name
-        self._read = 0
+        self.read = 0
 
-    def append(self, message: Any) -> None:
-        number = self._store.add(self._name, 1)
-        self._store.set(f"{self._name}/{number}", json.dumps(message))
+    def append(self, message: Any) -> int:
+        """Its number, from 1."""
+        said = json.dumps(message)
+        number = int(self._store.add(self._name, 1))
+        self._store.set(f"{self._name}/{number}", said)
+        return number
 
     def unread(self) -> Iterator[Any]:
         """Those that this one has not given yet; costs one look at the store where there are none."""
+        from torch.distributed import DistStoreError
+
         written = self._store.add(self._name, 0)
-        while self._read < written:
-            self._read += 1
-            yield json.loads(self._store.get(f"{self._name}/{self._read}"))  # waits for who is between his two calls
+        while self.read < written:
+            self.read += 1
+            try:  # waits for who is between his two calls
+                message = json.loads(self._store.get(f"{self._name}/{self.read}"))
+            except (DistStoreError, ValueError):  # who was killed between them
+                continue
+            yield message
 
 
 # Sessions of this process by their ranks, so that two do not hear each other: those ranks start the same ones.
@@ -183,24 +211,114 @@ _started: Counter[str] = Counter()
 def gather(config: ProfilerConfig, place: Place, pace: Callable[[], Pace]) -> tuple[Path, Team | None]:
     """The session's folder for captures, and with triggers the ranks that record together; None: each by itself.
 
-    Ranks meet where there is more than one, and something that they must agree on. It costs a connection, and a rank
-    that does not lead waits for the leader's start where the folder is not given: up to 30 seconds.
+    Ranks meet where there is more than one, and something that they must agree on. It costs a connection; a rank that
+    does not lead waits for the leader's answer, some 0.1 s, and up to 30 s until it starts. Where the store does not
+    answer, a rank waits 10 s, in the worst of cases 40 s, and goes by itself.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     own, who = export.output_dir(config), str(config.ranks)
-    _started[who] += 1
     if _alone(config.ranks, place) or (config.output_dir is not None and not config.triggers):
         return export.writable(own), None
     team, folder = None, own
+    _started[who] += 1
     try:
-        team = Team(connected(f"{who}/{_started[who]}"), place, config, pace)
-        folder = team.folder(own) if config.output_dir is None else own
+        store, named = _met(f"{who}/{_started[who]}", config.ranks, place, own)
+        team = Team(store, place, config, pace)
+        folder = export.writable(named) if config.output_dir is None else own
     except Exception as error:  # whatever the store raises; or the folder cannot be made on this machine
         what = "records by itself, into its own folder" if team is None else "records into its own folder"
         logger.warning("Rank {} {}: {}.", place.rank, what, str(error).rstrip("."))
     return export.writable(folder), team if config.triggers else None
+
+
+def _leader(ranks: str | list[int]) -> int:
+    return min(ranks) if isinstance(ranks, list) else 0
+
+
+def _met(session: str, ranks: str | list[int], place: Place, own: Path) -> tuple[Any, Path]:
+    """The store's place for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
+
+    Raises:
+        TimeoutError: the store or the leader does not answer in time.
+        ConnectionError: there is no store.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build of torch
+
+    address, port = _address()
+    store = _within(_CONNECT_S, partial(_connected, address, port, session))
+    if place.rank == _leader(ranks):
+        name, folder = _lead(store, _others(ranks, place), own)
+    else:
+        name, folder = _within(_CONNECT_S + _ANSWER_S, partial(_follow, store, place.rank, _leader(ranks)))
+    return PrefixStore(name, store), folder
+
+
+def _within(seconds: float, act: Callable[[], _Given]) -> _Given:
+    """What `act` gives, on a thread of its own: torch's store heeds no limit where its server is silent."""
+    outcome: futures.Future[_Given] = futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(act())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    Thread(target=run, name="instrument-ranks", daemon=True).start()
+    if not futures.wait([outcome], seconds).done:
+        raise TimeoutError(f"the store at MASTER_ADDR:MASTER_PORT does not answer for {seconds:g} s")
+    return outcome.result()
+
+
+def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
+    """A new name for the session, and the folder, which the others are told by a thread from now on."""
+    name, over = uuid4().hex, Event()
+    answer = Thread(target=_answer, args=(store, name, own, others, over), name="instrument-ranks", daemon=True)
+    answer.start()
+    atexit.register(_leave, answer, over)
+    return name, own
+
+
+def _answer(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
+    """Tell each rank that says hello the session's name and folder, until all have heard it.
+
+    Those who said hello before a restart are told too; they do not count, as they do not hear it.
+    """
+    hellos, began = _Messages(store, "hellos"), time.monotonic()
+    with suppress(Exception):  # the store is gone
+        while store.add(f"{name}/met", 0) < others and time.monotonic() - began < _HELLOS_S and not over.wait(_HELLO_S):
+            for hello in hellos.unread():
+                store.set(f"answers/{hello}", json.dumps([name, str(folder)]))
+
+
+def _leave(thread: Thread, over: Event) -> None:
+    over.set()
+    thread.join(_CONNECT_S)
+
+
+def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
+    """The name and the folder that the leader answers a hello with."""
+    hello = uuid4().hex
+    _Messages(store, "hellos").append(hello)
+    began, said = time.monotonic(), False
+    while not store.check([f"answers/{hello}"]):
+        waited = time.monotonic() - began
+        if waited > _ANSWER_S:
+            raise TimeoutError(f"rank {leader} does not answer for {_ANSWER_S:g} s")
+        if waited > 1 and not said:
+            logger.info("Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader)
+            said = True
+        time.sleep(0.02)
+    name, folder = json.loads(store.get(f"answers/{hello}"))
+    store.add(f"{name}/met", 1)
+    return name, Path(folder)
+
+
+def _others(ranks: str | list[int], place: Place) -> int:
+    """How many ranks are to meet the leader, at most."""
+    chosen = range(place.world_size)
+    return sum(rank in ranks for rank in chosen) - 1 if isinstance(ranks, list) else place.world_size - 1
 
 
 def _alone(ranks: str | list[int], place: Place) -> bool:
@@ -209,22 +327,26 @@ def _alone(ranks: str | list[int], place: Place) -> bool:
     )
 
 
-def connected(session: str) -> Any:
-    """A connection to the job's store, in a place of its own there for each session and each restart of the job.
+def _address() -> tuple[str, int]:
+    """Where the job's store listens, for sure.
 
     Raises:
         ConnectionError: there is none, in so many words.
     """
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
-
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise ConnectionError("MASTER_ADDR and MASTER_PORT, which torchrun sets, name no store")
     _await_server(address, int(port))
+    return address, int(port)
+
+
+def _connected(address: str, port: int, session: str) -> Any:
+    """A connection to the job's store, in a place of its own there for each session of a job."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
+
     limit = timedelta(seconds=_CONNECT_S)
-    store = TCPStore(address, int(port), is_master=False, timeout=limit, wait_for_workers=False)
-    run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    return PrefixStore(f"instrument/{run}/{session}", store)
+    store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+    return PrefixStore(f"instrument/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{session}", store)
 
 
 def _await_server(address: str, port: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 from collected import Log
 from torch import distributed as dist
@@ -20,7 +22,7 @@ from instrument import Capture, ProfilerConfig, Session, Trigger, export, ranks
 from instrument.cli import main
 from instrument.errors import ConfigError
 from instrument.metadata import Place, place
-from instrument.ranks import Pace, Team
+from instrument.ranks import Ask, Pace, Team
 from instrument.triggers import Request, Step
 from instrument.triggers import watch as watching
 from instrument.triggers.watch import Watch
@@ -262,6 +264,89 @@ def test_when_the_leader_has_ended_the_others_go_by_themselves(two: tuple[Rank, 
     )
 
 
+def test_a_leader_that_leaves_lets_the_others_go(
+    two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = two
+    monkeypatch.setattr(leader.watch, "_confer", lambda _: 1 / 0)
+    leader.watch.confer()
+    other.watch.confer()
+    other.goes_on(3)
+    assert other.began.keys() == {2}
+    assert log.at("WARNING") == ["Rank 0 records by itself what its triggers ask for from now on: division by zero."]
+
+
+def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
+    two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other = two
+    monkeypatch.setattr(ranks, "_ANSWER_S", -1.0)
+    other.goes_on(2)
+    other.watch.confer()
+    other.goes_on(3)
+    assert other.began == {3: ("mine", Request("it is time"))}
+    assert log.at("WARNING") == [
+        "Rank 1 records by itself what its triggers ask for from now on: rank 0, which leads, does not answer for -1 s."
+    ]
+
+
+def test_a_leader_hears_what_it_does_not_grant(two: tuple[Rank, Rank], log: Log) -> None:
+    leader, other = two
+    leader.watch._begun[0].windows_left = 0
+    other.goes_on(2)
+    for each in (other, leader, other):
+        each.watch.confer()
+    assert other.watch._team is not None
+    assert other.watch._team.unheard == []
+
+
+def test_a_trigger_that_the_leader_does_not_have_is_granted(two: tuple[Rank, Rank]) -> None:
+    leader, other = two
+    leader.watch._begun.clear()
+    other.goes_on(2)
+    for each in (other, leader, other):
+        each.watch.confer()
+    for each in two:
+        each.goes_on(20)
+    assert leader.began.keys() == other.began.keys() == {15}
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_after_the_step_number_is_set_back_asks_are_heard_again(step: int, store: Any, tmp_path: Path) -> None:
+    leader = Rank(0, store, tmp_path, At(steps=[1000, step]))
+    for leader.step in (1000, step):
+        leader.goes_on(1)
+        leader.watch.confer()
+    assert [call.begin for call in leader.watch._calls] == [1001 + 15, step + 1 + 15]
+    leader.watch.end()
+
+
+class Exact(Trigger):
+    """Asks in numpy's numbers for as many steps."""
+
+    def fires(self, step: Step) -> Request | None:
+        return Request("why", np.int64(3)) if step.number == 1 else None
+
+
+def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(store: Any, tmp_path: Path) -> None:
+    leader = Rank(0, store, tmp_path, Exact())
+    leader.goes_on(2)
+    leader.watch.confer()
+    leader.goes_on(20)
+    ((_, request),) = leader.began.values()
+    assert request == ("why, on rank 0 after step 1", 3)
+    leader.watch.end()
+
+
+def test_a_message_that_cannot_be_read_costs_itself_alone(two: tuple[Rank, Rank], store: Any) -> None:
+    leader, other = two
+    store.set(f"asks/{store.add('asks', 1)}", "not JSON")
+    other.goes_on(2)
+    for each in (other, leader):
+        each.watch.confer()
+    assert [call.trigger for call in leader.watch._calls] == ["mine"]
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A job's store, as torchrun's agent serves it."""
@@ -270,7 +355,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("MASTER_PORT", str(serving.port))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setattr(ranks, "_started", Counter())
-    return serving
+    yield serving
+    monkeypatch.setattr(ranks, "_HELLOS_S", 0.0)
+    nobody_answers()
 
 
 def gathered(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Path, Team | None]:
@@ -290,6 +377,7 @@ def test_the_leader_names_the_folder_unless_it_is_given(
     assert gathered(1, two, monkeypatch) == (one / "profile", None)
     assert gathered(1, two, monkeypatch, output_dir="mine") == (two / "mine", None)
     assert gathered(1, two, monkeypatch, ranks=[1]) == (two / "profile", None)
+    gathered(0, one, monkeypatch, triggers=["file"])
     folder, team = gathered(1, two, monkeypatch, triggers=["file"])
     assert (folder, team is not None and team.leads) == (one / "profile", False)
     assert log == []
@@ -299,13 +387,40 @@ def test_the_leader_names_the_folder_unless_it_is_given(
 def test_a_restarted_job_hears_nothing_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    gathered(0, tmp_path / "one", monkeypatch)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setattr(ranks, "_FOLDER_S", 0.05)
-    assert gathered(1, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
+    """A node that another one's failure restarts has the same TORCHELASTIC_RESTART_COUNT as before."""
+    _, killed = gathered(0, tmp_path / "before", monkeypatch, triggers=["file"])
+    assert killed is not None
+    killed.call(Ask("file", "why", None, 1, 3))
+    with monkeypatch.context() as dead:
+        dead.setattr(ranks, "_HELLOS_S", 0.0)
+        nobody_answers()
+        dead.setattr(ranks, "_ANSWER_S", 0.05)
+        assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
+    assert log == ["WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."]
+    gathered(0, tmp_path / "one", monkeypatch, triggers=["file"])
+    folder, team = gathered(1, tmp_path / "two", monkeypatch, triggers=["file"])
+    assert (folder, team is not None and [*team.calls()]) == (tmp_path / "one" / "profile", [])
+
+
+def nobody_answers() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "instrument-ranks":
+            thread.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setattr(ranks, "_CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
+        assert gathered(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
+    nobody_answers()  # its end wakes the thread
     assert log == [
-        "INFO Rank 1 waits up to 0.05 s for the folder of rank 0.",
-        "WARNING Rank 1 records into its own folder: rank 0 has named no folder for captures in 0.05 s.",
+        f"WARNING Rank {rank} records by itself, into its own folder: the store at MASTER_ADDR:MASTER_PORT does not "
+        "answer for 0.2 s."
     ]
 
 

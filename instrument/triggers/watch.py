@@ -33,7 +33,7 @@ class _Trigger:
 
     def admits(self, number: int) -> bool:
         """Whether it may have a window after this step. Says once when it has had its last."""
-        if number < self.rests_until:
+        if 0 < self.rests_until - number <= self.cooldown + 1:  # not where the step's number was set back
             return False
         if self.windows_left == 0:
             if not self.refused:
@@ -100,12 +100,12 @@ class Watch:
         first = self._answered(number) if self._rung and not recorded else None
         for fires, trigger in self.asked:
             try:
-                answer = fires(step)
+                request = _request(answer) if (answer := fires(step)) else None
             except Exception:
                 self._drop(trigger)
                 continue
-            if answer and first is None and not recorded and trigger.admits(number):
-                first = trigger.name, _request(answer)
+            if request is not None and first is None and not recorded and trigger.admits(number):
+                first = trigger.name, request
         if first is not None:
             first = self._granted(number, *first)
         return (self._due(number, recorded=recorded) if self._calls else None) or first
@@ -114,7 +114,7 @@ class Watch:
         """What a trigger that fired asks for, if this rank may grant it; otherwise the team is asked."""
         team = self._team  # which the watcher's thread may take away
         if team is None:
-            self._named(name).count(number)
+            self._count(name, number)
             return name, request
         self._fired.setdefault(name, Ask(name, *request, team.rank, number))
         return None
@@ -140,15 +140,23 @@ class Watch:
         )
         return None
 
-    def _named(self, name: str) -> _Trigger:
-        return next(trigger for trigger in self._begun if trigger.name == name)
+    def _named(self, name: str) -> _Trigger | None:
+        """The trigger of that name, which another rank may have and this one not."""
+        return next((trigger for trigger in self._begun if trigger.name == name), None)
+
+    def _count(self, name: str, number: int) -> None:
+        if (trigger := self._named(name)) is not None:
+            trigger.count(number)
 
     def _answered(self, number: int) -> tuple[str, Request] | None:
         """The first of the requests made between steps that may have a window; the others get none beside it."""
         rung = {name: self._rung.pop(name) for name in list(self._rung)}
         for trigger in self._begun:
             if trigger.name in rung and trigger.admits(number):
-                return trigger.name, rung[trigger.name]
+                try:
+                    return trigger.name, _request(rung[trigger.name])
+                except Exception:
+                    self._drop(trigger)
         return None
 
     def failed(self, error: BaseException, number: int) -> None:
@@ -186,18 +194,21 @@ class Watch:
             self._team = None
             lost = "Rank {} records by itself what its triggers ask for from now on: {}."
             logger.log("INFO" if team.over else "WARNING", lost, team.rank, str(error).rstrip("."))
-            self._rung |= {name: Request(ask.why, ask.steps) for name, ask in self._fired.items()}
+            self._rung |= {ask.trigger: Request(ask.why, ask.steps) for ask in [*team.unheard, *self._fired.values()]}
             self._fired.clear()
+            with suppress(Exception):  # the store may be gone
+                team.end()
 
     def _confer(self, team: Team) -> None:
         for name in list(self._fired):
             team.ask(self._fired[name])
             del self._fired[name]
         for ask in team.asks():
-            if self._named(ask.trigger).admits(ask.after_step):
+            trigger = self._named(ask.trigger)
+            if trigger is None or trigger.admits(ask.after_step):
                 team.call(ask)
         for call in team.calls():
-            self._named(call.trigger).count(call.begin - 1)
+            self._count(call.trigger, call.begin - 1)
             self._calls.append(call)
         if team.over:
             raise ConnectionError("the rank that leads has ended its session")
@@ -217,6 +228,8 @@ class Watch:
 
 
 def _request(answer: Any) -> Request:
-    if isinstance(answer, Request):
-        return answer
-    return Request(answer if isinstance(answer, str) else None)
+    """What an answer asks for, in plain types, which can be told to other ranks."""
+    if not isinstance(answer, Request):
+        return Request(answer if isinstance(answer, str) else None)
+    why, steps = answer
+    return Request(None if why is None else str(why), None if steps is None else int(steps))
