@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.errors import ConfigError, need_package
-from instrument.options import meant, public, unwrapped
+from instrument.options import blanked, meant, public, unwrapped
 from instrument.presets import preset
 from instrument.sinks.chrome_trace import as_json
 from instrument.targets import described, instantiated, like_of, sink_of, trigger_of
@@ -286,12 +286,15 @@ class ProfilerConfig(BaseModel):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings."""
+        """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings.
+
+        What may be a key is left out: most of `upload_options`, and of each URL the user, the password and the query.
+        """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
         options["sinks"] = {n: like if isinstance(like, Mapping) else described(like) for n, like in self._like.items()}
         options["upload_options"] = public(self.upload_options)
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
-        return options
+        return {**blanked(options), "upload_to": self.upload_to}  # which was checked, and is read from there again
 
 
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:

@@ -19,9 +19,13 @@ import torch
 from torch import distributed as dist
 
 from instrument import export
+from instrument.options import blanked
 from instrument.schedule import Window
 
 FORMAT = 1
+
+# After which a command line tells keys.
+_SECRET = "(?:upload_options|api_?key|password)"
 
 # How long git is waited for, once, at the start of a run.
 _GIT_S = 2.0
@@ -102,13 +106,19 @@ def origin() -> dict[str, Any]:
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:
-    """Words of a command line without what they say for `profiler.upload_options`, where keys may stand."""
-    return [
-        "***"
-        if re.search(r"upload_options[\w.]*$", before)
-        else re.sub(r"(?s)(upload_options[^=:]*[=:]).*", r"\1***", word)
-        for before, word in zip(["", *words], words)
-    ]
+    """Words of a command line without what they say for `profiler.upload_options` and keys, and what URLs hold."""
+    told, open_brackets = list[str](), 0
+    for before, word in zip(["", *words], words):
+        hidden = re.search(rf"(?is){_SECRET}[^=:]*[=:](.*)", word)
+        if open_brackets > 0 or re.search(rf"(?i){_SECRET}[\w.]*$", before):
+            told.append("***")
+            open_brackets += word.count("{") - word.count("}")
+        elif hidden:
+            told.append(f"{word[: hidden.start(1)]}***")
+            open_brackets = hidden[1].count("{") - hidden[1].count("}")
+        else:
+            told.append(blanked(word))
+    return told
 
 
 @cache

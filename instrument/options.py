@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +13,10 @@ from instrument.errors import ConfigError
 
 # Options of file systems that may stand in a log; whatever else is text or a number may be a key.
 _NO_SECRETS = {"endpoint_url", "region_name", "profile", "host", "port", "project"}
+# What of a URL may be a key: a password, which may hold slashes, a user's name, and the query.
+_PASSWORD = r"://[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@"
+_USER = r"://[^\s/@'\"]*@"
+_QUERY = r"(://[^\s?'\"]*\?)[^\s'\"]+"
 
 
 class Options(BaseModel):
@@ -28,6 +33,10 @@ class Options(BaseModel):
             super().__init__(**{name: unwrapped(value) for name, value in options.items()})
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, blanked(value)
 
     @classmethod
     def spoken(cls) -> str:
@@ -49,10 +58,26 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """A text in which nothing stands that `public` leaves out of options."""
+    """A text in which nothing stands that `public` leaves out of options, and no URL tells what may be a key."""
     for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return text
+    return str(blanked(text))
+
+
+def blanked(value: Any) -> Any:
+    """A text, or whatever holds some, in which `***` stands for the user, password and query of each URL."""
+    if isinstance(value, Mapping):
+        return {key: blanked(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [blanked(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(_QUERY, r"\1***", re.sub(f"{_PASSWORD}|{_USER}", "://***@", value))
+
+
+def holds_password(url: str) -> bool:
+    """Whether a URL holds a password, or a query, where keys stand too; a user's name alone is none."""
+    return re.search(f"{_PASSWORD}|{_QUERY}", url) is not None
 
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +86,7 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in kept.items()
-        if isinstance(value, bool | dict) or (name in _NO_SECRETS and "@" not in str(value))
+        if isinstance(value, bool | dict) or (name in _NO_SECRETS and "@" not in str(value) and blanked(value) == value)
     }
 
 
