@@ -8,20 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from instrument.capture import Capture, remote
 from instrument.capture.collectives import collectives, host_waits
 from instrument.capture.table import Table
-from instrument.errors import CaptureError, InstrumentError
+from instrument.errors import InstrumentError
 
 SUMMARY_FILE = "summary.json"
 VERSION = 1
 # Those with the most host time are kept, of collectives the last: what is written stays within tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
+# More are no job's but damage.
+_MOST_RANKS = 1_000_000
+_TEXTS = ("path", "name", "group")
 # What can be had of the other columns is not written.
 _DERIVED = ("share", "flops_per_second")
 _OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
@@ -43,7 +47,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
     version: int = VERSION
     name: str
     rank: int | None
-    world_size: int | None
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)] | None
     ranks: str | list[int] = "all"
     host: str | None = None
     started_at: str | None = None
@@ -168,7 +172,23 @@ def _decoded(text: bytes | None) -> RankSummary | None:
         found = _DECODER.decode(text or b"")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return found if found.version == VERSION else None
+    return found if found.version == VERSION and _is_sound(found) else None
+
+
+def _is_sound(found: RankSummary) -> bool:
+    """Whether a table of ranks can be made of it: whole tables of numbers, and a time where a time should stand."""
+    try:
+        datetime.fromisoformat(found.started_at or "2026-01-01")
+    except ValueError:
+        return False
+    times = [cell for column in found.steps.values() for cell in column or ()]
+    return None not in times and all(map(_is_table, (found.ranges, found.steps, found.collectives)))
+
+
+def _is_table(columns: Columns) -> bool:
+    lengths = {len(column) for column in columns.values() if column is not None}
+    cells = ((cell, str if name in _TEXTS else int) for name, column in columns.items() for cell in column or ())
+    return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
@@ -197,17 +217,15 @@ def _told(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """The answers of a process of its own."""
+    """The answers of a process of its own; where it is killed, as for want of memory, a sentence for each path."""
     command = [sys.executable, "-m", "instrument.capture.rank", *map(str, paths)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     try:
         answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
     except msgspec.DecodeError:
-        raise CaptureError(
-            f"The process that was to read {', '.join(map(str, paths))} ended with status {done.returncode}: "
-            "read them one by one with `instrument show`."
-        ) from None
+        why = f"ended with status {done.returncode}: `instrument show` reads it alone"
+        answers = [f"The process that was to read {path} {why}." for path in paths]
     return list(zip(paths, answers))
 
 

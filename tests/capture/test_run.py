@@ -242,12 +242,55 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
     assert "rank4/trace.json.gz is cut short" in run.unread[0]
 
 
+@pytest.mark.parametrize(
+    ("where", "damage"),
+    [
+        ("", {"started_at": "2026-01-01T00:00:00Zx"}),
+        ("", {"world_size": 10**9}),
+        ("steps", {"duration_ns": ["x", "y"]}),
+        ("steps", {"exposed_communication_ns": [None, 5]}),
+        ("ranges", {"calls": []}),
+        ("ranges", {"calls": [1.5]}),
+        ("collectives", {"name": [3, 3]}),
+    ],
+)
+def test_a_damaged_summary_is_made_anew(tmp_path: Path, where: str, damage: dict[str, Any]) -> None:
+    capture = write_rank(tmp_path, 0, synchronous_steps(100), 2)
+    path = (capture.folder or tmp_path) / "summary.json"
+    content = json.loads(path.read_text())
+    (content[where] if where else content).update(damage)
+    path.write_text(json.dumps(content))
+    assert written([path.parent]) == {path.parent: None}
+    assert Run.load(tmp_path).windows[0].summaries == [summarize(capture)]
+
+
+def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(3):
+        write_rank(tmp_path, rank, synchronous_steps(100), 3)
+    for rank in (1, 2):
+        (tmp_path / f"steps_000003-000004_rank{rank}" / "summary.json").unlink()
+    (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "killed").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "killed"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    run = Run.load(tmp_path)
+    assert run.windows[0].ranks.column("rank") == [0]
+    assert run.unread == [
+        f"The process that was to read {tmp_path}/steps_000003-000004_rank{rank} ended with status -9: "
+        "`instrument show` reads it alone."
+        for rank in (1, 2)
+    ]
+
+
 def test_a_run_at_a_url_is_read_from_its_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "ranks=[0,1,2]"  # as Hydra's sweeps name them, and no pattern
     for rank in range(3):
-        write_rank(tmp_path / "run", rank, synchronous_steps(100), 3)
-    here = Run.load(tmp_path / "run").windows[0]
-    url = (tmp_path / "run").as_uri()
+        write_rank(folder, rank, synchronous_steps(100), 3)
+    here = Run.load(folder).windows[0]
+    url = f"file://{folder}"
     (window,) = Run.load(url).windows
     assert window.summaries == here.summaries
     assert window.paths == [f"{url}/{path.name}" for path in here.paths]
@@ -256,7 +299,7 @@ def test_a_run_at_a_url_is_read_from_its_summaries(tmp_path: Path, monkeypatch: 
     merge(here, tmp_path / "here.json")
     there, here_too = (Capture.load(tmp_path / name).events for name in ("there.json", "here.json"))
     assert list(there.start_ns) == list(here_too.start_ns)
-    (tmp_path / "run" / here.paths[1].name / "summary.json").unlink()
+    (folder / here.paths[1].name / "summary.json").unlink()
     assert Run.load(url).windows[0].summaries == here.summaries
 
 
