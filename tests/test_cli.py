@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -207,6 +208,28 @@ def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
         f"instrument: The table sink failed on {both[0]}: The file {both[0] / 'capture.json'} cannot be read (Input "
         "data was truncated); record the capture again. (1 of 2 captures failed; this was the first.)"
     )
+
+
+@pytest.mark.parametrize("name", ["../../evil", "..", "", "/"])
+def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    evil = {"host": "../../evil", "pid": "/../../evil", "rank": "/../../../evil"}
+    write_capture(tmp_path / "there", steps(), "good")
+    about = tmp_path / "there" / "good" / "capture.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | evil | {"name": name}))
+    home = tmp_path / "a" / "b" / "c"
+    home.mkdir(parents=True)
+    monkeypatch.chdir(home)
+    before = set(tmp_path.rglob("*"))
+    for sink, *options in (["table"], ["tensorboard"], ["parquet"], ["chrome_trace", "copy_to=copies"]):
+        assert main(["export", f"file://{tmp_path}/there/good", "--sink", sink, "--to", "out", *options]) == 0
+    written = {path for path in set(tmp_path.rglob("*")) - before if tmp_path / "cache" not in [path, *path.parents]}
+    called = "evil" if "evil" in name else "good"
+    assert home / "out" / called / "table.txt" in written
+    assert home / "copies" / f"{called}.json.gz" in written
+    assert all(home in path.parents for path in written)
 
 
 def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(tmp_path: Path) -> None:

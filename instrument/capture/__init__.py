@@ -34,6 +34,8 @@ from instrument.errors import CaptureError, ConfigError
 
 METADATA_FILE = "capture.json"
 TRACE_FILES = ("trace.json.gz", "trace.json")
+# Says where a capture was sent, and is of no use there.
+NOTE_FILE = "upload.json"
 # How torch names the calls of compiled code, with the number of the region behind it.
 REGION = "Torch-Compiled Region: "
 
@@ -87,10 +89,11 @@ class Capture:
 
     @property
     def name(self) -> str:
-        """The capture's name: as recorded, or that of its folder or file."""
+        """The capture's name: as recorded, or that of its folder or file; never a path, as files are named after it."""
         if self.folder is None:
             return self.trace_path.name.removesuffix(".gz").removesuffix(".json") if self.trace_path else ""
-        return str(self.metadata.get("name") or self.folder.name)
+        recorded = Path(str(self.metadata.get("name") or "")).name
+        return self.folder.name if recorded in ("", "..") else recorded
 
     @property
     def place(self) -> Path | None:
@@ -206,6 +209,17 @@ class Capture:
     def _repr_html_(self) -> str:
         """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
         return to_html(self)
+
+
+def files_of(folder: Path) -> list[str]:
+    """What of a capture's folder others get, capture.json last: whoever finds it there finds the rest too.
+
+    Without hidden files, the kept columns of its trace, and the note of where it was sent.
+    """
+    kept = {NOTE_FILE, *(cache.path_of(folder / name).name for name in TRACE_FILES)}
+    inner = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
+    return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
 
 
 def _communication(folder: Path, metadata: dict[str, Any]) -> str:

@@ -72,8 +72,8 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 
     The global step of each is the window's last step.
     """
-    rank = capture.metadata.get("rank", 0)
-    into = into / f"rank{rank}" if rank else into
+    rank = capture.metadata.get("rank")
+    into = into / f"rank{rank}" if rank and isinstance(rank, int) else into
     into.mkdir(exist_ok=True)
     started_s = _started_ns(capture) / 1e9
     host, pid = _process(capture)
@@ -120,9 +120,9 @@ def _write_event(
 
 
 def _process(capture: Capture) -> tuple[str, int]:
-    """The host and process that recorded; of this process where a bare trace does not say."""
-    about = capture.metadata
-    return about.get("host") or socket.gethostname(), about.get("pid") or os.getpid()
+    """The host and process that recorded, to name files after; of this process where a bare trace does not say."""
+    host, pid = Path(str(capture.metadata.get("host") or "")).name, capture.metadata.get("pid")
+    return host or socket.gethostname(), pid if pid and isinstance(pid, int) else os.getpid()
 
 
 def _started_ns(capture: Capture) -> int:
