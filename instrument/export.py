@@ -164,7 +164,7 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
     """Write what a table of all ranks needs of this one; that it failed is said once, and it is made when needed."""
     try:
         of_rank.write(capture, folder)
-    except Exception as error:  # the trace is there, or the sinks that need it will say what is wrong
+    except (InstrumentError, OSError) as error:  # the trace is there, or the sinks that need it say what is wrong
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning("{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, str(error).rstrip("."))
@@ -191,7 +191,7 @@ def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
         )
 
 
-def tell_sinks(sinks: Mapping[str, Any], what: Literal["notice", "close"], failed: set[str]) -> None:
+def tell_sinks(sinks: Mapping[str, Any], what: Literal["notice", "hurry", "close"], failed: set[str]) -> None:
     """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`."""
     for name, sink in sinks.items():
         try:

@@ -142,6 +142,18 @@ def test_an_interpreter_that_ends_without_stop_leaves_one_too(tmp_path: Path) ->
     assert reason(capture) == "the interpreter ended"
 
 
+def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(tmp_path: Path) -> None:
+    body = """
+        session = Session(output_dir=str(out), active=1000, export="inline", sinks=["table"]).start()
+        train()
+        session.step()
+    """
+    trainer = Trainer(tmp_path, body)
+    trainer.ended()
+    (capture,) = trainer.captures()
+    assert {"summary.json", "table.txt"} <= {file.name for file in (capture.folder or tmp_path).iterdir()}
+
+
 def test_sigterm_is_held_back_until_the_step_ends(tmp_path: Path) -> None:
     trainer = Trainer(
         tmp_path,

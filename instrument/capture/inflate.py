@@ -48,7 +48,11 @@ def chunks(path: Path) -> Iterator[bytes]:
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
     """The same bytes, got by a thread while earlier ones are worked on: reading and inflating leave Python's lock."""
     with ThreadPoolExecutor(1) as thread:
-        coming = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
+        try:
+            coming = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
+        except RuntimeError:  # the interpreter ends, and no thread can be started any more
+            yield from source
+            return
         while chunk := coming.popleft().result():
             coming.append(thread.submit(next, source, b""))
             yield chunk
