@@ -19,6 +19,7 @@ from instrument.config import ProfilerConfig
 from instrument.cost import Cost
 from instrument.exporter import Exporter
 from instrument.recorder import Recorder
+from instrument.sinks import Sink
 from instrument.upload import Uploader
 
 
@@ -103,16 +104,24 @@ class Delivery:
             folder = self._to_finish.pop(0)
             self._arrived(export.finish(folder, self._config.sinks, failed=self._failed))
 
-    def close(self) -> None:
-        """Finish what is not finished yet; for the exporter and for what is sent wait as long as the config allows."""
+    def close(self, cut: str | None) -> None:
+        """Finish what is not finished yet; for the exporter and for what is sent wait as long as the config allows.
+
+        Where something `cut` the run short, other ranks may stand in a collective until this process ends: what is to
+        be sent is not waited for then. The exporter sends by itself, and for this process `instrument export` does.
+        """
         self.finish_inline()
         began = time.monotonic()
         try:
             if self._exporter is not None:
-                self._exporter.close()
-            if self._uploader is not None:
+                self._exporter.close(until_sent=cut is None)
+            if self._uploader is not None and cut is None:
                 self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
+            if cut is not None:
+                export.tell_sinks(self._here, "hurry", self._failed)
             export.tell_sinks(self._here, "close", self._failed)
+            with self._bounding:
+                self._keep_in_bounds()
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
         if len(self._dropped) > 1:
@@ -129,8 +138,9 @@ class Delivery:
                 self.output_dir,
             )
         if unsent := sorted(folder.name for folder in self._unsent):
-            what = "Not sent to {} yet, and kept: {}. `instrument export {}` sends what has not arrived."
-            logger.warning(what, self._config.upload_to, ", ".join(unsent), self.output_dir)
+            alone = "The exporter goes on by itself; later " if self._exporter and self._exporter.sending else ""
+            what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
+            logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
     def _chosen_inline(self) -> dict[str, Any]:
         """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
@@ -180,13 +190,18 @@ class Delivery:
                 self._unsent.discard(folder)
                 self._keep_in_bounds()
 
+    def _is_needed(self, folder: Path) -> bool:
+        """Whether a capture is still to be sent, to `profiler.upload_to` or by a sink that runs here."""
+        sinks = (sink for sink in self._here.values() if isinstance(sink, Sink))
+        return folder in self._unsent or any(sink.busy_with(folder) for sink in sinks)
+
     def _keep_in_bounds(self) -> None:
         """Remove the oldest captures of this run while there are too many, or they are too large; never the last.
 
-        Nor one that is still to be sent: it goes once it has arrived.
+        Nor one that is still to be sent, there or by a sink: it goes once it has arrived.
         """
         keep, budget = self._config.keep or sys.maxsize, self._config.disk_budget or sys.maxsize
-        removable = [folder for folder in list(self._sizes)[:-1] if folder not in self._unsent]
+        removable = [folder for folder in list(self._sizes)[:-1] if not self._is_needed(folder)]
         while removable and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
             oldest = removable.pop(0)
             del self._sizes[oldest]

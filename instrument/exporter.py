@@ -65,6 +65,11 @@ class Exporter:
         """The queued folders that it has yet to finish, in order."""
         return list(self._pending)
 
+    @property
+    def sending(self) -> list[Path]:
+        """The captures that it has finished and has yet to send."""
+        return list(self._sending)
+
     def submit(self, folder: Path) -> None:
         """Have a queued folder finished.
 
@@ -83,26 +88,27 @@ class Exporter:
                 self._pending.remove(folder)
                 raise
 
-    def close(self) -> None:
-        """Wait until all is finished, at most the time allowed, and say what for.
+    def close(self, until_sent: bool = True) -> None:
+        """Wait until all is finished, and sent where that is asked for, at most the time allowed, and say what for.
 
-        With what is still pending then, the process goes on by itself before it ends.
+        With what is still to be done then, the process goes on by itself before it ends.
         """
         began = time.monotonic()
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
-                waiting.wait(self._changed, self._left, self._timeout_s, "exporter")
+                waiting.wait(self._changed, lambda: self._left(until_sent), self._timeout_s, "exporter")
         finally:  # also where Ctrl-C ends the waiting
             if self._process is not None:
                 _write(self._process, None)  # closing the pipe is not enough: forked workers hold it too
         if self._listener is not None and not self._pending and not self._sending:
             self._listener.join(max(0.1, began + self._timeout_s - time.monotonic()))  # a sink's threads may linger
 
-    def _left(self) -> list[str]:
+    def _left(self, until_sent: bool) -> list[str]:
         """What there is to wait for; the process is started again for it where it has ended."""
         if (self._pending or self._sending) and self._process is None:
             self._start()
-        return [*map(export.name_of, self._pending), *(f"sending {folder.name}" for folder in self._sending)]
+        sending = [f"sending {folder.name}" for folder in self._sending if until_sent]
+        return [*map(export.name_of, self._pending), *sending]
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "instrument.exporter", str(self._timeout_s)]

@@ -345,7 +345,7 @@ class Session:
                 forget(self._instrumented)
                 self._instrumented = None
             if self._delivery is not None:
-                self._windows.safely(self._delivery.close)
+                self._windows.safely(self._delivery.close, cut)
                 self._windows.safely(across.conclude, self._delivery.output_dir, self.captures, cut)
 
     def _say(self, sentence: str) -> None:

@@ -26,14 +26,12 @@ from uuid import uuid4
 from loguru import logger
 
 from instrument import waiting
-from instrument.capture import METADATA_FILE, TRACE_FILES, Capture
-from instrument.capture.cache import path_of
+from instrument.capture import NOTE_FILE, Capture, files_of
 from instrument.capture.remote import filesystem
 from instrument.errors import CaptureError
 from instrument.options import without_secrets
 from instrument.sinks.chrome_trace import replacing
 
-NOTE_FILE = "upload.json"
 # How long is waited before each further try at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _LONGEST = 64
@@ -43,7 +41,8 @@ class Uploader:
     """Sends finished captures one after the other, on a thread of its own; `told` hears of each whether it arrived.
 
     One that fails is tried again after a while, six times in all, and then when another has arrived; while the server
-    is away each of the others has one try. What cannot be sent is said once and kept.
+    is away each of the others has one try, and so has one that nothing but a change there will help: no such bucket, no
+    right to write. What cannot be sent is said once and kept.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], told: Callable[[Path, bool], None]) -> None:
@@ -106,7 +105,7 @@ class Uploader:
                 logger.info("Sent {} to {}", folder.name, send(folder, self._url, self._options))
             except Exception as error:  # whatever a file system raises
                 reason = without_secrets(str(error) or type(error).__name__, self._options)
-                pause = next(pauses, None)
+                pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
                     self._say(folder, reason)
                     return False
@@ -126,6 +125,13 @@ class Uploader:
                 reason.rstrip("."),
                 folder.parent,
             )
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether another try is in vain: there is no such bucket, it may not be written, or the interpreter ends."""
+    if isinstance(error, FileNotFoundError | PermissionError):  # fsspec's packages make them of the server's answers
+        return True
+    return isinstance(error, RuntimeError) and "interpreter shutdown" in str(error)
 
 
 def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
@@ -216,7 +222,7 @@ def _missing(fs: Any, folder: Path, place: str, token: str) -> list[str]:
     fs.invalidate_cache()
     there = fs.find(place, detail=True)
     sums = _etag(there.get(f"{place}/{NOTE_FILE}", {})) == _md5([_claim(token)])
-    return [file for file in _files(folder) if not _is_whole(folder / file, there.get(f"{place}/{file}"), sums)]
+    return [file for file in files_of(folder) if not _is_whole(folder / file, there.get(f"{place}/{file}"), sums)]
 
 
 def _is_whole(file: Path, there: Mapping[str, Any] | None, sums: bool) -> bool:
@@ -238,11 +244,3 @@ def _md5(parts: Iterable[bytes]) -> str:
     for part in parts:
         total.update(part)
     return total.hexdigest()
-
-
-def _files(folder: Path) -> list[str]:
-    """The files of a capture, capture.json last: whoever finds it there finds the others too."""
-    kept = {NOTE_FILE, *(path_of(folder / name).name for name in TRACE_FILES)}
-    inner = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
-    found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
-    return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))

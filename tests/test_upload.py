@@ -9,7 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from collected import Log
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 
-from instrument import Capture, ProfilerConfig, Session, cli, metadata, upload
+from instrument import Capture, ProfilerConfig, Session, Sink, cli, metadata, upload, waiting
 from instrument.capture import remote
 from instrument.errors import CaptureError, ConfigError, MissingPackage
+from instrument.options import blanked, public
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
@@ -122,6 +124,14 @@ def sent(objects: dict[str, bytes], name: str) -> dict[str, bytes]:
     return found
 
 
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what comes within a second, if it comes."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -178,8 +188,7 @@ def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_remove
         for _ in range(3):
             session.step()
         assert [name for name in names(output) if not name.startswith(".")] == ALL, "none has arrived"
-        while not any("is not sent yet (Could not connect" in line for line in log.at("DEBUG")):
-            time.sleep(0.01)
+        until(lambda: any("is not sent yet (Could not connect" in line for line in log.at("DEBUG")))
         server.start()
     assert names(output) == ALL[2:]
     objects = server.objects("comes-back")
@@ -276,8 +285,7 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
             session.step()
             asking, _ = deaf.accept()  # and never answer
         session.step()
-        while len(session.captures) < 2:
-            time.sleep(0.01)
+        until(lambda: len(session.captures) == 2)
         server.start()
         assert exporter._process is not None
         exporter._process.kill()
@@ -311,6 +319,67 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
         if thread.name == "instrument upload":
             thread.join()
     assert names(tmp_path / "there") == [capture.name for capture in session.captures]
+
+
+def test_left_ones_that_come_back_are_counted_again(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.waiting._PATIENT_S", 0.0)
+    left = iter([["d"], ["d"], ["a", "b", "c"], []])
+    changed = threading.Condition()
+    with changed:
+        waiting.wait(changed, lambda: next(left), 60, "upload")
+    told = [line.partition(": ")[2] for line in log.at("INFO")]
+    assert told == ["1 of 1 windows to go, now d", "3 of 3 windows to go, now a"]
+
+
+def test_where_training_fails_uploads_are_not_waited_for(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate, send = threading.Event(), upload.send
+    url, here = f"file://{tmp_path}/there", tmp_path / "here"
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
+        given = {"output_dir": str(here), "upload_to": url, "export": "inline", "export_timeout_s": 10_000}
+        with suppress(ZeroDivisionError), Session(active=1, **given) as session:
+            session.step()
+            1 / 0  # noqa: B018
+    assert log.at("WARNING") == [
+        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not arrived."
+    ]
+    assert cli.main(["export", str(here)]) == 0
+    assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("The specified bucket does not exist"),
+        PermissionError("Access Denied"),
+        RuntimeError("cannot schedule new futures after interpreter shutdown"),
+    ],
+)
+def test_what_no_further_try_can_help_has_none(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    log.errors_expected = True
+    tried: list[Any] = []
+
+    def refuse(*about: Any) -> str:
+        tried.append(about)
+        raise error
+
+    monkeypatch.setattr(upload, "send", refuse)
+    record(tmp_path, "memory://there")
+    assert len(tried) == 1
+    assert log.at("ERROR")[0].startswith(f"{ALL[0]} cannot be sent to memory://there ({error}) and is kept")
+
+
+def test_a_bucket_that_is_missing_is_told_by_the_first_try(server: Server, tmp_path: Path, log: Log) -> None:
+    log.errors_expected = True
+    record(tmp_path, "s3://no-such-bucket/runs", upload_options=server.options)
+    assert "The specified bucket does not exist" in log.at("ERROR")[0]
+    assert not [line for line in log.at("DEBUG") if "not sent yet" in line]
 
 
 def test_what_arrived_short_or_changed_counts_as_not_arrived(
@@ -410,7 +479,9 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
     [
         ({"upload_to": "/mnt/captures"}, "profiler.upload_to is '/mnt/captures', but it must be a URL such as s3://"),
         ({"upload_to": "s4://bucket"}, "A URL begins with s4://, which fsspec does not know: give one such as s3://"),
-        ({"upload_to": f"sftp://me:{SECRET}@host/x"}, "profiler.upload_to holds a password, which would be logged"),
+        ({"upload_to": f"file://me:{SECRET}@host/x"}, "profiler.upload_to holds a password or a query, which would be"),
+        ({"upload_to": f"file://me:{SECRET}/a@host/x"}, "profiler.upload_to holds a password or a query, which would"),
+        ({"upload_to": f"file:///x?sig={SECRET}"}, "profiler.upload_to holds a password or a query, which would be"),
         ({"upload_options": SECRET}, "profiler.upload_options is of type str, but it must be a mapping from names"),
         ({"upload_options": {"key": object()}}, "profiler.upload_options 'key' is of type object, which JSON cannot"),
     ],
@@ -437,12 +508,65 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
         assert str(error.value).endswith(f" needs the package {command}")
 
 
-@pytest.mark.parametrize("word", ["x.upload_options.secret={}", "+profiler={{upload_options: {{key: {}}}}}"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "x.upload_options.secret={}",
+        "+profiler={{upload_options: {{key: {}}}}}",
+        "--api-url=https://me:{}@host/x",
+        "tracking_uri=https://host/x?sig={}",
+        "--wandb_api_key={}",
+    ],
+)
 def test_the_command_line_in_a_capture_tells_no_upload_options(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"])
     command = metadata.origin()["command"]
     assert SECRET not in str(command)
     assert (command[0], command[-1]) == ("train.py", "steps=3")
+
+
+def test_a_mapping_that_the_shell_has_split_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "upload_options={key:K,", f"{{secret:{SECRET}}}", "x:1}", "steps=3"])
+    assert metadata.origin()["command"] == ["train.py", "upload_options=***", "***", "***", "steps=3"]
+
+
+class Posts(Sink):
+    """A sink that a process beside training could run, were it not for its address."""
+
+    to: str = ""
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        (folder / "posted.txt").write_text(self.to)
+
+
+def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(tmp_path: Path, log: Log) -> None:
+    address = f"https://me:{SECRET}@host/hook?sig={SECRET}"
+    config = ProfilerConfig(sinks={"open": Posts(to="https://host/hook"), "posts": Posts(to=address)}, active=1)
+    assert config.inline_sinks == ["posts"], "for another process reads the options in capture.json"
+    assert config.plain()["sinks"]["posts"]["to"] == "https://***@host/hook?***"
+    with Session(config, output_dir=tmp_path, export="inline") as session:
+        session.step()
+    (folder,) = (capture.folder for capture in session.captures)
+    assert folder is not None
+    assert (folder / "posted.txt").read_text() == address
+    assert SECRET not in (folder / "capture.json").read_text()
+    assert SECRET not in repr(config) + str(config) + str(log)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"https://me:{SECRET}@host/x", "https://***@host/x"),
+        (f"https://{SECRET}@host/x", "https://***@host/x"),
+        (f"see 'az://c/x?sig={SECRET}&b=1' there", "see 'az://c/x?***' there"),
+        ("s3://bucket/run@3", "s3://bucket/run@3"),
+        ("http://localhost:9000/a@b", "http://localhost:9000/a@b"),
+        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
+    ],
+)
+def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> None:
+    assert blanked({"a": [url]}) == {"a": [told]}
+    assert SECRET not in str(public({"endpoint_url": url}))
 
 
 def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(

@@ -60,6 +60,13 @@ class Sink(Options):
         What it raises is logged once by the caller; it stops neither the other sinks nor the training.
         """
 
+    def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
+        """Whether it still needs the files of a capture whose `write` is over; until then none of them is removed."""
+        return False
+
+    def hurry(self) -> None:
+        """Hear that `close`, which comes next, should wait seconds at most: training failed, and others may wait."""
+
     def notice(self) -> None:
         """Look at what only the training thread can tell: called there when a run starts and whenever a window ends.
 

@@ -9,13 +9,16 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import ClassVar, Literal, NamedTuple
 
+from loguru import logger
 from pydantic import Field, PrivateAttr
 
-from instrument.capture import Capture
-from instrument.capture.cache import path_of
+from instrument.capture import Capture, files_of
 from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
+
+# How long the end of a run waits for a tracker without a word, and where training failed at all.
+_SILENT_S, _HURRIED_S = 2.0, 5.0
 
 
 class Sent(NamedTuple):
@@ -52,7 +55,9 @@ class Tracker(Sink):
 
     _waiting: SimpleQueue[Sent | None] | None = PrivateAttr(None)  # together with the thread that takes from it
     _thread: Thread | None = PrivateAttr(None)
+    _unsent: list[Path] = PrivateAttr(default_factory=list)  # captures
     _failures: list[str] = PrivateAttr(default_factory=list)
+    _hurried: bool = PrivateAttr(False)
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
@@ -78,11 +83,21 @@ class Tracker(Sink):
                 target=self._work, args=[self._waiting], name=f"instrument {self.sink_name}", daemon=True
             )
             self._thread.start()
+        self._unsent.append(sent.folder)
         self._waiting.put(sent)
-        self._complain()
+        if failures := self._told_failures():
+            raise CaptureError(f"it has this one yet to send, and could not send the one before: {failures}")
+
+    def busy_with(self, folder: Path) -> bool:
+        """Whether a capture waits to be sent."""
+        return folder in self._unsent
+
+    def hurry(self) -> None:
+        """Have `close` wait no longer than five seconds."""
+        self._hurried = True
 
     def close(self) -> None:
-        """Wait until everything is sent, but no longer than `timeout_s`.
+        """Wait until everything is sent, but no longer than `timeout_s`; after two seconds say what for.
 
         Raises:
             CaptureError: that was not long enough, or a window could not be sent.
@@ -93,17 +108,38 @@ class Tracker(Sink):
             self.end()
             return
         waiting.put(None)
-        thread.join(self.timeout_s)
+        timeout_s = min(self.timeout_s, _HURRIED_S) if self._hurried else self.timeout_s
+        self._hurried = False
+        self._wait(thread, timeout_s)
+        failures = self._told_failures()
         if thread.is_alive():
-            raise CaptureError(
-                f"{self.spoken()} is still sending after timeout_s={self.timeout_s:g}, and what is left of it may be "
-                "lost to the tracker: the captures are whole, and `instrument export --sink` sends them later."
-            )
-        self._complain()
+            raise CaptureError(self._too_late(timeout_s, failures))
+        if failures:
+            raise CaptureError(f"{self.spoken()} could not send {failures}")
+
+    def _wait(self, thread: Thread, timeout_s: float) -> None:
+        thread.join(min(_SILENT_S, timeout_s))
+        if thread.is_alive() and timeout_s > _SILENT_S:
+            names = ", ".join(folder.name for folder in self._unsent) or "that its run has ended"
+            what = "{} has yet to send {}: the end of the run waits for it, at most {:g} s in all."
+            logger.info(what, self.spoken(), names, timeout_s)
+            thread.join(timeout_s - _SILENT_S)
+
+    def _too_late(self, waited_s: float, failures: str) -> str:
+        kind, left = type(self), list(self._unsent)
+        shipped = kind.__module__.startswith("instrument.")
+        command = f"--sink {self.sink_name if shipped else f'{kind.__module__}.{kind.__qualname__}'}"
+        later = "".join(f"; `instrument export {folder} {command}` sends it later" for folder in left)
+        return (
+            f"{self.spoken()} is still sending after {waited_s:g} s (profiler.sinks.{self.sink_name}.timeout_s is "
+            f"{self.timeout_s:g}): its server may be out of reach. What is left may be lost to the tracker, and the "
+            f"captures are whole{later}." + (f" Before, it could not send {failures}" if failures else "")
+        )
 
     def _work(self, waiting: SimpleQueue[Sent | None]) -> None:
         for sent in iter(waiting.get, None):
             self._try(sent.name, self.send, sent)
+            self._unsent.remove(sent.folder)
         self._try("the end of its run", self.end)
 
     def _try(self, what: str, act: Callable[..., None], *args: Sent) -> None:
@@ -112,10 +148,10 @@ class Tracker(Sink):
         except (Exception, SystemExit) as error:  # whatever the tracker raises
             self._failures.append(f"{what} ({type(error).__name__}: {' '.join(str(error).split())})")
 
-    def _complain(self) -> None:
+    def _told_failures(self) -> str:
+        """What could not be sent and was not told yet, to end a sentence; empty where there is nothing."""
         failures, self._failures = self._failures, []
-        if failures:
-            raise CaptureError(f"{self.spoken()} could not send {', '.join(failures)}.")
+        return f"{', '.join(failures)}." if failures else ""
 
     def _sent(self, capture: Capture, folder: Path) -> Sent:
         rank = capture.metadata.get("rank", 0)
@@ -126,9 +162,7 @@ class Tracker(Sink):
         return Sent(capture.name, rank, last_step(capture), values, capture.folder or folder, self._files(capture))
 
     def _files(self, capture: Capture) -> list[Path]:
-        trace = capture.trace_path
         if self.artifact == "none" or capture.folder is None:
             return []
-        left_out = [path_of(trace), *([trace] if self.artifact == "tables" else [])] if trace else []
-        files = (file for file in sorted(capture.folder.rglob("*")) if file.is_file())
-        return [file for file in files if file not in left_out and not file.name.startswith(".")]
+        files = [capture.folder / file for file in files_of(capture.folder)]
+        return [file for file in files if self.artifact == "all" or file != capture.trace_path]

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 from collected import Log
+from loguru import logger
 from made_captures import steps
 
 from instrument import Session
 from instrument.capture import Capture
 from instrument.errors import CaptureError, MissingPackage
+from instrument.sinks import tracker
 from instrument.sinks.mlflow import MLflow
 from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
@@ -48,7 +51,8 @@ def train(sink, log=lambda number: None, **options):
             with profiled("forward (é)"):
                 torch.ones(8).sum()
             log(number)
-            while number == 5 and not sent:
+            until = time.monotonic() + 60
+            while number == 5 and not sent and time.monotonic() < until:
                 time.sleep(0.01)
 """
 WANDB = """
@@ -233,7 +237,7 @@ class Remembers(Tracker):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        self._free, self._got = Event(), list[Sent]()
+        self._free, self._got, self._read = Event(), list[Sent](), list[bool]()
         self._free.set()
 
     def send(self, sent: Sent) -> None:
@@ -241,6 +245,7 @@ class Remembers(Tracker):
         if sent.step == self.fails_on:
             raise ConnectionError("nobody\nanswers")
         self._got.append(sent)
+        self._read.append(bool(sent.files) and all(file.exists() for file in sent.files))
 
 
 def record(tmp_path: Path, sink: Tracker, **options: Any) -> Session:
@@ -258,7 +263,59 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
     session = record(tmp_path, sink)
     assert [capture.name for capture in session.captures] == ["steps_000000-000000_rank0", "steps_000001-000001_rank0"]
     (said,) = log.at("ERROR")
-    assert "in close(): The Remembers sink is still sending after timeout_s=0.01" in said
+    start = (
+        "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 0.01): "
+    )
+    assert start in said
+    names = [capture.folder for capture in session.captures]
+    for name in names:
+        command = f"`instrument export {name} --sink {Remembers.__module__}.Remembers` sends it later"
+        assert command in said
+    sink._free.set()
+
+
+def test_it_is_said_what_the_end_waits_for(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "_SILENT_S", 0.01)
+    sink = Remembers()
+    sink._free.clear()
+    handler = logger.add(lambda message: sink._free.set() if "has yet to send" in message else None, level="INFO")
+    record(tmp_path, sink)
+    logger.remove(handler)
+    (said,) = [line for line in log.at("INFO") if "has yet to send" in line]
+    assert said == (
+        "The Remembers sink has yet to send steps_000000-000000_rank0, steps_000001-000001_rank0: the end of the run "
+        "waits for it, at most 60 s in all."
+    )
+    assert [sent.step for sent in sink._got] == [0, 1]
+
+
+def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
+    sink = Remembers()
+    sink._free.clear()
+    config = {"active": 1, "repeat": 3, "keep": 1, "output_dir": str(tmp_path), "sinks": {"tracker": sink}}
+    with Session(config) as session:
+        for _ in session.steps(range(3)):
+            pass
+        until = time.monotonic() + 60
+        while len(session.captures) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(session.captures) == 3, "though one is to be kept"
+        sink._free.set()
+    assert [sent.step for sent in sink._got] == [0, 1, 2]
+    assert all(sink._read), "its files were there"
+    assert [capture.name for capture in session.captures] == ["steps_000002-000002_rank0"]
+
+
+def test_where_training_fails_a_tracker_is_not_waited_for(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(tracker, "_HURRIED_S", 0.01)
+    sink = Remembers(timeout_s=10_000)
+    sink._free.clear()
+    with pytest.raises(ValueError, match="training"), Session(active=1, output_dir=tmp_path, sinks={"t": sink}):
+        raise ValueError("training")
+    assert "is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 10000)" in log.at("ERROR")[0]
     sink._free.set()
 
 
@@ -268,16 +325,19 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
     record(tmp_path, sink)
     assert [sent.step for sent in sink._got] == [1]
     (said,) = log.at("ERROR")
-    assert "could not send steps_000000-000000_rank0 (ConnectionError: nobody answers)" in said
+    assert said.startswith(
+        "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, and could not send the one "
+        "before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is kept in "
+    )
 
 
 def test_with_inline_export_a_window_is_sent_before_its_folder_is_renamed(tmp_path: Path) -> None:
     sink = Remembers()
     record(tmp_path, sink, export="inline")
     assert [file.name for sent in sink._got for file in sent.files] == [
-        "capture.json",
         "summary.json",
         "trace.json.gz",
+        "capture.json",
     ] * 2
     assert sink._thread is None
 
