@@ -164,7 +164,7 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
     """Write what a table of all ranks needs of this one; that it failed is said once, and it is made when needed."""
     try:
         of_rank.write(capture, folder)
-    except (InstrumentError, OSError) as error:  # the trace is there, or the sinks that need it say what is wrong
+    except Exception as error:  # the trace is there, or the sinks that need it say what is wrong
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning("{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, str(error).rstrip("."))

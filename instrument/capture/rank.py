@@ -79,7 +79,7 @@ def summarize(capture: Capture) -> RankSummary:
     ranges = _chosen_ranges(capture.ranges)
     found = collectives(events, capture.work)
     return RankSummary(
-        name=capture.name,
+        name=_encodable(capture.name),
         rank=int(in_name[1]) if rank is None and in_name else rank,
         world_size=about.get("world_size", events.world_size),
         host=about.get("host"),
@@ -110,8 +110,13 @@ def _chosen_ranges(table: Table) -> Table:
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
-    cells = {name: table.column(name) for name in table.columns if name not in without}
+    cells = {name: [*map(_encodable, table.column(name))] for name in table.columns if name not in without}
     return {name: None if column.count(None) == len(column) else column for name, column in cells.items()}
+
+
+def _encodable(cell: Any) -> Any:
+    """A name that holds half a character, as those of files may, has its number in its place."""
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _steps(capture: Capture) -> Columns:

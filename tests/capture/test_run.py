@@ -18,6 +18,7 @@ from instrument.capture.rank import RankSummary, read, summarize, written
 from instrument.capture.run import Run
 from instrument.errors import CaptureError
 from instrument.merge import merge
+from instrument.names import to_trace
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 needs_traces = pytest.mark.skipif(
@@ -55,6 +56,11 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     assert found.collectives["ordinal"] == list(range(172, 300)), "the last, numbered among all"
     assert (capture.folder / "summary.json").stat().st_size < 80_000
     assert Run.load(tmp_path).windows[0].notes[-1] == "Only the ranges with the most host time are known of rank 0."
+
+
+def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
+    capture = write_rank(tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}])
+    assert r"caf\udce9" in read(capture.folder).ranges["path"]
 
 
 @pytest.mark.parametrize("device", [False, True])
