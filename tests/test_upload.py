@@ -335,13 +335,20 @@ def test_left_ones_that_come_back_are_counted_again(monkeypatch: pytest.MonkeyPa
 def test_where_training_fails_uploads_are_not_waited_for(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gate, send = threading.Event(), upload.send
+    reached, gate, send = threading.Event(), threading.Event(), upload.send
     url, here = f"file://{tmp_path}/there", tmp_path / "here"
+
+    def send_through_the_gate(*about: Any) -> str:
+        reached.set()
+        gate.wait()
+        return send(*about)
+
     with monkeypatch.context() as patch:
-        patch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
+        patch.setattr(upload, "send", send_through_the_gate)
         given = {"output_dir": str(here), "upload_to": url, "export": "inline", "export_timeout_s": 10_000}
         with suppress(ZeroDivisionError), Session(active=1, **given) as session:
             session.step()
+            assert reached.wait(60)
             1 / 0  # noqa: B018
     assert log.at("WARNING") == [
         f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not arrived."
