@@ -46,7 +46,8 @@ class Liveness:
         return (
             f"Activations take {cell_text('bytes', self.peak_bytes)} at the most, at {self.peak_node}"
             f"{f' (held by {held})' if held else ''}, besides {cell_text('bytes', self.input_bytes)} of inputs and "
-            f"{cell_text('bytes', self.model_bytes)} of parameters and buffers."
+            f"{cell_text('bytes', self.model_bytes)} of parameters and buffers. Not counted: what "
+            "a node needs only while it runs, and what autograd keeps."
         )
 
     __repr__ = __str__

@@ -50,7 +50,8 @@ def test_a_chain_by_hand() -> None:
     assert memory.model_bytes == 4 * sum(parameter.numel() for parameter in Chain().parameters())
     assert str(memory) == (
         "Activations take 5.00 KiB at the most, at three (held by three 3.00 KiB, two 2.00 KiB), besides 256 B of "
-        "inputs and 2.07 MiB of parameters and buffers."
+        "inputs and 2.07 MiB of parameters and buffers. Not counted: what a node needs only while it runs, and what "
+        "autograd keeps."
     )
     assert str(profile).endswith(f"\n{memory}")
 
