@@ -14,7 +14,7 @@ from instrument.capture import Capture
 from instrument.capture.rank import SUMMARY_FILE
 from instrument.capture.run import Ranks, Run, few
 from instrument.capture.table import Table, duration
-from instrument.sinks.chrome_trace import replacing
+from instrument.files import replacing
 from instrument.sinks.table import view_text
 
 FILE = "ranks.txt"

@@ -28,8 +28,9 @@ from instrument.capture import rank as of_rank
 from instrument.capture.cache import path_of
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.files import replacing
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import replacing, rewrite
+from instrument.sinks.chrome_trace import rewrite
 from instrument.sinks.scalars import scalars
 from instrument.targets import rebuilt_sink
 

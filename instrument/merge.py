@@ -18,7 +18,8 @@ from instrument.capture.inflate import ahead, chunks
 from instrument.capture.pieces import Pieces
 from instrument.capture.run import Ranks
 from instrument.errors import CaptureError
-from instrument.sinks.chrome_trace import replacing, writing
+from instrument.files import replacing
+from instrument.sinks.chrome_trace import writing
 
 # What joins events of one process, and the least that is no sign of its absence. As the ranks count alike, the numbers
 # of each but the first are moved so far apart. JavaScript, and with it many a viewer, holds whole numbers up to 2**53:

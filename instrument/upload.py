@@ -29,8 +29,8 @@ from instrument import waiting
 from instrument.capture import NOTE_FILE, Capture, files_of
 from instrument.capture.remote import filesystem
 from instrument.errors import CaptureError
+from instrument.files import replacing
 from instrument.options import without_secrets
-from instrument.sinks.chrome_trace import replacing
 
 # How long is waited before each further try at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)

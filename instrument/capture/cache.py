@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from instrument.capture import chrome
 from instrument.capture.events import Codes, Events, Flags, Floats, Ints, Memory
+from instrument.files import replacing
 
 FORMAT = 1
 KEPT_FROM_EVENTS = 100_000
@@ -127,15 +128,10 @@ def _save(path: Path, events: Events, state: tuple[int, int]) -> None:
             _Others(**{name: getattr(events, name) for name, _ in _OTHERS}),
         )
     )
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for column in columns:
-                file.write(column.data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for column in columns:
+            file.write(column.data)
 
 
 def _narrow(column: NDArray[Any]) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from instrument import files
 from instrument.capture import Capture, remote
 from instrument.capture.collectives import collectives, host_waits
 from instrument.capture.table import Table
@@ -134,12 +135,7 @@ def write(capture: Capture, folder: Path) -> None:
         CaptureError, TraceError: as for `summarize`.
         OSError: it cannot be written.
     """
-    half_written = folder / f".{SUMMARY_FILE}.{os.getpid()}.tmp"
-    try:
-        half_written.write_bytes(msgspec.json.encode(summarize(capture)))
-        half_written.replace(folder / SUMMARY_FILE)
-    finally:
-        half_written.unlink(missing_ok=True)
+    files.write(folder / SUMMARY_FILE, msgspec.json.encode(summarize(capture)))
 
 
 _DECODER = msgspec.json.Decoder(RankSummary)

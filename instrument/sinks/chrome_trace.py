@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pydantic import Field, field_validator
 from instrument.capture import Capture
 from instrument.capture.cache import path_of
 from instrument.errors import CaptureError, ConfigError, TraceError
+from instrument.files import replacing
 from instrument.sinks import Sink
 
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
@@ -183,15 +183,3 @@ def writing(raw: IO[bytes], target: Path) -> Iterator[IO[bytes]]:
     # No file name and no time inside: the same trace gives the same bytes.
     with gzip.GzipFile("", "wb", _LEVEL, raw, mtime=0) as packed:
         yield cast(IO[bytes], packed)
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its target's place when all went well, and is gone when not."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as raw:
-            yield raw
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)

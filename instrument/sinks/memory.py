@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from instrument import files
 from instrument.capture import Capture
 from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView
 from instrument.capture.table import Table, cell_text, duration
@@ -66,12 +67,12 @@ class Memory(Sink):
         memory = capture.memory
         curves = [memory.curve(self.by, device=device) for device in _devices(memory)]
         if "json" in self.forms:
-            (folder / "memory.json").write_text(json.dumps(_data(memory, curves)), encoding="utf-8")
+            files.write(folder / "memory.json", json.dumps(_data(memory, curves)))
         if "raw" in self.forms:
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
-            (folder / "memory.raw.json.gz").write_bytes(gzip.compress(raw.encode(), 3))
+            files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3))
         if "html" in self.forms:
-            (folder / "memory.html").write_text(_page(capture, curves, self.rows), encoding="utf-8")
+            files.write(folder / "memory.html", _page(capture, curves, self.rows))
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:

@@ -13,8 +13,8 @@ from pydantic import Field
 from instrument.capture import Capture
 from instrument.capture.arrow import to_arrow
 from instrument.errors import need_package
+from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import replacing
 
 # How Hive, and all who read its layout, write a partition whose value is not known.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
@@ -86,10 +86,10 @@ class Parquet(Sink):
 
         rank = capture.metadata.get("rank", capture.events.rank) if self.rank is None else self.rank
         keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
-        dataset = folder.absolute().parent / "parquet" if self.dir is None else Path(self.dir).expanduser()
-        into = dataset.joinpath(*(_partition(key, value) for key, value in keys.items()))
+        beside = folder.absolute().parent
+        dataset = make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()
         rows = to_arrow(capture.events)
-        into.mkdir(parents=True, exist_ok=True)
+        into = make_folder(dataset, *(_partition(key, value) for key, value in keys.items()))
         with replacing(into / "events.parquet") as raw:
             parquet.write_table(rows, raw, compression="zstd")
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
+from instrument import files
 from instrument.capture import Capture
 from instrument.capture.stacks import folded
 from instrument.errors import CaptureError
@@ -62,4 +63,4 @@ class Stacks(Sink):
             raise CaptureError(
                 f"No call path of {capture.name} has {self.metric} time, so there are no stacks to write."
             )
-        (folder / "stacks.txt").write_text(text, encoding="utf-8")
+        files.write(folder / "stacks.txt", text)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from loguru import logger
 from pydantic import Field, field_validator
 
+from instrument import files
 from instrument.capture import Capture
 from instrument.capture.operators import By as Grouping
 from instrument.capture.ranges import NO_RANGE
@@ -150,7 +151,7 @@ class TableSink(Sink):
             TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))
-        (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+        files.write(folder / "table.txt", text + "\n")
         logger.info("\n{}", text)  # the heading on a line of its own, where a format puts much before the message
 
 

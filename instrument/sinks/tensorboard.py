@@ -11,8 +11,9 @@ from typing import IO, Any, ClassVar
 
 from instrument.capture import Capture
 from instrument.errors import need_package
+from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import replacing, rewrite, trace_of
+from instrument.sinks.chrome_trace import rewrite, trace_of
 from instrument.sinks.scalars import last_step, scalars
 
 
@@ -57,8 +58,8 @@ class TensorBoard(Sink):
             CaptureError: the trace has been dropped.
             TraceError: the trace cannot be read.
         """
-        into = folder.absolute().parent / "tensorboard" if self.dir is None else Path(self.dir).expanduser()
-        into.mkdir(parents=True, exist_ok=True)
+        beside = folder.absolute().parent
+        into = make_folder(beside, "tensorboard") if self.dir is None else make_folder(Path(self.dir).expanduser())
         if self.trace:
             ending = ".pt.trace.json.gz" if self.use_gzip else ".pt.trace.json"
             worker = self.worker_name or "{}_{}".format(*_process(capture))
@@ -73,8 +74,7 @@ def write_scalars(capture: Capture, into: Path) -> Path:
     The global step of each is the window's last step.
     """
     rank = capture.metadata.get("rank")
-    into = into / f"rank{rank}" if rank and isinstance(rank, int) else into
-    into.mkdir(exist_ok=True)
+    into = make_folder(into, f"rank{rank}") if rank and isinstance(rank, int) else make_folder(into)
     started_s = _started_ns(capture) / 1e9
     host, pid = _process(capture)
     target = into / event_file_name(started_s, host, pid, capture.name)

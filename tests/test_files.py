@@ -1,0 +1,89 @@
+"""Files are written whole or not at all, and no link leads a reader or a writer elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from instrument import files
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / "secret"
+    path.parent.mkdir()
+    path.write_text("hunter2")
+    return path
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path, secret: Path) -> None:
+    target = tmp_path / "table.txt"
+    target.symlink_to(secret)
+    files.write(target, "text")
+    assert secret.read_text() == "hunter2"
+    assert not target.is_symlink()
+    assert target.read_text() == "text"
+
+
+def test_another_name_of_the_same_file_keeps_its_content(tmp_path: Path, secret: Path) -> None:
+    target = tmp_path / "table.txt"
+    os.link(secret, target)
+    files.write(target, b"bytes")
+    assert secret.read_text() == "hunter2"
+    assert target.read_bytes() == b"bytes"
+
+
+def test_what_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside(tmp_path: Path) -> None:
+    target = tmp_path / "whole"
+    target.write_text("before")
+    with pytest.raises(RuntimeError), files.replacing(target) as raw:  # noqa: PT012
+        raw.write(b"half")
+        raise RuntimeError
+    assert target.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path, secret: Path) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(secret)
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="symbolic link"):
+        files.read_bytes(link)
+    for other in (pipe, tmp_path):  # a pipe that nobody writes into must not hang the reader
+        with pytest.raises(OSError, match=r"no regular file|directory"):
+            files.read_bytes(other)
+    with pytest.raises(FileNotFoundError):
+        files.read_bytes(tmp_path / "missing")
+    assert files.read_bytes(secret) == b"hunter2"
+    assert [files.is_regular(path) for path in (secret, link, pipe, tmp_path)] == [True, False, False, False]
+
+
+def test_a_file_that_is_too_large_is_refused(secret: Path) -> None:
+    assert files.read_bytes(secret, most=7) == b"hunter2"
+    with pytest.raises(OSError, match="larger than 6 bytes"):
+        files.read_bytes(secret, most=6)
+
+
+def test_a_folder_is_not_made_behind_a_link(tmp_path: Path, secret: Path) -> None:
+    base = tmp_path / "base"
+    base.symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    assert files.make_folder(base, "a", "b") == base / "a" / "b"  # the base is its owner's own choice
+    assert files.make_folder(base, "a", "b").is_dir()
+    (base / "out").symlink_to(secret.parent)
+    with pytest.raises(OSError, match="not followed"):
+        files.make_folder(base, "out", "c")
+    assert [each.name for each in secret.parent.iterdir()] == ["secret"]
+
+
+def test_links_are_not_listed(tmp_path: Path, secret: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("b", "inner/a"):
+        (folder / name).write_text("")
+    (folder / "file").symlink_to(secret)
+    (folder / "behind").symlink_to(secret.parent)
+    os.mkfifo(folder / "pipe")
+    assert files.regular_files(folder) == [folder / "b", folder / "inner/a"]
