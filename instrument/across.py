@@ -10,17 +10,17 @@ from typing import Any
 
 from loguru import logger
 
-from instrument.capture import Capture
+from instrument import files
 from instrument.capture.rank import SUMMARY_FILE
 from instrument.capture.run import Ranks, Run, few
 from instrument.capture.table import Table, duration
-from instrument.files import replacing
+from instrument.job import Job
 from instrument.sinks.table import view_text
 
 FILE = "ranks.txt"
-# Where a run ends, the other ranks' exporters are still at work: so long they are waited for, and so long without any
-# news of them, as on a node whose disk the others do not share.
-_PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
+# Where a run ends, the other ranks' workers are still busy: so long the worker of the lowest rank waits for them, and
+# so long without any news of them, as on a node whose disk the others do not share.
+PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 # A range that is less of what a rank takes longer than the others is no reason.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
@@ -105,27 +105,23 @@ def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | 
     return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if count else text
 
 
-def conclude(output_dir: Path, captures: Sequence[Capture], cut: str | None) -> None:
+def conclude(job: Job, last: Path, patient_s: float) -> None:
     """Where the lowest of several ranks ends its run: leave the table of its last window over all, and say where it is.
 
-    Waits for the others' summaries at most 20 s, by looking at the folder; not at all where the run is `cut` short.
-    With `first_per_node`, where nobody knows how many come, until none has come for 3 s. No rank is asked for anything,
-    so none can hang here.
+    Waits for the others' summaries at most so long, by looking at the folder. With `first_per_node`, where nobody knows
+    how many come, until none has come for 3 s. No rank is asked for anything, so none can hang here.
     """
-    about = captures[-1].metadata if captures else {}
-    chosen = about.get("config", {}).get("ranks")
-    lowest = min(chosen) if isinstance(chosen, list) else 0
-    if about.get("rank") != lowest or about.get("world_size", 1) < 2:
+    lowest = min(job.ranks) if isinstance(job.ranks, list) else 0
+    if job.rank != lowest or job.world_size < 2:
         return
-    name, patient_s = captures[-1].name.rpartition("_rank")[0], 0.0 if cut else _PATIENT_S
-    ranks = _gathered(output_dir, name, patient_s, planned=chosen != "first_per_node")
+    folder, name = Path(job.folder), last.name.rpartition("_rank")[0]
+    ranks = _gathered(folder, name, patient_s, planned=job.ranks != "first_per_node")
     if ranks is None or len(ranks.summaries) < 2:
         return
-    with replacing(output_dir / FILE) as file:
-        file.write(f"{as_text(ranks)}\n".encode())
-    later = f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {output_dir}` tells of all"
+    files.write(folder / FILE, f"{as_text(ranks)}\n")
+    later = f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` tells of all"
     said = later if ranks.missing else ""
-    logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), output_dir / FILE, said)
+    logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, said)
 
 
 def _gathered(output_dir: Path, name: str, patient_s: float, *, planned: bool) -> Ranks | None:

@@ -161,10 +161,11 @@ def _tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) ->
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Without --sink, finish what a run has recorded but not exported, with the sinks that its config named, and "
-        "send what has not arrived at its profiler.upload_to. With --sink, run a sink on a capture, on all captures "
-        "below a folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: "
-        "rows=30 'columns=[calls, host_ns]' metadata.model=vit."
+        "Without --sink, finish what a run has recorded but not exported, and send what has not arrived: as the run "
+        "was configured, if you ran it here, else with the sinks table, chrome_trace, stacks and memory. What a "
+        "capture itself asks for is never done. With --sink, run a sink on a capture, on all captures below a folder, "
+        "or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: rows=30 "
+        "'columns=[calls, host_ns]' metadata.model=vit."
     )
     parser.set_defaults(run=_export, options=[])
     add = parser.add_argument
@@ -179,15 +180,24 @@ def _export(arguments: argparse.Namespace) -> str:
     if arguments.sink is None:
         if arguments.options:
             raise ConfigError(f"{arguments.options[0]} is an option of a sink, but there is no --sink NAME.")
-        return _finish(arguments.path, arguments.upload_to)
+        from instrument.leftovers import finish_all
+
+        return finish_all(arguments.path, arguments.upload_to)
     from instrument.capture import Capture
+    from instrument.leftovers import finish_queued, queued_at
     from instrument.sinks import Sink
     from instrument.targets import build_sink, parse_options
 
     sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
     sink = build_sink(arguments.sink, parse_options(arguments.options))
-    path, to, failures = arguments.path, arguments.to, []
-    chosen = sorted(_captures(path), key=str)
+    path, to = arguments.path, arguments.to
+    failures: list[str] = []
+    chosen: Sequence[Path | str]
+    if not isinstance(path, str) and to is None and (queued := queued_at(path)):
+        finished, _, failures = finish_queued(queued, {arguments.sink: sink})
+        chosen = sorted({*finished, *([] if path in queued else _captures_below(path))} - {*finished}, key=str)
+    else:
+        finished, chosen = [], sorted(_captures(path), key=str)
     for each in chosen:
         try:
             capture = Capture.load(each)
@@ -203,45 +213,10 @@ def _export(arguments: argparse.Namespace) -> str:
     except (InstrumentError, OSError) as error:
         failures.append(str(error))
     if failures:
-        others = f" ({len(failures)} of {len(chosen)} captures failed; this was the first.)" if len(chosen) > 1 else ""
+        count = len(chosen) + len(finished)
+        others = f" ({len(failures)} of {count} captures failed; this was the first.)" if count > 1 else ""
         raise CaptureError(f"{failures[0]}{others}")
-    return f"The {arguments.sink} sink ran on {', '.join(map(str, chosen))}."
-
-
-def _finish(path: Path | str, elsewhere: str | None) -> str:
-    """Do what the exporter of a run has left: at a queued folder, or at all below a folder; and what is to be sent."""
-    from instrument import export, upload
-    from instrument.capture.run import DEPTH, captures_below
-
-    if isinstance(path, str):
-        raise ConfigError(f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it.")
-    waits = export.is_queued(path)
-    folders = [path] if waits else export.queued(path, DEPTH)
-    if not path.exists():
-        raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
-    sys.path.append(str(Path.cwd()))
-    failed: set[str] = set()
-    finished, sent, errors = [], [], []
-    for folder in folders:
-        try:
-            finished.append(export.finish(folder, failed=failed))
-        except (InstrumentError, OSError) as error:
-            errors.append(f"{export.name_of(folder)}: {error}")
-    whole = [] if waits else [path] if path.is_dir() and _is_one(path) else captures_below(path)
-    to_send = list(upload.unsent(dict.fromkeys([*finished, *whole]), elsewhere))
-    for folder, url, options in to_send:
-        try:
-            sent.append(upload.send(folder, url, options))
-        except Exception as error:  # whatever the file system there raises
-            errors.append(f"{folder.name}: {error}")
-    if errors:
-        raise CaptureError(f"{len(errors)} of {len(folders) + len(to_send)} could not be finished. {'; '.join(errors)}")
-    if not folders and not to_send:
-        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
-    said = [
-        f"{what} {', '.join(map(str, places))}." for what, places in (("Finished", finished), ("Sent", sent)) if places
-    ]
-    return "\n".join(said)
+    return f"The {arguments.sink} sink ran on {', '.join(map(str, [*finished, *chosen]))}."
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:

@@ -191,6 +191,11 @@ class ProfilerConfig(BaseModel):
         return list(self._notes)
 
     @property
+    def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
+        """The `_target_` mappings, by name, of the sinks that another process can build; they may hold secrets."""
+        return {name: dict(like) for name, like in self._like.items() if isinstance(like, Mapping)}
+
+    @property
     def inline_sinks(self) -> list[str]:
         """The sinks that only this process can run: they ask for it, or another could not build their like."""
         return [name for name, like in self._like.items() if not isinstance(like, Mapping)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -10,29 +11,47 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 from loguru import logger
 
-from instrument import export
+from instrument import across, export, job
 from instrument.capture import Capture
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
 from instrument.exporter import Exporter
+from instrument.finish import finish, run_sink, tell_sinks
+from instrument.job import Job
+from instrument.metadata import Place
+from instrument.preemption import ctrl_c_passes
 from instrument.recorder import Recorder
+from instrument.run_lock import RunLock
 from instrument.sinks import Sink
 from instrument.upload import Uploader
+
+# How long the lowest of several ranks waits at the end for what the others finish themselves as well.
+_PATIENT_S = 2.0
 
 
 class Delivery:
     """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
 
-    With `profiler.export=process` that happens on a thread which waits for the exporter and needs next to no time.
-    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the exporter, or this process on a
+    With `profiler.export=process` that happens on a thread which waits for the worker and needs next to no time.
+    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the worker, or this process on a
     thread. None is removed before it has arrived.
+
+    Attributes:
+        run: the run's id, which its captures bear.
+        lock: tells others that the run is alive; held from the first window on.
+        taken: how many windows were saved.
     """
 
-    def __init__(self, config: ProfilerConfig, output_dir: Path, captures: list[Capture]) -> None:
+    def __init__(self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], place: Place) -> None:
         self.output_dir = output_dir
+        self.run = uuid4().hex
+        self.lock = RunLock(output_dir, self.run)
+        self.taken = 0
         self._config = config
         self._captures = captures
         self._sizes: dict[Path, int] = {}
@@ -42,18 +61,28 @@ class Delivery:
         self._unsent: set[Path] = set()
         self._bounding = Lock()
         self._inline = self._chosen_inline() if config.export == "process" else {}
-        upload = None if config.upload_to is None else (config.upload_to, config.upload_options)
-        here = config.export == "inline" or bool(self._inline)
-        self._uploader = Uploader(*upload, self._sent) if upload and here else None
+        self._job = Job(
+            run=self.run,
+            rank=place.rank,
+            world_size=place.world_size,
+            ranks=config.ranks,
+            folder=str(output_dir),
+            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self._inline},
+            upload_to=config.upload_to,
+            upload_options=config.upload_options,
+            timeout_s=config.export_timeout_s,
+        )
+        here = config.export == "inline" or bool(self._inline)  # the last sink runs
+        self._uploader = (
+            Uploader(config.upload_to, config.upload_options, self._sent) if config.upload_to and here else None
+        )
         self._exporter = (
-            Exporter(config.export_timeout_s, self._arrived, None if here else upload, self._sent)
+            Exporter(self._without_upload(self._job) if here else self._job, self.lock, self._arrived, self._sent)
             if config.export == "process"
             else None
         )
         self._here = config.sinks if self._exporter is None else self._inline
-        export.tell_sinks(self._here, "notice", self._failed)
-        self.taken = 0
-        """How many windows were saved."""
+        tell_sinks(self._here, "notice", self._failed)
 
     def has_room(self, name: str) -> bool:
         """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
@@ -76,14 +105,17 @@ class Delivery:
             CaptureError: the trace cannot be saved.
             OSError: as for `CaptureError`.
         """
-        export.tell_sinks(self._here, "notice", self._failed)
-        staging = export.stage(self.output_dir, name)
+        tell_sinks(self._here, "notice", self._failed)
+        staging = export.stage(self.output_dir, name, self.run if self.lock.hold() else "")
         try:
             with cost.standing_still("save"):
                 recorder.save(staging / export.RAW)
-            about = {"name": name, **self._described(describe)}
+            about = {"name": name, **self._described(describe), "run": self.run, "rank": self._job.rank}
             about["sinks_inline"] = list(self._inline)
             about["cost"] = cost.window() | {"trace_bytes": (staging / export.RAW).stat().st_size}
+            if not self.taken:
+                self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
+                job.remember(self._job)
             folder = export.queue(staging, about)
         except Exception:
             shutil.rmtree(staging, ignore_errors=True)  # half a trace, whose space may be what is missing
@@ -100,32 +132,45 @@ class Delivery:
         Raises:
             OSError: the trace cannot be compressed; it stays queued.
         """
-        while self._to_finish:
-            folder = self._to_finish.pop(0)
-            self._arrived(export.finish(folder, self._config.sinks, failed=self._failed))
+        with ctrl_c_passes():
+            while self._to_finish:
+                folder = self._to_finish.pop(0)
+                self._arrived(finish(folder, self._config.sinks, failed=self._failed))
 
     def close(self, cut: str | None) -> None:
-        """Finish what is not finished yet; for the exporter and for what is sent wait as long as the config allows.
+        """Finish what is not finished yet; for the worker and for what is sent wait as long as the config allows.
 
-        Where something `cut` the run short, other ranks may stand in a collective until this process ends: what is to
-        be sent is not waited for then. The exporter sends by itself, and for this process `instrument export` does.
+        Where an exception ended the run, other ranks may stand in a collective until this process ends: the worker is
+        waited for two seconds at most, and what is to be sent not at all. The worker sends by itself, and for this
+        process `instrument export` does.
         """
         self.finish_inline()
-        began = time.monotonic()
+        began, raised = time.monotonic(), cut is not None and cut.startswith("exception ")
         try:
             if self._exporter is not None:
-                self._exporter.close(until_sent=cut is None)
+                self._exporter.close(failed=raised)
             if self._uploader is not None and cut is None:
                 self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
-            if cut is not None:
-                export.tell_sinks(self._here, "hurry", self._failed)
-            export.tell_sinks(self._here, "close", self._failed)
+            with ctrl_c_passes():
+                if cut is not None:
+                    tell_sinks(self._here, "hurry", self._failed)
+                tell_sinks(self._here, "close", self._failed)
             with self._bounding:
                 self._keep_in_bounds()
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
+            self._release()
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
+        if self._exporter is None and self._captures and self._captures[-1].folder is not None:
+            across.conclude(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
+
+    def _release(self) -> None:
+        """Let go of the run; what is left, the worker or `instrument export` does."""
+        done = not self._unsent and not (self.taken and export.queued_of(self._job))
+        self.lock.release(done=done)
+        if done and self.taken:
+            job.forget(self.run)
 
     def say_what_is_left(self) -> None:
         """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
@@ -141,6 +186,10 @@ class Delivery:
             alone = "The exporter goes on by itself; later " if self._exporter and self._exporter.sending else ""
             what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
+
+    @staticmethod
+    def _without_upload(whole: Job) -> Job:
+        return msgspec.structs.replace(whole, upload_to=None, upload_options={})
 
     def _chosen_inline(self) -> dict[str, Any]:
         """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
@@ -162,9 +211,10 @@ class Delivery:
         assert self._exporter is not None
         try:
             self._exporter.submit(folder)
-        except RuntimeError:  # no thread can be started any more: the interpreter ends, and no training waits
+        except RuntimeError:  # no thread can be started, as where the interpreter ends
             sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self._inline}
-            self._arrived(export.finish(folder, sinks, failed=self._failed))
+            with ctrl_c_passes():
+                self._arrived(finish(folder, sinks, failed=self._failed))
         except OSError as error:
             if "exporter" not in self._failed:
                 what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
@@ -173,7 +223,7 @@ class Delivery:
 
     def _arrived(self, folder: Path) -> None:
         for name, sink in self._inline.items():
-            export.run_sink(name, sink, Capture.load(folder), self._failed)
+            run_sink(name, sink, Capture.load(folder), folder, self._failed)
         self._captures.append(Capture.load(folder))
         logger.info("Recorded {}", folder)
         with self._bounding:

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+# Some libraries put whole files into an exception.
+_LONGEST_REASON = 2_000
+
 
 class InstrumentError(Exception):
     """Base of every error that `instrument` raises on purpose."""
@@ -41,6 +44,15 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named by wha
     def __init__(self, what: str, package: str, extra: str | None) -> None:
         command = f"'torch-instrument[{extra}]'" if extra else package
         super().__init__(f"{what} needs the package {package}: pip install {command}.")
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, to stand inside a sentence; its type where it says nothing, or cannot."""
+    try:
+        text = str(error)
+    except Exception:  # of a class whose __str__ fails
+        text = ""
+    return text.strip().rstrip(".")[:_LONGEST_REASON] or type(error).__name__
 
 
 def need_package(what: str, package: str, extra: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import weakref
 from pathlib import Path
@@ -15,17 +14,18 @@ from torch.profiler import ExecutionTraceObserver
 class ExecutionTrace:
     """One window's execution trace, which torch writes while the window records, into a hidden file in `folder`.
 
-    On torch 2.13 each operator costs some 8 µs, five times what recording it costs otherwise, and a kB of disk. What
-    fails here costs the execution trace and is logged; the window is recorded all the same. A range whose name
-    holds a quote, a backslash or a line break makes torch write what is no JSON.
+    The file's name holds the id of its `run`, whose lock tells others that it is still written. On torch 2.13 each
+    operator costs some 8 µs, five times what recording it costs otherwise, and a kB of disk. What fails here costs the
+    execution trace and is logged; the window is recorded all the same. A range whose name holds a quote, a backslash
+    or a line break makes torch write what is no JSON.
 
     Attributes:
         path: the file; it goes with this object, unless it was moved away.
         observer: for torch's profiler, which starts and stops it with itself; None: there will be no execution trace.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f".execution_trace_{socket.gethostname()}_{os.getpid()}_{time.time_ns()}.partial.json"
+    def __init__(self, folder: Path, run: str) -> None:
+        self.path = folder / f".execution_trace_{run}_{time.time_ns()}.partial.json"
         self.observer: ExecutionTraceObserver | None = ExecutionTraceObserver().register_callback(str(self.path))
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():

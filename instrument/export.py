@@ -1,43 +1,34 @@
-"""A window's folder, from the raw trace to the finished capture.
+"""A window's folder on its way from the trainer to a finished capture.
 
 It is called `.NAME.partial` while torch writes the trace, `.NAME.queued` once the trace and capture.json are whole, and
-`NAME` when every sink has run: one rename each. Whoever lists captures sees whole ones, and whatever ends a process in
-between leaves nothing, or a queued folder that `instrument export` finishes later.
+`NAME` when every sink has run: one rename each. These names are the whole state. Whoever lists captures sees whole
+ones, and whatever ends a process in between leaves nothing, or a queued folder that `instrument export` finishes later.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from traceback import format_exception
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
+from instrument import files, run_lock
 from instrument.capture import METADATA_FILE, Capture
-from instrument.capture import rank as of_rank
-from instrument.capture.cache import path_of
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
-from instrument.files import replacing
-from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import rewrite
-from instrument.sinks.scalars import scalars
-from instrument.targets import rebuilt_sink
+from instrument.job import Job
 
 RAW, PACKED = "trace.json", "trace.json.gz"
 _PARTIAL, _QUEUED = ".partial", ".queued"
 _OWNER_FILE = "owner"
-_LOCK_FILE = ".lock"
 _LONGEST_WITHOUT_OWNER_S = 86_400
 
 
@@ -75,25 +66,64 @@ def writable(folder: Path) -> Path:
         ) from error
 
 
-def stage(output_dir: Path, name: str) -> Path:
-    """A new partial folder, whose capture will have this name, with a number behind it where that is taken."""
-    for attempt in count(1):
-        staging = output_dir / f".{name if attempt == 1 else f'{name}-{attempt}'}{_PARTIAL}"
-        try:
-            staging.mkdir(parents=True)
-        except FileExistsError:
-            continue
+def stage(output_dir: Path, name: str, run: str = "") -> Path:
+    """A new partial folder, whose capture will have this name, with a number behind it where that is taken.
+
+    `run` is the id of the run that writes into it and holds its lock; empty where there is no lock.
+
+    Raises:
+        CaptureError: the folder for captures is gone and cannot be made again.
+        OSError: the folder cannot be made.
+    """
+    for staging in (output_dir / f".{each}{_PARTIAL}" for each in _names(name)):
         # Asked in the order in which a folder changes its name: one on its way cannot slip by.
-        if staging.with_suffix(_QUEUED).exists() or (output_dir / name_of(staging)).exists():
+        if not _made(staging) or files.exists(_renamed(staging, _QUEUED)):
+            continue
+        if files.exists(output_dir / name_of(staging)):
             staging.rmdir()
             continue
         try:
-            (staging / _OWNER_FILE).write_text(f"{socket.gethostname()} {os.getpid()}")
+            files.write(staging / _OWNER_FILE, run)
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         return staging
     raise AssertionError("unreachable")
+
+
+def _names(name: str) -> Iterator[str]:
+    """A name, and others to take where it is taken."""
+    yield name
+    yield from (f"{name}-{attempt}" for attempt in count(2))
+
+
+def _made(staging: Path) -> bool:
+    """Make a folder, with those above it where somebody has removed them; False where something is there already."""
+    try:
+        staging.mkdir()
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        above = staging.parent
+        if above.is_symlink():
+            raise CaptureError(
+                f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is lost: "
+                "make that folder again."
+            ) from None
+        staging.mkdir(parents=True)
+    return True
+
+
+def _renamed(folder: Path, ending: str) -> Path:
+    return folder.with_name(f".{name_of(folder)}{ending}")
+
+
+def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a folder's capture.json."""
+    text = json.dumps(metadata, indent=2, default=repr)
+    if "\\ud" in text:  # perhaps half of a character, which no reader takes
+        text = json.dumps(files.encodable(json.loads(text)), indent=2)
+    files.write(folder / METADATA_FILE, text)
 
 
 def name_of(folder: Path) -> str:
@@ -103,16 +133,32 @@ def name_of(folder: Path) -> str:
 
 def is_queued(folder: Path) -> bool:
     """Whether a folder holds a whole trace whose sinks have not all run."""
-    return folder.name.endswith(_QUEUED) and (folder / METADATA_FILE).exists()
+    return folder.name.endswith(_QUEUED) and files.is_folder(folder) and files.is_regular(folder / METADATA_FILE)
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
     """Say that the trace in a partial folder is whole; gives the queued folder."""
-    _describe(staging, {**metadata, "name": name_of(staging)})
-    folder = staging.rename(staging.with_suffix(_QUEUED))
+    describe(staging, {**metadata, "name": name_of(staging)})
+    folder = staging.rename(_renamed(staging, _QUEUED))
     with suppress(OSError):
         (folder / _OWNER_FILE).unlink()
     return folder
+
+
+def publish(folder: Path, metadata: dict[str, Any]) -> Path:
+    """Give a queued folder its name, or where that is taken meanwhile a free one; renaming onto files fails."""
+    for name in _names(name_of(folder)):
+        place = folder.with_name(name)
+        if files.exists(place):
+            continue
+        if name != metadata.get("name"):
+            describe(folder, metadata | {"name": name})
+        try:
+            return folder.rename(place)
+        except OSError:
+            if not files.exists(place):
+                raise
+    raise AssertionError("unreachable")
 
 
 def remove(folder: Path) -> None:
@@ -122,116 +168,35 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def finish(folder: Path, sinks: Mapping[str, Any] | None = None, *, failed: set[str]) -> Path:
-    """Compress a queued folder's trace, write its summary, run the sinks on it, and give it its name.
-
-    Without `sinks`, those that its metadata names are built anew. `failed` are the sinks that have failed before in
-    this run, which is said once; they are added to it.
-
-    Raises:
-        CaptureError: another process is at it.
-        OSError: the trace cannot be compressed, for one because the disk is full; the folder stays queued.
-    """
-    with _alone(folder):
-        began = time.perf_counter_ns()
-        for half_written in folder.glob(".*.tmp"):  # by one that was killed at it
-            half_written.unlink()
-        raw = folder / RAW
-        if raw.exists():
-            # put in here and not by torch, whose export turns backslashes into slashes and the trace into no JSON
-            rewrite(raw, folder / PACKED, Capture.load(folder).metadata.get("user_metadata", {}))
-            raw.unlink()
-            path_of(raw).unlink(missing_ok=True)
-        capture, given = Capture.load(folder), sinks
-        sinks = sinks_of(capture.metadata, failed) if given is None else given
-        cost = capture.metadata.setdefault("cost", {})
-        cost["packed_bytes"] = (folder / PACKED).stat().st_size
-        _summarize(capture, folder, failed)
-        for name, sink in sorted(sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))):
-            cost["export_ns"] = time.perf_counter_ns() - began  # until now
-            run_sink(name, sink, capture, failed)
-        if given is None:
-            tell_sinks(sinks, "close", failed)
-        cost["export_ns"] = time.perf_counter_ns() - began
-        with suppress(InstrumentError):
-            if capture.metadata.get("sinks_inline"):  # training would feel it if they read a large trace for these
-                capture.metadata["scalars"] = dict(scalars(capture))
-        _describe(folder, capture.metadata)
-        (folder / _LOCK_FILE).unlink(missing_ok=True)
-        return _published(folder, capture.metadata)
-
-
-def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write what a table of all ranks needs of this one; that it failed is said once, and it is made when needed."""
-    try:
-        of_rank.write(capture, folder)
-    except Exception as error:  # the trace is there, or the sinks that need it say what is wrong
-        if of_rank.SUMMARY_FILE not in failed:
-            failed.add(of_rank.SUMMARY_FILE)
-            logger.warning("{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, str(error).rstrip("."))
-
-
-def run_sink(name: str, sink: Any, capture: Capture, failed: set[str]) -> None:
-    """Let one sink write into the capture's folder; what it raises is logged, once for each sink in `failed`."""
-    folder = capture.folder or Path()
-    try:
-        sink.write(capture, folder)
-    except (Exception, SystemExit) as error:  # a sink may fail in any way; training and the other sinks go on
-        if name in failed:
-            return
-        failed.add(name)
-        # one of our own sentences says it all, anything else needs its traceback; loguru's would show every variable
-        where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-        logger.error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.{}",
-            name,
-            name_of(folder),
-            str(error).rstrip("."),
-            folder.with_name(name_of(folder)),
-            where,
-        )
-
-
-def tell_sinks(sinks: Mapping[str, Any], what: Literal["notice", "hurry", "close"], failed: set[str]) -> None:
-    """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`."""
-    for name, sink in sinks.items():
-        try:
-            if isinstance(sink, Sink):  # another's `close` may mean anything
-                getattr(sink, what)()
-        except (Exception, SystemExit) as error:
-            if f"{name}.{what}" not in failed:
-                failed.add(f"{name}.{what}")
-                where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-                logger.error("The {} sink failed in {}(): {}{}", name, what, str(error).rstrip("."), where)
-
-
-def traceback_of(error: BaseException) -> str:
-    """An exception with its traceback, as Python prints it."""
-    return "".join(format_exception(error)).rstrip()
-
-
-def sinks_of(metadata: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:
-    """The sinks that a capture's metadata names, built anew; without those that ran where it was recorded.
-
-    One that cannot be built is logged, and added to `failed`.
-    """
-    sinks = {}
-    for name, described in metadata.get("config", {}).get("sinks", {}).items():
-        if name in metadata.get("sinks_inline", ()):
-            continue
-        try:
-            sinks[name] = rebuilt_sink(described)
-        except Exception as error:
-            if name not in failed:
-                failed.add(name)
-                logger.error("The {} sink cannot be built where captures are finished: {}", name, error)
-    return sinks
-
-
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
-    """The queued folders in a folder for captures, or down to a depth below it, oldest first."""
-    found = [f for level in range(depth) for f in output_dir.glob("*/" * level + f".*{_QUEUED}") if is_queued(f)]
+    """The queued folders in a folder for captures, or down to a depth below it, oldest first; none behind links."""
+    found = [f for folder in _folders(output_dir, depth) for f in folder.glob(f".*{_QUEUED}") if is_queued(f)]
     return sorted(found, key=_described_at)
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """A folder and those below it, `depth` levels in all, without those behind links."""
+    yield folder
+    if depth > 1:
+        with suppress(OSError):
+            for inner in folder.iterdir():
+                if files.is_folder(inner):
+                    yield from _folders(inner, depth - 1)
+
+
+def queued_of(job: Job) -> list[Path]:
+    """The queued folders of a job's run and rank that its user owns, oldest first."""
+    return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
+
+
+def _is_of(folder: Path, job: Job) -> bool:
+    try:
+        if job.owner is not None and folder.lstat().st_uid != job.owner:
+            return False
+        about = Capture.load(folder).metadata
+    except (OSError, InstrumentError):
+        return False
+    return (about.get("run"), about.get("rank")) == (job.run, job.rank)
 
 
 def _described_at(folder: Path) -> int:
@@ -242,21 +207,24 @@ def _described_at(folder: Path) -> int:
 
 
 def tidy(output_dir: Path) -> None:
-    """Remove what processes that have ended left half written, and say which windows they left queued."""
+    """Remove what runs that have ended left half written, and say which windows they left queued."""
     for staging in output_dir.glob(f".*{_PARTIAL}"):
-        with suppress(OSError, ValueError):  # taken away by another that tidies, or somebody else's
-            if _is_left(staging):
+        with suppress(OSError):  # taken away by another that tidies, or somebody else's
+            if files.is_folder(staging) and _is_left(staging):
                 shutil.rmtree(staging)
     for half_written in output_dir.glob(".execution_trace_*.partial.json"):
-        with suppress(OSError, ValueError):
-            host, pid, _ = half_written.name.removeprefix(".execution_trace_").rsplit("_", 2)
-            if _has_ended(host, int(pid)):
+        run = half_written.name.split("_")[2]
+        with suppress(OSError):
+            if run_lock.lives(output_dir, run) is False:
                 half_written.unlink()
     left = []
     for folder in queued(output_dir):
         with suppress(CaptureError):
-            about = Capture.load(folder).metadata
-            left += [name_of(folder)] if _has_ended(str(about.get("host")), int(about.get("pid", 0))) else []
+            writer = Capture.load(folder).metadata.get("run")
+            if isinstance(writer, str) and run_lock.lives(output_dir, writer) is False:
+                left.append(name_of(folder))
+    for path in output_dir.glob(".run-*.lock"):
+        run_lock.remove_if_free(path)
     if left:
         logger.warning(
             "An earlier run left {} recorded but without its tables: `instrument export {}` finishes that.",
@@ -266,70 +234,10 @@ def tidy(output_dir: Path) -> None:
 
 
 def _is_left(staging: Path) -> bool:
-    """Whether nobody writes into a partial folder any more; without an owner's name it must be a day old."""
+    """Whether nobody writes into a partial folder any more; where no lock tells, it must be a day old."""
     try:
-        host, pid = (staging / _OWNER_FILE).read_text().split()
+        run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
+        alive = run_lock.lives(staging.parent, run)
     except FileNotFoundError:
-        return time.time() - staging.stat().st_mtime > _LONGEST_WITHOUT_OWNER_S
-    return _has_ended(host, int(pid))
-
-
-def _has_ended(host: str, pid: int) -> bool:
-    """Whether a process is known to have ended; of another machine's nothing is known.
-
-    One with this process's number has: containers give the same to each.
-    """
-    if host != socket.gethostname():
-        return False
-    if pid == os.getpid():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # it is there, and somebody else's
-        return False
-    return False
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from finishing the same folder; the lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT)  # NFS locks no folder
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CaptureError(f"{folder} is just being finished by another process: wait for that.") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(handle)
-
-
-def _describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    with replacing(folder / METADATA_FILE) as file:
-        file.write(json.dumps(metadata, indent=2, default=repr).encode())
-
-
-def _published(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Give the folder its name, or where that is taken meanwhile a free one; renaming onto files fails."""
-    for attempt in count(1):
-        name = name_of(folder) if attempt == 1 else f"{name_of(folder)}-{attempt}"
-        place = folder.with_name(name)
-        if place.exists():
-            continue
-        if attempt > 1:
-            _describe(folder, metadata | {"name": name})
-        try:
-            return folder.rename(place)
-        except OSError:
-            if not place.exists():
-                raise
-    raise AssertionError("unreachable")
+        alive = None
+    return time.time() - staging.lstat().st_mtime > _LONGEST_WITHOUT_OWNER_S if alive is None else not alive

@@ -1,11 +1,13 @@
-"""The process that finishes a run's windows while training goes on, and the trainer's handle on it.
+"""The worker: a process that finishes a run's captures while training goes on, and the trainer's handle on it.
 
-`python -m instrument.exporter SECONDS` reads from its standard input a line that says where captures are sent, and then
-paths of queued folders, a JSON string a line, until a null or its end. It finishes one after the other at low priority
-and sends them on a thread. It answers, a JSON object a line, where each came to lie, whether it has arrived, and with
-what is logged meanwhile. It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, outlives the
-trainer until its queue is done, and is ended by an alarm when a window takes longer than SECONDS, or when at the end
-sending what is left does.
+`python -m instrument.exporter` reads one line from its standard input, its job (see `instrument.job`). After that a
+line says only that there may be something new: what is to be done are the queued folders of its run and rank in the
+folder for captures. It finishes one after the other at low priority, and sends them on a thread. The word `end`, or the
+end of the input, says that no more of them come. It answers, a JSON object a line, where each capture came to lie,
+whether it has arrived, and with what is logged meanwhile.
+
+It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, and outlives the trainer until its queue
+is done. An alarm ends it when one capture, or what is left at the end, takes longer than the job allows.
 """
 
 from __future__ import annotations
@@ -15,27 +17,33 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
+import msgspec
 from loguru import logger
 
-from instrument import export, waiting
-from instrument.capture import Capture
+from instrument import across, export, run_lock, waiting
+from instrument.errors import reason_of
+from instrument.finish import built, finish, tell_sinks, traceback_of
+from instrument.job import Job, from_line, to_line
+from instrument.run_lock import RunLock
 from instrument.upload import Uploader
 
 _NICENESS = 10
+_END = "end"
+# How long the end of a run waits for the worker where training has failed, and for the sinks' last words at all.
+_HURRIED_S, _CLOSING_S = 2.0, 5.0
 _telling = Lock()
 
 
 class Exporter:
-    """The trainer's side: `submit` hands a queued folder over, `finished` is called with each capture's folder.
+    """The trainer's side: `submit` tells of a queued folder, `finished` is called with each capture's folder.
 
-    With `upload`, a URL and the options for it, `sent` hears of each whether it arrived there.
+    Where the job sends captures, `sent` hears of each whether it arrived there.
 
     The process starts with the first window. Where it ends before its work is done, that is said once, the window it
     was at is left queued, and the next window, or `close`, starts it again for the others.
@@ -44,20 +52,18 @@ class Exporter:
     """
 
     def __init__(
-        self,
-        timeout_s: float,
-        finished: Callable[[Path], None],
-        upload: tuple[str, dict[str, Any]] | None = None,
-        sent: Callable[[Path, bool], None] = lambda *_: None,
+        self, job: Job, lock: RunLock, finished: Callable[[Path], None], sent: Callable[[Path, bool], None]
     ) -> None:
-        self._timeout_s = timeout_s
-        self._finished, self._upload, self._sent = finished, upload, sent
+        self._job, self._lock = job, lock
+        self._finished, self._sent = finished, sent
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
         self._pending: list[Path] = []  # submitted and not answered, in order
+        self._early: set[Path] = set()  # answered before they were submitted: the worker looks for itself
         self._sending: list[Path] = []  # finished, and neither sent nor left
         self._answered = False  # by the present process
+        self._closed = False  # whether it has closed its sinks
         self._said_death = False
 
     @property
@@ -75,12 +81,14 @@ class Exporter:
 
         Raises:
             OSError: the process cannot be started.
-            RuntimeError: the interpreter is ending, which starts no threads.
+            RuntimeError: no thread can be started, as when the interpreter is ending.
         """
         with self._changed:
+            if folder in self._early:
+                return
             self._pending.append(folder)
             if self._process is not None:
-                _write(self._process, str(folder))
+                _write(self._process, "")
                 return
             try:
                 self._start()
@@ -88,38 +96,41 @@ class Exporter:
                 self._pending.remove(folder)
                 raise
 
-    def close(self, until_sent: bool = True) -> None:
-        """Wait until all is finished, and sent where that is asked for, at most the time allowed, and say what for.
+    def close(self, *, failed: bool) -> None:
+        """Wait until all is finished and sent, at most the time allowed, and say what for.
 
-        With what is still to be done then, the process goes on by itself before it ends.
+        Where training has `failed`, wait two seconds at most, and not for what is to be sent: others may wait for this
+        process to end. With what is still to be done then, the worker goes on by itself before it ends.
         """
-        began = time.monotonic()
+        timeout_s = min(_HURRIED_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
-                waiting.wait(self._changed, lambda: self._left(until_sent), self._timeout_s, "exporter")
+                waiting.wait(self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter")
         finally:  # also where Ctrl-C ends the waiting
             if self._process is not None:
-                _write(self._process, None)  # closing the pipe is not enough: forked workers hold it too
-        if self._listener is not None and not self._pending and not self._sending:
-            self._listener.join(max(0.1, began + self._timeout_s - time.monotonic()))  # a sink's threads may linger
+                _write(self._process, _END)  # closing the pipe is not enough: forked workers hold it too
+        with self._changed:
+            if self._process is not None and not self._pending and not self._sending:
+                self._changed.wait_for(lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s))
 
-    def _left(self, until_sent: bool) -> list[str]:
+    def _left(self, *, until_sent: bool) -> list[str]:
         """What there is to wait for; the process is started again for it where it has ended."""
-        if (self._pending or self._sending) and self._process is None:
+        sending = self._sending if until_sent else []
+        if (self._pending or sending) and self._process is None:
             self._start()
-        sending = [f"sending {folder.name}" for folder in self._sending if until_sent]
-        return [*map(export.name_of, self._pending), *sending]
+        return [*map(export.name_of, self._pending), *(f"sending {folder.name}" for folder in sending)]
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "instrument.exporter", str(self._timeout_s)]
+        handle = self._lock.handle  # so that the run counts as alive until the worker is through
         self._process = process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "instrument.exporter", *([] if handle is None else [str(handle)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)},
             start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
+            pass_fds=() if handle is None else (handle,),
         )
         try:
             self._listener = Thread(target=self._listen, args=(process,), name="instrument exporter", daemon=True)
@@ -128,10 +139,10 @@ class Exporter:
             process.kill()
             self._process = None
             raise
-        self._answered = False
-        _write(process, self._upload)
-        for folder in (*self._sending, *self._pending):
-            _write(process, str(folder))
+        self._answered = self._closed = False
+        job = msgspec.structs.replace(self._job, unsent=[str(folder) for folder in self._sending])
+        _write(process, to_line(job).rstrip())
+        _write(process, "")
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         at: Path | None = None
@@ -148,10 +159,11 @@ class Exporter:
                 at = self._pending[0]  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
                 self._pending.remove(at)
+                self._job.given_up.append(at.name)
             elif at is None and self._sending:
                 at = self._sending.pop(0)
             if at is not None:
-                self._mourn(at, process.returncode)
+                self._report_death(at, process.returncode)
             self._changed.notify_all()
 
     def _hear(self, answer: dict[str, Any], at: Path | None) -> Path | None:
@@ -159,6 +171,11 @@ class Exporter:
         if "text" in answer:
             logger.log(answer["level"], "exporter: {}", answer["text"])
             return at
+        if "closed" in answer:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            return None
         self._answered, folder = True, Path(answer["folder"])
         if "sent" in answer:
             self._hear_sent(folder, answer["sent"])
@@ -167,12 +184,15 @@ class Exporter:
             return folder
         try:
             if answer["finished"] is not None:
-                if self._upload is not None:
+                if self._job.upload_to is not None:
                     self._sending.append(Path(answer["finished"]))
                 self._finished(Path(answer["finished"]))
         finally:
             with self._changed:
-                self._pending.remove(folder)
+                if folder in self._pending:
+                    self._pending.remove(folder)
+                else:
+                    self._early.add(folder)
                 self._changed.notify_all()
         return None
 
@@ -183,7 +203,7 @@ class Exporter:
                 self._sending.remove(folder)
             self._changed.notify_all()
 
-    def _mourn(self, folder: Path, status: int) -> None:
+    def _report_death(self, folder: Path, status: int) -> None:
         if self._said_death:
             return
         self._said_death = True
@@ -191,23 +211,23 @@ class Exporter:
         logger.error(
             "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
             "it. Training goes on, and another exporter takes the windows after it.",
-            f"profiler.export_timeout_s={self._timeout_s:g} were over" if status == -signal.SIGALRM else how,
+            f"profiler.export_timeout_s={self._job.timeout_s:g} were over" if status == -signal.SIGALRM else how,
             export.name_of(folder),
             "whose raw trace" if folder.name.startswith(".") else "which",
             folder.parent,
         )
 
 
-def _write(process: subprocess.Popen[str], word: Any) -> None:
-    """Name the next folder, or with None the end; where the process has just ended, its listener sees to that."""
+def _write(process: subprocess.Popen[str], line: str) -> None:
+    """Write one line; where the process has just ended, its listener sees to that."""
     with suppress(OSError, ValueError):  # broken, or closed by the listener
         assert process.stdin is not None
-        process.stdin.write(json.dumps(word) + "\n")
+        process.stdin.write(line + "\n")
         process.stdin.flush()
 
 
 def main() -> None:
-    """Finish the folders that standard input names, until it ends."""
+    """Do the job that the first line of standard input tells."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a sink prints is no answer
     os.nice(_NICENESS)
@@ -215,39 +235,56 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     logger.remove()
     logger.add(lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)), level=0)
-    timeout_s, sinks, failed = float(sys.argv[1]), dict[str, Any](), set[str]()
-    upload, uploader = _next_word(), None
-    if upload is not None:
-        url, options = upload
-        uploader = Uploader(url, options, lambda folder, sent: _tell(answers, folder=str(folder), sent=sent))
-    for path in iter(_next_word, None):
-        folder = Path(path)
-        if uploader is not None and not export.is_queued(folder):
-            uploader.submit(folder)  # finished by a process that has ended since
-            continue
+    job = from_line(sys.stdin.readline())
+    uploader = None
+    if job.upload_to is not None:
+        uploader = Uploader(
+            job.upload_to, job.upload_options, lambda folder, sent: _tell(answers, folder=str(folder), sent=sent)
+        )
+        for unsent in job.unsent:  # finished by a process that has ended since
+            uploader.submit(Path(unsent))
+    failed = set[str]()
+    sinks = built(job.sinks, failed)
+    last: Path | None = None
+    for folder in _queue(job):
         _tell(answers, folder=str(folder))
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)  # its signal ends the process
-        place = _finish(folder, sinks, failed)
+        signal.setitimer(signal.ITIMER_REAL, job.timeout_s)  # its signal ends the process
+        place = _finished(folder, sinks, failed)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _tell(answers, folder=str(folder), finished=str(place) if place else None)
-        if uploader is not None and place is not None:
-            uploader.submit(place)
-    export.tell_sinks(sinks, "close", failed)
+        if place is not None:
+            last = place
+            if uploader is not None:
+                uploader.submit(place)
+    signal.setitimer(signal.ITIMER_REAL, job.timeout_s)  # also for threads that a sink has left
+    tell_sinks(sinks, "close", failed)
+    _tell(answers, closed=True)
     if uploader is not None:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         uploader.close(None)
+    if last is not None:
+        across.conclude(job, last, across.PATIENT_S)
+    if len(sys.argv) > 1:
+        os.close(int(sys.argv[1]))
+        run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))
 
 
-def _next_word() -> Any:
-    return json.loads(sys.stdin.readline() or "null")
+def _queue(job: Job) -> Iterator[Path]:
+    """The folders to finish, as they come; each is given once, whatever becomes of it."""
+    seen, line = set(job.given_up), "\n"
+    while line:
+        line = sys.stdin.readline()
+        if line.strip() == _END:
+            line = ""
+        for folder in export.queued_of(job):
+            if folder.name not in seen:
+                seen.add(folder.name)
+                yield folder
 
 
-def _finish(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
-    """Finish one folder; None where that is not possible. `sinks` are the run's, built for its first window."""
+def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
+    """Finish one folder; None where that is not possible."""
     try:
-        if not sinks:
-            sinks.update(export.sinks_of(Capture.load(folder).metadata, failed))
-        return export.finish(folder, sinks, failed=failed)
+        return finish(folder, sinks, failed=failed)
     except Exception as error:
         if "exporter" in failed:
             return None
@@ -256,7 +293,7 @@ def _finish(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | Non
             "{} cannot be finished ({}), and further ones may not either, untold; their raw traces are kept: "
             "`instrument export {}` tries again.",
             export.name_of(folder),
-            error,
+            reason_of(error),
             folder.parent,
         )
         return None
@@ -265,7 +302,7 @@ def _finish(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | Non
 def _text(message: Any) -> str:
     """A log message with the traceback that belongs to it."""
     text, error = message.record["message"], message.record["exception"]
-    return str(text) if error is None or error.value is None else f"{text}\n{export.traceback_of(error.value)}"
+    return str(text) if error is None or error.value is None else f"{text}\n{traceback_of(error.value)}"
 
 
 def _tell(answers: TextIO, **answer: Any) -> None:

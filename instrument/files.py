@@ -11,10 +11,10 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 # What a file of metadata (capture.json, summary.json, upload.json) may hold; ours take kilobytes.
 MOST_METADATA_BYTES = 64 << 20
@@ -76,15 +76,16 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
+def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of `target` when all went well, and is gone when not.
 
-    A link at `target` is replaced and not followed. The temporary file lies beside it and is called `.*.tmp`.
+    A link at `target` is replaced and not followed. The temporary file lies beside it and is called `.*.tmp`. `mode`
+    is what the file allows, less what the process's umask takes away.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
     try:
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as raw:
+        with os.fdopen(os.open(beside, flags, mode), "wb") as raw:
             yield raw
         beside.replace(target)
     finally:
@@ -114,6 +115,27 @@ def make_folder(base: Path, *names: str) -> Path:
                     errno.ENOTDIR, "is no folder, or a link to one, which is not followed", str(base)
                 ) from None
     return base
+
+
+def state_folder() -> Path:
+    """Where this user's state is kept from run to run: `~/.local/state/torch-instrument`, or in `XDG_STATE_HOME`.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "torch-instrument"
+
+
+def encodable(value: Any) -> Any:
+    """A value as JSON holds it, with the number of each half of a character in its place.
+
+    Arguments and paths that are no UTF-8 reach Python with such halves, and no JSON reader takes them.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def regular_files(folder: Path) -> list[Path]:

@@ -114,5 +114,33 @@ class Preemption:
             self._timer = None
 
 
+@contextmanager
+def ctrl_c_passes() -> Iterator[None]:
+    """Raise KeyboardInterrupt behind the block if the user pressed Ctrl-C in it and the block took that for a failure.
+
+    So that a sink which raises KeyboardInterrupt by itself ends no training, and Ctrl-C while a sink runs still does.
+    """
+    handler, pressed = signal.getsignal(signal.SIGINT), False
+    if not callable(handler) or not _on_main_thread():
+        yield
+        return
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal pressed
+        try:
+            handler(number, frame)
+        except KeyboardInterrupt:
+            pressed = True
+            raise
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

@@ -45,13 +45,15 @@ class Recorder:
     window, which must also stop it. `stop` waits for the device, and holds the GIL while torch collects: about 4 s per
     million events, 13–16 s with shapes. `save` holds it about 3.5 s.
 
-    `folder` is where torch writes what it writes while it records.
+    `folder` is where torch writes what it writes while it records, under names with the id of the `run`.
 
     Attributes:
         started_at: seconds since the epoch when recording began; None before.
     """
 
-    def __init__(self, config: ProfilerConfig, activities: Sequence[str], emitting: emit.Backend, folder: Path) -> None:
+    def __init__(
+        self, config: ProfilerConfig, activities: Sequence[str], emitting: emit.Backend, folder: Path, run: str = ""
+    ) -> None:
         options = probe.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
         self._profile = _KinetoProfile(
@@ -68,6 +70,7 @@ class Recorder:
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None
         self._execution_trace_folder = folder if config.execution_trace else None
+        self._run = run
         self._execution_trace: ExecutionTrace | None = None
         self._max_s = config.max_window_s
         self._ends_by_s = float("inf")
@@ -101,7 +104,7 @@ class Recorder:
         if not self._prepared:
             self.prepare()
         if self._execution_trace_folder is not None:
-            self._execution_trace = ExecutionTrace(self._execution_trace_folder)
+            self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
         if self._max_s is not None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from loguru import logger
 from torch import nn
 
-from instrument import across, emit, export, metadata, probe, ranks
+from instrument import emit, export, metadata, probe, ranks
 from instrument.annotate import profiled
 from instrument.calls import Calls
 from instrument.capture import Capture
@@ -144,7 +144,7 @@ class Session:
         refuse_options(self.config, self.activities, self.output_dir)
         metadata.origin()  # asks git now, and not at the end of a window
         export.tidy(self.output_dir)
-        self._delivery = Delivery(self.config, self.output_dir, self.captures)
+        self._delivery = Delivery(self.config, self.output_dir, self.captures, place)
         emitting = emit.backend_for(self.config.emit)
         self._windows = Windows(
             self.config, self.activities, emitting, self._phases, self._delivery, self._metadata, self._preemption.held
@@ -346,7 +346,6 @@ class Session:
                 self._instrumented = None
             if self._delivery is not None:
                 self._windows.safely(self._delivery.close, cut)
-                self._windows.safely(across.conclude, self._delivery.output_dir, self.captures, cut)
 
     def _say(self, sentence: str) -> None:
         """Warn once."""

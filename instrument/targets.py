@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from instrument.errors import ConfigError, InstrumentError
-from instrument.options import blanked, meant
+from instrument.options import meant
 from instrument.presets import shipped
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
@@ -139,7 +139,6 @@ def _can_be_rebuilt(sink: Any, given: Any) -> bool:
         else:  # from a mapping without anything that only Hydra understands
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
-        same = same and blanked(options) == options  # no file may tell another process the password in a URL
         return same and _found(about["_target_"]) is kind
     except Exception:  # whatever a class of the user's does
         return False
@@ -151,7 +150,7 @@ def like_of(sink: Any, given: Any) -> Any:
 
 
 def rebuilt_sink(about: Mapping[str, Any]) -> Any:
-    """A sink from the description in a capture's config; nothing but a class that can be a sink is ever called.
+    """A sink from its description in a job; nothing but a class that can be a sink is ever called.
 
     Raises:
         ConfigError: it cannot be found or built here.

@@ -15,8 +15,7 @@ import errno
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from threading import Condition, Thread
@@ -26,10 +25,10 @@ from uuid import uuid4
 from loguru import logger
 
 from instrument import waiting
-from instrument.capture import NOTE_FILE, Capture, files_of
+from instrument.capture import NOTE_FILE, files_of
 from instrument.capture.remote import filesystem
-from instrument.errors import CaptureError
-from instrument.files import replacing
+from instrument.errors import CaptureError, reason_of
+from instrument.files import read_bytes, write
 from instrument.options import without_secrets
 
 # How long is waited before each further try at one capture.
@@ -104,7 +103,7 @@ class Uploader:
             try:
                 logger.info("Sent {} to {}", folder.name, send(folder, self._url, self._options))
             except Exception as error:  # whatever a file system raises
-                reason = without_secrets(str(error) or type(error).__name__, self._options)
+                reason = without_secrets(reason_of(error), self._options)
                 pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
                     self._say(folder, reason)
@@ -157,31 +156,26 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
     return place
 
 
-def unsent(folders: Iterable[Path], elsewhere: str | None = None) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Those of finished captures that have not arrived where they are wanted: with URL and options.
-
-    That is where their config says, or else `elsewhere`.
-    """
-    for folder in folders:
-        with suppress(CaptureError):  # no capture of ours
-            config = Capture.load(folder).metadata.get("config") or {}
-            url, sent_to = elsewhere or config.get("upload_to"), _note(folder).get("sent_to")
-            arrived = sent_to is not None if elsewhere is None else str(sent_to).startswith(f"{elsewhere.rstrip('/')}/")
-            if url and not arrived:
-                yield folder, url, config.get("upload_options", {})
+def has_arrived(folder: Path, url: str) -> bool:
+    """Whether a finished capture was sent to a folder at this URL."""
+    return str(_note(folder).get("sent_to")).startswith(f"{url.rstrip('/')}/")
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What `upload.json` says: the token, and once it has arrived where; empty where there is none."""
+    """What `upload.json` says: the token, and once it has arrived where; empty where there is none.
+
+    A token counts in the very folder that it was made for, known by its inode: with that of another capture, which
+    stands beside that one at its URL, a download could have the other overwritten.
+    """
     try:
-        return dict(json.loads((folder / NOTE_FILE).read_bytes()))
-    except (OSError, ValueError):
+        note = json.loads(read_bytes(folder / NOTE_FILE))
+        return dict(note) if note.get("inode") == folder.stat().st_ino else {}
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
 
 def _keep_note(folder: Path, note: dict[str, Any]) -> None:
-    with replacing(folder / NOTE_FILE) as file:
-        file.write(json.dumps(note).encode())
+    write(folder / NOTE_FILE, json.dumps(note | {"inode": folder.stat().st_ino}))
 
 
 def _claim(token: str) -> bytes:

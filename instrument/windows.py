@@ -76,7 +76,9 @@ class Windows:
         if self.recorder is None:
             phase.cost.begin_window()
             self.owner = phase
-            self.recorder = Recorder(self._config, self._activities, self._emitting, self._delivery.output_dir)
+            self._delivery.lock.hold()
+            delivery = self._delivery
+            self.recorder = Recorder(self._config, self._activities, self._emitting, delivery.output_dir, delivery.run)
             with phase.cost.standing_still("start"):
                 self.recorder.prepare()
         if phase.step_number >= window.first:

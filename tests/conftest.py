@@ -12,6 +12,14 @@ from loguru import logger
 from instrument import ProfilerConfig, emit
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs remember for later lies in a folder of the tests'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log() -> Iterator[Log]:
     """Collect the log; an error that no test asked for fails it."""

@@ -15,11 +15,13 @@ import pytest
 from collected import Log
 from made_captures import steps, synchronous_steps, write_capture, write_rank
 
-from instrument import across, export
-from instrument.across import as_text, conclude
+from instrument import across
+from instrument.across import PATIENT_S, as_text
 from instrument.capture import Capture
 from instrument.capture.run import Run
 from instrument.cli import main
+from instrument.finish import finish
+from instrument.job import Job
 
 DDP = """
 import os, sys, time
@@ -68,6 +70,17 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
 Sleeping = Callable[[int], None]
 
 
+def conclude(own: Capture, patient_s: float = PATIENT_S) -> None:
+    """What the worker of a capture's rank does at the end of its run."""
+    about, folder = own.metadata, own.folder
+    assert folder is not None
+    job = Job(
+        run="0" * 32, rank=about["rank"], world_size=about["world_size"], folder=str(folder.parent),
+        ranks=about.get("config", {}).get("ranks", "all"),
+    )  # fmt: skip
+    across.conclude(job, folder, patient_s)
+
+
 @pytest.fixture
 def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     """A clock that moves only by sleeping; gives the sleeps, in each of which it calls what it was given."""
@@ -92,7 +105,7 @@ def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, asleep:
 
     slept = asleep(arrive)
     own = write_rank(tmp_path, 0, synchronous_steps(100), 3)
-    conclude(tmp_path, [own], None)
+    conclude(own)
     assert len(slept) == 4
     assert (tmp_path / "ranks.txt").read_text(encoding="utf-8") == f"{as_text(Run.load(tmp_path).windows[0])}\n"
     assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
@@ -106,7 +119,7 @@ def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(tmp_path: Pa
             write_rank(tmp_path, 2, synchronous_steps(100), 4, config=chosen)
 
     slept = asleep(arrive)
-    conclude(tmp_path, [write_rank(tmp_path, 0, synchronous_steps(100), 4, config=chosen)], None)
+    conclude(write_rank(tmp_path, 0, synchronous_steps(100), 4, config=chosen))
     assert sum(slept) == pytest.approx(3.8, abs=0.5)
     assert "2 of 4 ranks" in (tmp_path / "ranks.txt").read_text(encoding="utf-8")
 
@@ -114,17 +127,17 @@ def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(tmp_path: Pa
 def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, log: Log) -> None:
     slept = asleep()
     own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
-    conclude(tmp_path, [own], None)
+    conclude(own)
     assert sum(slept) == pytest.approx(3, abs=0.5), "nothing more is on its way, as on a node with a disk of its own"
     assert log.at("INFO")[0].endswith(
         f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` tells of all"
     )
     (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
     slept.clear()
-    conclude(tmp_path, [own], None)
+    conclude(own)
     assert sum(slept) == pytest.approx(20, abs=0.5), "one is being exported, and takes too long"
     slept.clear()
-    conclude(tmp_path, [own], "exception RuntimeError")
+    conclude(own, 0.0)
     assert slept == []
 
 
@@ -138,15 +151,14 @@ def test_the_lowest_rank_that_records_leaves_the_table(
     ranks = [0, 1] if chosen == "all" else chosen
     made = [write_rank(tmp_path, each, synchronous_steps(100), world_size, config={"ranks": chosen}) for each in ranks]
     slept = asleep()
-    conclude(tmp_path, [capture for capture in made if capture.metadata["rank"] == rank], None)
-    conclude(tmp_path, [], None)
+    conclude(next(capture for capture in made if capture.metadata["rank"] == rank))
     assert slept == []
     assert (tmp_path / "ranks.txt").exists() == is_left
 
 
 def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(tmp_path: Path, asleep: Any) -> None:
     slept = asleep()
-    conclude(tmp_path, [write_rank(tmp_path, 0, synchronous_steps(100), 2)], None)
+    conclude(write_rank(tmp_path, 0, synchronous_steps(100), 2))
     assert sum(slept) == pytest.approx(3, abs=0.5)
     assert not (tmp_path / "ranks.txt").exists()
 
@@ -222,7 +234,7 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
         folder = write_capture(tmp_path, steps(), f".{name}.queued").folder
         (folder / "trace.json.gz").write_text("{}")
     failed: set[str] = set()
-    places = [export.finish(tmp_path / f".{name}.queued", {}, failed=failed) for name in ("one", "two")]
+    places = [finish(tmp_path / f".{name}.queued", {}, failed=failed) for name in ("one", "two")]
     assert places == [tmp_path / "one", tmp_path / "two"]
     assert [sorted(path.name for path in place.iterdir()) for place in places] == [
         ["capture.json", "trace.json.gz"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,13 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, cost, export
+from instrument import Session, cost, export, run_lock
 from instrument.capture import Capture
 from instrument.capture.table import duration
 from instrument.config import as_config
 from instrument.errors import ConfigError
 from instrument.recorder import Recorder
+from instrument.run_lock import RunLock
 from instrument.sinks.scalars import scalars
 from instrument.sinks.table import render
 
@@ -122,18 +125,65 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
     assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
 
 
-def test_what_dead_processes_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
-    dead, alive, unknown, old = (export.stage(tmp_path, name) for name in ("dead", "alive", "unknown", "old"))
-    (dead / "owner").write_text(f"{socket.gethostname()} {2**22 + 1}")
-    (alive / "owner").write_text(f"{socket.gethostname()} {os.getppid()}")
-    for folder in (unknown, old):
-        (folder / "owner").unlink()
-    os.utime(old, (0, 0))
-    elsewhere = export.stage(tmp_path, "elsewhere")
-    (elsewhere / "owner").write_text("another-host 1")
-    (tmp_path / f".execution_trace_{socket.gethostname()}_{2**22 + 1}_5.partial.json").touch()
+HOLDS = """
+    import sys, time
+    from pathlib import Path
+    from instrument import export
+    from instrument.run_lock import RunLock
+    lock = RunLock(Path(sys.argv[1]), "a" * 32)
+    assert lock.hold()
+    export.stage(Path(sys.argv[1]), "w", "a" * 32)
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", dedent(HOLDS), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "holds\n"
+        (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
+        export.tidy(tmp_path)
+        assert len(on_disk(tmp_path)) == 3, "whatever its process number is, and on whatever machine it runs"
+        other.kill()
     export.tidy(tmp_path)
-    assert on_disk(tmp_path) == [".alive.partial", ".elsewhere.partial", ".unknown.partial"]
+    assert on_disk(tmp_path) == []
+
+
+def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path) -> None:
+    unlocked, unnamed, old = (export.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old"))
+    (unnamed / "owner").unlink()
+    os.utime(old, (0, 0))
+    (tmp_path / ".link.partial").symlink_to(tmp_path / "elsewhere")
+    export.tidy(tmp_path)
+    assert on_disk(tmp_path) == [".link.partial", ".unlocked.partial", ".unnamed.partial"]
+    assert unlocked.is_dir()
+
+
+def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> None:
+    lock, (reading, writing), (heard, said) = RunLock(tmp_path, "b" * 32), os.pipe(), os.pipe()
+    assert lock.hold()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.write(said, b"here")
+        os.read(reading, 1)  # until the parent closes its end
+        os._exit(0)
+    os.close(reading)
+    os.read(heard, 4)
+    assert run_lock.lives(tmp_path, "b" * 32)
+    os.close(lock.handle or -1)  # as if the parent had been killed
+    lock.handle = None
+    assert run_lock.lives(tmp_path, "b" * 32) is False
+    for end in (writing, heard, said):
+        os.close(end)
+    os.waitpid(child, 0)
+
+
+def test_a_run_leaves_no_lock_behind(tmp_path: Path) -> None:
+    record(tmp_path, 2, export="process")
+    assert on_disk(tmp_path) == ["steps_000000-000000_rank0", "steps_000001-000001_rank0"]
 
 
 def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None:

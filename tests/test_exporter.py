@@ -19,6 +19,7 @@ from collected import Log
 from instrument import Session, Sink, cli, export
 from instrument.capture import Capture
 from instrument.config import as_config
+from instrument.finish import _alone, built, finish
 
 SINKS = """
     import os, signal, time
@@ -48,8 +49,9 @@ SINKS = """
 
     class DiesOn(Sink):
         step: int
+        unless: str = ""
         def write(self, capture, folder):
-            if capture.metadata["window"]["first_step"] == self.step:
+            if capture.metadata["window"]["first_step"] == self.step and not Path(self.unless).is_file():
                 os.kill(os.getpid(), signal.SIGKILL)
 
     class SleepsOn(Sink):
@@ -150,10 +152,12 @@ def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]
 
 
 def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later(
-    profiler: dict[str, Any], log: Log, capsys: pytest.CaptureFixture[str]
+    profiler: dict[str, Any], log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.errors_expected = True
-    sinks = {"dies": {"_target_": "their_sinks.DiesOn", "step": 1}, "notes": {"_target_": "their_sinks.Notes"}}
+    cure = tmp_path / "cure"
+    dies = {"_target_": "their_sinks.DiesOn", "step": 1, "unless": str(cure)}
+    sinks = {"dies": dies, "notes": {"_target_": "their_sinks.Notes"}}
     session = run(profiler, sinks=sinks)
     output = Path(profiler["output_dir"])
     assert names(session) == [ALL[0], ALL[2]]
@@ -162,9 +166,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     queued = output / f".{ALL[1]}.queued"
     assert export.queued(output) == [queued]
 
-    about = json.loads((queued / "capture.json").read_text())
-    about["config"]["sinks"]["dies"]["step"] = 7
-    (queued / "capture.json").write_text(json.dumps(about))
+    cure.touch()
     assert cli.main(["export", str(output)]) == 0
     assert capsys.readouterr().out.endswith(f"Finished {output / ALL[1]}.\n")
     assert (output / ALL[1] / "note.txt").exists()
@@ -239,7 +241,7 @@ def test_two_processes_do_not_finish_the_same_window(
     output = Path(profiler["output_dir"])
     folder = export.queue(export.stage(output, "w"), {"config": {"sinks": {}}})
     (folder / "trace.json").write_text('{"traceEvents": []}')
-    with export._alone(folder):
+    with _alone(folder):
         assert cli.main(["export", str(output)]) == 2
     assert "just being finished by another process" in capsys.readouterr().err
     assert cli.main(["export", str(folder)]) == 0
@@ -251,16 +253,15 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
     queued = export.queue(first, {})
     third = export.stage(tmp_path, "w")
     (queued / "trace.json").write_text("{}")
-    assert export.finish(queued, {}, failed=set()) == tmp_path / "w"
+    assert finish(queued, {}, failed=set()) == tmp_path / "w"
     fourth = export.stage(tmp_path, "w")
     assert [export.name_of(folder) for folder in (first, second, third, fourth)] == ["w", "w-2", "w-3", "w-4"]
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
-def test_a_description_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
+def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
     log.errors_expected = True
-    about = {"config": {"sinks": {"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}}}
-    assert export.sinks_of(about, set()) == {}
+    assert built({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
     assert not (tmp_path / "made").exists()
     assert "'os.mkdir' is no class of a sink" in log.at("ERROR")[0]
 

@@ -402,10 +402,10 @@ def test_what_arrived_short_or_changed_counts_as_not_arrived(
             patch.setattr(upload, "_put", lambda *_: None)
             with pytest.raises(CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"):
                 upload.send(folder, url, server.options)
-        assert [each for each, _, _ in upload.unsent([folder])] == [folder]
+        assert not upload.has_arrived(folder, url)
         upload.send(folder, url, server.options)
         assert sent(server.objects("short"), folder.name) == local(folder)
-        assert list(upload.unsent([folder])) == []
+        assert upload.has_arrived(folder, url)
 
 
 def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +538,7 @@ def test_a_mapping_that_the_shell_has_split_is_left_out_whole(monkeypatch: pytes
 
 
 class Posts(Sink):
-    """A sink that a process beside training could run, were it not for its address."""
+    """A sink whose address holds secrets."""
 
     to: str = ""
 
@@ -546,13 +546,19 @@ class Posts(Sink):
         (folder / "posted.txt").write_text(self.to)
 
 
-def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(tmp_path: Path, log: Log) -> None:
+@pytest.mark.parametrize("export", ["process", "inline"])
+def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, export: str
+) -> None:
     address = f"https://me:{SECRET}@host/hook?sig={SECRET}"
     config = ProfilerConfig(sinks={"open": Posts(to="https://host/hook"), "posts": Posts(to=address)}, active=1)
-    assert config.inline_sinks == ["posts"], "for another process reads the options in capture.json"
+    assert config.inline_sinks == [], "another process hears the address through a pipe"
     assert config.plain()["sinks"]["posts"]["to"] == "https://***@host/hook?***"
-    with Session(config, output_dir=tmp_path, export="inline") as session:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with Session(config, output_dir=tmp_path / "profile", export=export) as session:
         session.step()
+        kept = [path.read_text() for path in (tmp_path / "state").rglob("*.json")]
+    assert [SECRET in text for text in kept] == [False], "nor does what is kept for `instrument export`"
     (folder,) = (capture.folder for capture in session.captures)
     assert folder is not None
     assert (folder / "posted.txt").read_text() == address

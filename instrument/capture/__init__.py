@@ -31,6 +31,7 @@ from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
 from instrument.errors import CaptureError, ConfigError
+from instrument.files import regular_files
 
 METADATA_FILE = "capture.json"
 TRACE_FILES = ("trace.json.gz", "trace.json")
@@ -214,10 +215,10 @@ class Capture:
 def files_of(folder: Path) -> list[str]:
     """What of a capture's folder others get, capture.json last: whoever finds it there finds the rest too.
 
-    Without hidden files, the kept columns of its trace, and the note of where it was sent.
+    Without hidden files, links, the kept columns of its trace, and the note of where it was sent.
     """
     kept = {NOTE_FILE, *(cache.path_of(folder / name).name for name in TRACE_FILES)}
-    inner = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    inner = (file.relative_to(folder) for file in regular_files(folder))
     found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
     return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
 

@@ -1,0 +1,138 @@
+"""What a run has left undone, done later: `instrument export` without a sink, and with one on queued folders.
+
+A capture describes itself and gives no orders, as anybody may have made it. What is to be done with it comes from the
+command line, or from the run's own job in the user's state folder (see `instrument.job`). Where there is neither, it
+gets what ships and stays in its folder: the sinks `table` and `chrome_trace`, and where the recording has what they
+need `stacks` and `memory`, with their defaults.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from instrument import export, upload
+from instrument.capture import METADATA_FILE, Capture
+from instrument.capture.run import DEPTH, captures_below
+from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
+from instrument.finish import built, finish, tell_sinks
+from instrument.job import Job, recall
+from instrument.preemption import ctrl_c_passes
+from instrument.presets import shipped
+from instrument.targets import build_sink
+
+_DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
+
+
+def finish_all(path: Path | str, url: str | None) -> str:
+    """Finish what is queued at a path or below it, and send what has not arrived; gives what was done, as sentences.
+
+    Raises:
+        CaptureError: there is no such folder, or something could not be done.
+        ConfigError: the path is a URL.
+    """
+    if isinstance(path, str):
+        raise ConfigError(f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it.")
+    folders = queued_at(path)
+    if not path.exists():
+        raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
+    finished, notes, errors = finish_queued(folders)
+    whole = [] if path in folders else [path] if (path / METADATA_FILE).exists() else captures_below(path)
+    sent, unsent = _send([*finished, *whole], url)
+    if errors or unsent:
+        count = len(folders) + len(sent) + len(unsent)
+        reasons = "; ".join([*errors, *unsent])
+        raise CaptureError(f"{len(errors) + len(unsent)} of {count} could not be finished. {reasons}")
+    if not folders and not sent:
+        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
+    done = {"Finished": [str(place) for place in finished], "Sent": sent}
+    return "\n".join([*(f"{what} {', '.join(places)}." for what, places in done.items() if places), *notes])
+
+
+def queued_at(path: Path) -> list[Path]:
+    """The queued folder at a path, or those in a folder and below it."""
+    return [path] if export.is_queued(path) else export.queued(path, DEPTH)
+
+
+class Outcome(NamedTuple):
+    """The captures that were finished, and sentences: what is to be said of them, and what went wrong."""
+
+    done: list[Path]
+    notes: list[str]
+    errors: list[str]
+
+
+def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
+    """Finish queued folders with these sinks; None: those of each one's own job, or else the defaults."""
+    done, notes, errors = list[Path](), list[str](), list[str]()
+    jobs: dict[str, dict[str, Any]] = {}  # sinks, by the run: those of a job are built once and closed at the end
+    failed: set[str] = set()
+    for folder in folders:
+        try:
+            about = Capture.load(folder).metadata
+            job = recall(folder.parent, about.get("run"))
+            if sinks is not None:
+                chosen: Mapping[str, Any] = sinks
+            elif job is not None:
+                if job.run not in jobs:
+                    sys.path.append(str(Path.cwd()))  # the run's own sinks may lie in a file here, as for python -m
+                    jobs[job.run] = built(job.sinks, failed)
+                chosen = jobs[job.run]
+            else:
+                chosen = _defaults(about.get("config", {}))
+            with ctrl_c_passes():
+                done.append(finish(folder, chosen, failed=failed))
+            if sinks is None:
+                notes += _left_out(done[-1], about, job, chosen)
+        except (InstrumentError, OSError) as error:
+            errors.append(f"{export.name_of(folder)}: {reason_of(error)}")
+    for built_sinks in jobs.values():
+        tell_sinks(built_sinks, "close", failed)
+    return Outcome(done, list(dict.fromkeys(notes)), errors)
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sinks that ship and write into the capture alone, but for those that need what was not recorded."""
+    sinks = {name: build_sink(name, {}) for name in _DEFAULTS}
+    return {name: sink for name, sink in sinks.items() if all(config.get(option) is True for option in sink.needs)}
+
+
+def _left_out(place: Path, about: Mapping[str, Any], job: Job | None, ran: Mapping[str, Any]) -> list[str]:
+    """What the capture says was to be done with it and was not, each with the command that does it."""
+    config = about.get("config", {})
+    inline = about.get("sinks_inline", [])
+    wanted = [str(name) for name in config.get("sinks", {}) if name not in ran and name not in inline]
+    known = shipped("sinks")
+    notes = []
+    if wanted:
+        example = next((name for name in wanted if name in known), "package.module.Class")
+        notes.append(
+            f"Not run, as only its run knows their options: {', '.join(wanted)}. `instrument export {place.parent} "
+            f"--sink {example} KEY=VALUE` runs one."
+        )
+    if job is None and config.get("upload_to"):
+        notes.append(
+            f"Not sent: {place.name} says that it was to go to {config['upload_to']}. Where you want that, "
+            f"`instrument export {place.parent} --upload-to URL` sends it."
+        )
+    return notes
+
+
+def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str]]:
+    """Send finished captures to a URL, or where each one's own job says; gives the places there, and the errors."""
+    sent, errors = list[str](), list[str]()
+    for folder in dict.fromkeys(captures):
+        try:
+            job = recall(folder.parent, Capture.load(folder).metadata.get("run")) if url is None else None
+        except CaptureError:  # no capture of ours
+            continue
+        target = url or (job.upload_to if job is not None else None)
+        if target is None or upload.has_arrived(folder, target):
+            continue
+        try:
+            sent.append(upload.send(folder, target, job.upload_options if job is not None else {}))
+        except Exception as error:  # whatever the file system there raises
+            errors.append(f"{folder.name}: {reason_of(error)}")
+    return sent, errors

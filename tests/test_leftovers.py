@@ -1,0 +1,286 @@
+"""Folders from anybody: what `instrument export` does with them is what the user or his own run has asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+from instrument import Capture, Session, cli, export, files
+from instrument.job import Job, recall, remember
+
+TRACE = {
+    "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 5, "args": {}},
+    ]
+}
+WINDOW = "steps_000001-000002_rank0"
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def download(folder: Path, *, name: str = f".{WINDOW}.queued", **about: Any) -> Path:
+    """A folder as anybody may send it, finished or not, whose capture.json asks for something."""
+    capture = folder / name
+    capture.mkdir(parents=True)
+    if name.startswith("."):
+        (capture / "trace.json").write_text(json.dumps(TRACE))
+    else:
+        (capture / "trace.json.gz").write_bytes(gzip.compress(json.dumps(TRACE).encode()))
+    (capture / "capture.json").write_text(json.dumps({"run": "f" * 32, "rank": 0, **about}))
+    return capture
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"_target_": "pexpect.popen_spawn.PopenSpawn", "cmd": "touch {here}/made"},
+        {"_target_": "io.FileIO", "file": "{here}/victim", "mode": "w"},
+        {"_target_": "lies_here.Sink"},
+        {"_target_": "instrument.sinks.parquet.Parquet", "dir": "{here}/made"},
+        {"_target_": "instrument.sinks.tensorboard.TensorBoard", "dir": "{here}/made"},
+        {"_target_": "instrument.sinks.mlflow.MLflow", "tracking_uri": "{here}/made"},
+        {"_target_": "instrument.sinks.chrome_trace.ChromeTrace", "copy_to": "{here}/made"},
+    ],
+    ids=lambda sink: sink["_target_"].rpartition(".")[2],
+)
+def test_what_a_capture_asks_for_is_not_done(
+    tmp_path: Path, sink: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("a file of the user's")
+    run = tmp_path / "download"
+    named = {key: value.format(here=tmp_path) for key, value in sink.items()}
+    download(run, config={"sinks": {"theirs": named, "table": {"_target_": "os.remove"}}})
+    (run / "lies_here.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\nclass Sink: write = print")
+    monkeypatch.chdir(run)
+    assert cli.main(["export", "."]) == 0
+    assert told(capsys) == (
+        f"Finished {WINDOW}.\n"
+        "Not run, as only its run knows their options: theirs. "
+        "`instrument export . --sink package.module.Class KEY=VALUE` runs one.\n"
+    )
+    assert sorted(path.name for path in (run / WINDOW).iterdir()) == [
+        "capture.json", "summary.json", "table.txt", "trace.json.gz",
+    ]  # fmt: skip
+    assert "lies_here" not in sys.modules
+    assert victim.read_text() == "a file of the user's"
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_the_defaults_need_was_recorded_or_they_do_not_run(tmp_path: Path, log: Log) -> None:
+    options = {"with_stack": True, "profile_memory": True, "sinks": {"named": Unbuildable()}, "export": "inline"}
+    with Session(active=1, output_dir=tmp_path / "out", **options) as session:
+        torch.ones(8) + 1
+        session.step()
+    (place,) = (capture.folder for capture in session.captures)
+    assert place is not None
+    with gzip.open(place / "trace.json.gz") as packed:
+        (place / "trace.json").write_bytes(packed.read())
+    (place / "trace.json.gz").unlink()
+    queued = place.rename(place.with_name(f".{place.name}.queued"))
+    assert cli.main(["export", str(queued)]) == 0
+    assert {"table.txt", "stacks.txt", "memory.html"} <= {path.name for path in place.iterdir()}
+    assert log.at("ERROR") == []
+
+
+class Unbuildable:
+    """Runs in the process that made it alone."""
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", [f".{WINDOW}.queued", WINDOW])
+def test_a_capture_is_not_sent_where_it_says(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    there = f"file://{tmp_path}/there"
+    folder = download(tmp_path / "download", name=name, config={"upload_to": there})
+    (tmp_path / "secret").write_text("hunter2")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (folder / "home").symlink_to(tmp_path)
+    assert cli.main(["export", str(tmp_path / "download")]) == 0
+    assert not (tmp_path / "there").exists()
+    if name != WINDOW:
+        assert f"Not sent: {WINDOW} says that it was to go to {there}. " in told(capsys)
+    assert cli.main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
+    sent = files.regular_files(tmp_path / "there")
+    assert "capture.json" in [path.name for path in sent]
+    assert not [path for path in sent if path.read_bytes() == b"hunter2"], "no link leads out of a capture"
+
+
+def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path: Path) -> None:
+    there = f"file://{tmp_path}/there"
+    own = download(tmp_path / "own", name=WINDOW)
+    assert cli.main(["export", str(own), "--upload-to", there]) == 0
+    before = {path: path.read_bytes() for path in files.regular_files(tmp_path / "there")}
+    theirs = download(tmp_path / "theirs", name=WINDOW, evil=True)
+    token = json.loads((tmp_path / "there" / WINDOW / "upload.json").read_text())["token"]
+    (theirs / "upload.json").write_text(json.dumps({"token": token}))
+    assert cli.main(["export", str(theirs), "--upload-to", there]) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert (tmp_path / "there" / f"{WINDOW}-2" / "capture.json").exists()
+
+
+def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    names = ["table.txt", "stacks.txt", "memory.html", "summary.json", ".lock", "trace.json.gz", "trace.json.columns"]
+    folder = download(tmp_path / "download", config={"with_stack": True, "profile_memory": True})
+    for name in names:
+        (elsewhere / name).write_text("a file of the user's")
+        (folder / name).symlink_to(elsewhere / name)
+    (tmp_path / "download" / "parquet").symlink_to(elsewhere)
+    (tmp_path / "download" / "tensorboard").symlink_to(elsewhere)
+    log.errors_expected = True
+    cli.main(["export", str(tmp_path / "download")])
+    (folder / ".lock").unlink()
+    cli.main(["export", str(tmp_path / "download")])
+    for sink in ("parquet", "tensorboard"):
+        assert cli.main(["export", str(tmp_path / "download" / WINDOW), "--sink", sink]) == 2
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(names, "a file of the user's")
+
+
+def test_a_trace_that_is_a_link_is_not_taken_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = download(tmp_path / "download")
+    (folder / "trace.json").unlink()
+    (tmp_path / "secret").write_text("hunter2")
+    (folder / "trace.json").symlink_to(tmp_path / "secret")
+    assert cli.main(["export", str(tmp_path / "download")]) == 2
+    assert "trace.json is no regular file" in capsys.readouterr().err
+    assert (tmp_path / "secret").read_text() == "hunter2"
+
+
+def test_folders_behind_links_are_not_looked_into(tmp_path: Path) -> None:
+    download(tmp_path / "elsewhere")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "inner").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / f".{WINDOW}.queued").symlink_to(tmp_path / "elsewhere" / f".{WINDOW}.queued")
+    assert export.queued(tmp_path / "run", 5) == []
+
+
+def test_a_sink_named_by_the_user_finishes_what_is_queued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    download(tmp_path / "download", config={"sinks": {"table": {"_target_": "os.remove"}}})
+    download(tmp_path / "download", name="whole")
+    assert cli.main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
+    names = [WINDOW, "whole"]
+    assert told(capsys) == f"The table sink ran on {', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
+    for name in names:
+        assert (tmp_path / "download" / name / "table.txt").exists()
+
+
+# What a run leaves in the user's state folder.
+
+
+def killed(tmp_path: Path, **options: Any) -> Path:
+    """The folder of a run that was killed with its worker when its window was saved."""
+    (tmp_path / "own_sink.py").write_text(
+        "class Own:\n"
+        "    def __init__(self, word): self.word = word\n"
+        "    def write(self, capture, folder): (folder / 'own.txt').write_text(self.word)\n"
+    )
+    out = tmp_path / "out"
+    code = (
+        "import os, signal, sys, torch; from instrument import Session, exporter\n"
+        "exporter.Exporter.submit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
+        "    torch.ones(2) + 1\n"
+        "    session.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL)
+    assert len(export.queued(out)) == 1
+    return out
+
+
+def test_what_a_killed_run_has_left_is_finished_as_it_was_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = f"file://{tmp_path}/there"
+    sinks = {"own": {"_target_": "own_sink.Own", "word": "as configured"}, "table": {"rows": 1}}
+    out = killed(tmp_path, sinks=sinks, upload_to=there)
+    (kept,) = (tmp_path / "state").rglob("*.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", str(out)]) == 0
+    name = "steps_000000-000000_rank0"
+    assert told(capsys) == f"Finished {out / name}.\nSent {there}/{name}.\n"
+    assert (out / name / "own.txt").read_text() == "as configured"
+    assert "Operators, 1 of" in (out / name / "table.txt").read_text()
+    assert (tmp_path / "there" / name / "own.txt").exists()
+    sys.modules.pop("own_sink")
+
+
+def test_a_copy_of_that_folder_is_anybodys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = killed(
+        tmp_path, sinks={"own": {"_target_": "own_sink.Own", "word": "x"}}, upload_to=f"file://{tmp_path}/there"
+    )
+    shutil.copytree(out, tmp_path / "copy")
+    out.rename(tmp_path / "elsewhere")
+    assert cli.main(["export", str(tmp_path / "copy")]) == 0
+    assert "Not run, as only its run knows their options: own. " in told(capsys)
+    assert not (tmp_path / "there").exists()
+    shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
+    assert recall(out, json.loads((out / "steps_000000-000000_rank0" / "capture.json").read_text())["run"]) is None
+
+
+@pytest.mark.parametrize("run", ["../" * 3 + "etc/passwd", "f" * 31, "F" * 32, 5, None, ["f" * 32], "f" * 32 + "\n"])
+def test_only_a_runs_id_is_looked_for(tmp_path: Path, run: Any) -> None:
+    assert recall(tmp_path, run) is None
+
+
+def test_a_job_that_others_may_write_counts_for_nothing(tmp_path: Path) -> None:
+    job = Job(run="a" * 32, rank=0, folder=str(tmp_path))
+    remember(job)
+    assert recall(tmp_path, job.run) == job
+    (kept,) = (tmp_path / "state").rglob("*.json")
+    kept.chmod(0o666)
+    assert recall(tmp_path, job.run) is None
+    kept.chmod(0o600)
+    kept.write_text("[]")
+    assert recall(tmp_path, job.run) is None
+
+
+def test_a_run_that_has_left_nothing_is_not_remembered(tmp_path: Path) -> None:
+    with Session(active=1, output_dir=tmp_path / "out", export="inline") as session:
+        session.step()
+        assert len([*(tmp_path / "state").rglob("*.json")]) == 1
+    assert [*(tmp_path / "state").rglob("*.json")] == []
+
+
+def test_without_a_home_runs_are_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with Session(active=1, output_dir=tmp_path / "out", export="inline") as session:
+        session.step()
+    assert len(session.captures) == 1
+
+
+def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: Path) -> None:
+    job = Job(run="a" * 32, rank=0, folder=str(tmp_path), owner=os.getuid())
+    own = download(tmp_path, name=".own.queued", run=job.run)
+    download(tmp_path, name=".other_run.queued")
+    download(tmp_path, name=".other_rank.queued", run=job.run, rank=1)
+    download(tmp_path, name=".no_rank.queued", run=job.run, rank=None)
+    (tmp_path / ".damaged.queued").mkdir()
+    (tmp_path / ".damaged.queued" / "capture.json").write_text("{")
+    (tmp_path / "elsewhere").mkdir()
+    linked = download(tmp_path / "elsewhere", name=".linked.queued", run=job.run)
+    (tmp_path / ".linked.queued").symlink_to(linked)
+    assert export.queued_of(job) == [own]
+    job.owner = os.getuid() + 1
+    assert export.queued_of(job) == [], "whoever may write into the folder cannot have the worker read for him"
