@@ -211,7 +211,10 @@ class Delivery:
         assert self._exporter is not None
         try:
             self._exporter.submit(folder)
-        except RuntimeError:  # no thread can be started, as where the interpreter ends
+        except RuntimeError as error:  # no thread can be started
+            if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
+                self._failed.add("thread")
+                logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
             sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self._inline}
             with ctrl_c_passes():
                 self._arrived(finish(folder, sinks, failed=self._failed))

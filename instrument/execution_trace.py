@@ -26,7 +26,12 @@ class ExecutionTrace:
 
     def __init__(self, folder: Path, run: str) -> None:
         self.path = folder / f".execution_trace_{run}_{time.time_ns()}.partial.json"
-        self.observer: ExecutionTraceObserver | None = ExecutionTraceObserver().register_callback(str(self.path))
+        self.observer: ExecutionTraceObserver | None = None
+        try:
+            self.observer = ExecutionTraceObserver().register_callback(str(self.path))
+        except TypeError:  # the folder's name is no UTF-8
+            logger.warning("No execution trace is written: torch can open no path such as {!r}.", str(self.path))
+            return
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():
             # torch says "registered" also where another observer is, and would take that one down with ours

@@ -136,9 +136,10 @@ class Exporter:
             self._listener = Thread(target=self._listen, args=(process,), name="instrument exporter", daemon=True)
             self._listener.start()
         except RuntimeError:
-            process.kill()
             self._process = None
-            raise
+            process.kill()
+            with suppress(OSError), process:  # closes the pipes and waits
+                raise
         self._answered = self._closed = False
         job = msgspec.structs.replace(self._job, unsent=[str(folder) for folder in self._sending])
         _write(process, to_line(job).rstrip())

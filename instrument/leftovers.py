@@ -18,7 +18,7 @@ from instrument.capture import METADATA_FILE, Capture
 from instrument.capture.run import DEPTH, captures_below
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.finish import built, finish, tell_sinks
-from instrument.job import Job, recall
+from instrument.job import recall
 from instrument.preemption import ctrl_c_passes
 from instrument.presets import shipped
 from instrument.targets import build_sink
@@ -40,15 +40,17 @@ def finish_all(path: Path | str, url: str | None) -> str:
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
     finished, notes, errors = finish_queued(folders)
     whole = [] if path in folders else [path] if (path / METADATA_FILE).exists() else captures_below(path)
-    sent, unsent = _send([*finished, *whole], url)
+    sent, not_sent, unsent = _send([*finished, *whole], url)
     if errors or unsent:
         count = len(folders) + len(sent) + len(unsent)
         reasons = "; ".join([*errors, *unsent])
         raise CaptureError(f"{len(errors) + len(unsent)} of {count} could not be finished. {reasons}")
     if not folders and not sent:
-        return f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
-    done = {"Finished": [str(place) for place in finished], "Sent": sent}
-    return "\n".join([*(f"{what} {', '.join(places)}." for what, places in done.items() if places), *notes])
+        done = [f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."]
+        return "\n".join([*done, *not_sent])
+    said = {"Finished": [str(place) for place in finished], "Sent": sent}
+    done = [f"{what} {', '.join(places)}." for what, places in said.items() if places]
+    return "\n".join([*done, *notes, *not_sent])
 
 
 def queued_at(path: Path) -> list[Path]:
@@ -85,7 +87,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
             with ctrl_c_passes():
                 done.append(finish(folder, chosen, failed=failed))
             if sinks is None:
-                notes += _left_out(done[-1], about, job, chosen)
+                notes += _left_out(done[-1], about, chosen)
         except (InstrumentError, OSError) as error:
             errors.append(f"{export.name_of(folder)}: {reason_of(error)}")
     for built_sinks in jobs.values():
@@ -99,40 +101,38 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: sink for name, sink in sinks.items() if all(config.get(option) is True for option in sink.needs)}
 
 
-def _left_out(place: Path, about: Mapping[str, Any], job: Job | None, ran: Mapping[str, Any]) -> list[str]:
-    """What the capture says was to be done with it and was not, each with the command that does it."""
+def _left_out(place: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
+    """The sinks that the capture names and that were not run, with the command that runs one."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [str(name) for name in config.get("sinks", {}) if name not in ran and name not in inline]
+    if not wanted:
+        return []
     known = shipped("sinks")
-    notes = []
-    if wanted:
-        example = next((name for name in wanted if name in known), "package.module.Class")
-        notes.append(
-            f"Not run, as only its run knows their options: {', '.join(wanted)}. `instrument export {place.parent} "
-            f"--sink {example} KEY=VALUE` runs one."
-        )
-    if job is None and config.get("upload_to"):
-        notes.append(
-            f"Not sent: {place.name} says that it was to go to {config['upload_to']}. Where you want that, "
-            f"`instrument export {place.parent} --upload-to URL` sends it."
-        )
-    return notes
+    example = next((name for name in wanted if name in known), "package.module.Class")
+    return [
+        f"Not run, as only its run knows their options: {', '.join(wanted)}. `instrument export {place.parent} "
+        f"--sink {example} KEY=VALUE` runs one."
+    ]
 
 
-def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str]]:
-    """Send finished captures to a URL, or where each one's own job says; gives the places there, and the errors."""
-    sent, errors = list[str](), list[str]()
+def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
+    """Send finished captures to a URL, or where each one's own job says; gives the places there, notes and errors."""
+    sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:
-            job = recall(folder.parent, Capture.load(folder).metadata.get("run")) if url is None else None
+            about = Capture.load(folder).metadata
         except CaptureError:  # no capture of ours
             continue
+        job = recall(folder.parent, about.get("run")) if url is None else None
         target = url or (job.upload_to if job is not None else None)
+        wanted = about.get("config", {}).get("upload_to")
+        if target is None and wanted:
+            notes.append(f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it somewhere.")
         if target is None or upload.has_arrived(folder, target):
             continue
         try:
             sent.append(upload.send(folder, target, job.upload_options if job is not None else {}))
         except Exception as error:  # whatever the file system there raises
             errors.append(f"{folder.name}: {reason_of(error)}")
-    return sent, errors
+    return sent, notes, errors

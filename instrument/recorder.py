@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import sys
+import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -33,6 +36,9 @@ _LEAST_FREE_BYTES = 16 * 1024**2
 
 # How many allocations and frees CUDA's allocator keeps of a window, the last ones; several kB each with their stacks.
 _SNAPSHOT_EVENTS = 100_000
+
+# Kineto opens no path that holds a quote, a backslash, a line break or the like, and torch none that is no UTF-8.
+_PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
 # Who records in this process; torch can record one window at a time.
 _busy: weakref.ref[Recorder] | None = None
@@ -200,7 +206,8 @@ class Recorder:
         if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
             least = _LEAST_FREE_BYTES >> 20
             raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
-        self._profile.export_chrome_trace(str(path))
+        with _torch_can_open(path) as plain:
+            self._profile.export_chrome_trace(str(plain))
         if not _ends_whole(path):
             raise CaptureError(
                 f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
@@ -289,6 +296,19 @@ def _compiled_graphs() -> int:
     """How many graphs Dynamo has compiled in this process; asked only where Dynamo is loaded already."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+@contextmanager
+def _torch_can_open(path: Path) -> Iterator[Path]:
+    """The path, or where Kineto would garble it another file, which is moved there afterwards."""
+    if _PLAIN_PATH.fullmatch(str(path)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, path.name)
+        yield plain
+        if plain.exists():
+            shutil.move(plain, path)
 
 
 def _ends_whole(path: Path) -> bool:

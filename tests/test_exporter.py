@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, Sink, cli, export
+from instrument import Session, Sink, cli, export, exporter
 from instrument.capture import Capture
 from instrument.config import as_config
 from instrument.finish import _alone, built, finish
@@ -290,3 +292,218 @@ def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
 def test_a_path_among_those_of_imports_is_passed_on(profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
     assert names(run(profiler, steps=1)) == ALL[:1]
+
+
+LINGERS = """
+    import threading, time
+    from instrument import Sink
+
+    class Lingers(Sink):
+        how: str
+        def write(self, capture, folder):
+            if self.how == "thread":
+                threading.Thread(target=time.sleep, args=(600,)).start()
+            elif self.how == "write":
+                time.sleep(600)
+        def close(self):
+            if self.how == "close":
+                time.sleep(600)
+"""
+
+
+@pytest.fixture
+def lingers(tmp_path: Path, profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The config with one window, and a sink that stays when all is done."""
+    (tmp_path / "lingering_sink.py").write_text(dedent(LINGERS))
+    return profiler | {"repeat": 1, "sinks": {"lingers": {"_target_": "lingering_sink.Lingers"}}}
+
+
+@pytest.mark.parametrize("how", ["thread", "close"])
+def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
+    lingers: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_CLOSING_S", 0.1)
+    lingers["sinks"]["lingers"]["how"] = how
+    session = Session(lingers, export_timeout_s=100_000).start()
+    session.step()
+    began, cpu = time.monotonic(), time.process_time()
+    session.stop()
+    assert names(session) == ALL[:1]
+    assert time.monotonic() - began < 300, "and no day"
+    assert time.process_time() - cpu < 30
+    process = worker_of(session)
+    assert process is None or process.poll() is None, "it goes on by itself"
+    if process is not None:
+        process.kill()
+
+
+@pytest.mark.parametrize("how", ["thread", "close"])
+def test_the_worker_ends_in_its_time_whatever_a_sink_left(lingers: dict[str, Any], how: str) -> None:
+    lingers["sinks"]["lingers"]["how"] = how
+    session = Session(lingers, export_timeout_s=3).start()
+    session.step()
+    process = worker_of(session)
+    assert process is not None
+    session.stop()
+    assert process.wait(timeout=60) == -signal.SIGALRM
+
+
+def worker_of(session: Session) -> subprocess.Popen[str] | None:
+    assert session._delivery is not None
+    assert session._delivery._exporter is not None
+    return session._delivery._exporter._process
+
+
+def test_an_exception_in_training_does_not_wait_for_the_exporter(
+    lingers: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_HURRIED_S", 0.05)
+    lingers["sinks"]["lingers"]["how"] = "write"
+    session = Session(lingers, export_timeout_s=100_000)
+    with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
+        session.step()
+        1 / 0  # noqa: B018
+    assert log.at("WARNING")[-1].startswith(f"Left to the exporter, which goes on by itself: {ALL[0]}. ")
+    process = worker_of(session)
+    assert process is not None
+    log.errors_expected = True  # of the death that follows
+    process.kill()
+    wait_for_listeners()
+
+
+def wait_for_listeners() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "instrument exporter":
+            thread.join()
+
+
+def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(profiler: dict[str, Any]) -> None:
+    """The worker looks for itself whenever it is told of any window."""
+    submit = exporter.Exporter.submit
+
+    def late(self: exporter.Exporter, folder: Path) -> None:
+        if self._process is not None:
+            exporter._write(self._process, "")
+            while folder not in self._early:
+                time.sleep(0.01)
+        submit(self, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter.Exporter, "submit", late)
+        session = run(profiler)
+    assert names(session) == ALL
+
+
+class Raises(Sink):
+    """Raises what no sink should."""
+
+    what: str
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        raise {"keyboard": KeyboardInterrupt("by the sink"), "exit": SystemExit(3), "mute": Mute()}[self.what]
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("where", ["process", "inline"])
+@pytest.mark.parametrize("what", ["keyboard", "exit", "mute"])
+def test_whatever_a_sink_raises_costs_that_sink_alone(
+    profiler: dict[str, Any], log: Log, what: str, where: str
+) -> None:
+    log.errors_expected = True
+    session = run(profiler, sinks={"raises": Raises(what=what), "table": {}}, export=where)
+    assert names(session) == ALL
+    for capture in session.captures:
+        assert capture.folder is not None
+        assert (capture.folder / "table.txt").exists()
+    (error,) = log.at("ERROR")
+    assert "The raises sink failed on steps_000000-000000_rank0: " in error
+
+
+def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(tmp_path: Path, log: Log) -> None:
+    class Pressed(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    log.errors_expected = True
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        Session(active=1, repeat=2, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline") as session,
+    ):
+        session.step()
+        pytest.fail("Ctrl-C was swallowed")
+    assert names(session) == ALL[:1]
+
+
+@pytest.mark.parametrize("where", ["process", "inline"])
+@pytest.mark.parametrize("name", ["caf\udce9", "café ☃", "two\nlines", 'a "quoted" \\ one'])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str, where: str) -> None:
+    options = {"output_dir": tmp_path / name, "metadata": {name: [name]}, "export": where, "execution_trace": True}
+    with Session(active=1, sinks={"table": {}}, **options) as session:
+        session.add_metadata("half", f"{name}\ud800")
+        session.step()
+    (capture,) = session.captures
+    assert capture.folder is not None
+    assert (capture.folder / "table.txt").exists()
+    assert len(Capture.load(capture.folder).steps) == 1
+    about = json.loads((capture.folder / "capture.json").read_bytes())
+    assert "\ud800" not in str(about), "no reader takes half a character"
+
+
+def test_arguments_that_are_no_utf8_keep_no_window_back(profiler: dict[str, Any], tmp_path: Path) -> None:
+    code = (
+        "import torch\nfrom instrument import Session\n"
+        f"with Session({profiler!r}, sinks={{'table': {{}}}}) as session:\n    session.step()\n"
+    )
+    (tmp_path / "train.py").write_text(code)
+    subprocess.run([sys.executable, str(tmp_path / "train.py"), b"--data=caf\xe9.bin"], check=True)
+    capture = Capture.load(tmp_path / "profile" / ALL[0])
+    assert capture.metadata["command"][1] == r"--data=caf\udce9.bin"
+    assert capture.folder is not None
+    assert (capture.folder / "table.txt").exists()
+
+
+@pytest.mark.parametrize("where", ["process", "inline"])
+def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_training_goes_on(
+    tmp_path: Path, log: Log, where: str
+) -> None:
+    log.errors_expected = True
+    scratch, link = tmp_path / "scratch", tmp_path / "link"
+    scratch.mkdir()
+    link.symlink_to(scratch)
+    with Session(active=1, repeat=2, output_dir=link, export=where) as session:
+        session.step()
+        while not session.captures:
+            time.sleep(0.01)
+        shutil.rmtree(scratch)
+        session.step()
+    assert session.step_number == 2
+    (error,) = log.at("ERROR")
+    assert f"The folder {link} is a link to {scratch}, which is gone, so the window is lost" in error
+
+
+def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    output = tmp_path / "a" / "b"
+    with Session(active=1, repeat=2, output_dir=output, export="inline") as session:
+        session.step()
+        shutil.rmtree(tmp_path / "a")
+        session.step()
+    assert (output / ALL[1] / "capture.json").exists()
+
+
+def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
+    profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    session = run(profiler, sinks={"table": {}})
+    assert names(session) == ALL
+    assert log.at("WARNING") == [
+        "No thread can be started (can't start new thread), so training waits while windows are finished."
+    ]
+    assert all((capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures)

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from instrument.capture import Capture
 from instrument.capture.cache import path_of
 from instrument.errors import CaptureError, ConfigError, TraceError
-from instrument.files import replacing
+from instrument.files import encodable, replacing
 from instrument.sinks import Sink
 
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
@@ -116,7 +116,7 @@ def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
     taken = sorted(_TAKEN & metadata.keys())
     if taken:
         raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
-    return {str(key): _as_json(key, value, whose) for key, value in metadata.items()}
+    return {encodable(str(key)): encodable(_as_json(key, value, whose)) for key, value in metadata.items()}
 
 
 def _as_json(key: str, value: Any, whose: str) -> Any:
