@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,12 +184,13 @@ def _export(arguments: argparse.Namespace) -> str:
 
         return finish_all(arguments.path, arguments.upload_to)
     from instrument.capture import Capture
+    from instrument.files import importable_here
     from instrument.leftovers import finish_queued, queued_at
     from instrument.sinks import Sink
     from instrument.targets import build_sink, parse_options
 
-    sys.path.append(str(Path.cwd()))  # a class in a file that lies here, as for python -m
-    sink = build_sink(arguments.sink, parse_options(arguments.options))
+    with importable_here() if "." in arguments.sink else nullcontext():  # a class in a file that lies here
+        sink = build_sink(arguments.sink, parse_options(arguments.options))
     path, to = arguments.path, arguments.to
     failures: list[str] = []
     chosen: Sequence[Path | str]

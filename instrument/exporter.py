@@ -1,6 +1,6 @@
 """The worker: a process that finishes a run's captures while training goes on, and the trainer's handle on it.
 
-`python -m instrument.exporter` reads one line from its standard input, its job (see `instrument.job`). After that a
+`main` reads one line from its standard input, its job (see `instrument.job`). After that a
 line says only that there may be something new: what is to be done are the queued folders of its run and rank in the
 folder for captures. It finishes one after the other at low priority, and sends them on a thread. The word `end`, or the
 end of the input, says that no more of them come. It answers, a JSON object a line, where each capture came to lie,
@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import msgspec
 from loguru import logger
 
-from instrument import across, export, run_lock, waiting
+from instrument import across, export, files, run_lock, waiting
 from instrument.errors import reason_of
 from instrument.finish import built, finish, tell_sinks, traceback_of
 from instrument.job import Job, from_line, to_line
@@ -123,7 +123,7 @@ class Exporter:
     def _start(self) -> None:
         handle = self._lock.handle  # so that the run counts as alive until the worker is through
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "instrument.exporter", *([] if handle is None else [str(handle)])],
+            files.python_running("instrument.exporter", *([] if handle is None else [str(handle)])),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -310,7 +310,3 @@ def _tell(answers: TextIO, **answer: Any) -> None:
     with _telling, suppress(OSError):  # the trainer has ended, and the work goes on
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

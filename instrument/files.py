@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +137,26 @@ def encodable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {encodable(key): encodable(item) for key, item in value.items()}
     return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def python_running(module: str, *arguments: str) -> list[str]:
+    """A command that runs `main()` of a module in another interpreter.
+
+    Unlike `python -m` it imports nothing from the current folder, which may be somebody's download.
+    """
+    code = f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"
+    return [sys.executable, "-c", code, *arguments]
+
+
+@contextmanager
+def importable_here() -> Iterator[None]:
+    """Let modules that lie in the current folder be imported within the block, if nothing else bears their name."""
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def regular_files(folder: Path) -> list[Path]:

@@ -8,7 +8,6 @@ need `stacks` and `memory`, with their defaults.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from instrument import export, upload
 from instrument.capture import METADATA_FILE, Capture
 from instrument.capture.run import DEPTH, captures_below
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
+from instrument.files import importable_here
 from instrument.finish import built, finish, tell_sinks
 from instrument.job import recall
 from instrument.preemption import ctrl_c_passes
@@ -79,8 +79,8 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
                 chosen: Mapping[str, Any] = sinks
             elif job is not None:
                 if job.run not in jobs:
-                    sys.path.append(str(Path.cwd()))  # the run's own sinks may lie in a file here, as for python -m
-                    jobs[job.run] = built(job.sinks, failed)
+                    with importable_here():
+                        jobs[job.run] = built(job.sinks, failed)
                 chosen = jobs[job.run]
             else:
                 chosen = _defaults(about.get("config", {}))

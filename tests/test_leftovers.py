@@ -283,3 +283,30 @@ def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: P
     assert export.queued_of(job) == [own]
     job.owner = os.getuid() + 1
     assert export.queued_of(job) == [], "whoever may write into the folder cannot have the worker read for him"
+
+
+PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download was imported')\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "."],
+        ["export", ".", "--sink", "table"],
+        ["export", ".", "--sink", "parquet", "dir=lake"],
+        ["show", "."],
+        ["ranks", "."],
+    ],
+    ids=" ".join,
+)
+def test_no_command_imports_what_lies_in_the_folder_it_runs_in(tmp_path: Path, command: list[str]) -> None:
+    """Modules that this package or those below it import, and some that are not installed."""
+    run = tmp_path / "download"
+    for rank in range(2):
+        download(run, name=f"{WINDOW[:-1]}{rank}", rank=rank, world_size=2)
+        download(run, name=f".steps_000007-000008_rank{rank}.queued", rank=rank)
+    for module in ("numpy", "msgspec", "loguru", "isal", "pyarrow", "instrument", "json", "sitecustomize", "gzip"):
+        (run / f"{module}.py").write_text(PLANTED.format(made=str(tmp_path / "made")))
+    program = Path(sys.executable).with_name("instrument")
+    done = subprocess.run([program, *command], cwd=run, capture_output=True, text=True)
+    assert (done.returncode, (tmp_path / "made").exists()) == (0, False), done.stderr

@@ -219,7 +219,7 @@ def _told(path: Path | str) -> RankSummary | str:
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
     """The answers of a process of its own; where it is killed, as for want of memory, a sentence for each path."""
-    command = [sys.executable, "-m", "instrument.capture.rank", *map(str, paths)]
+    command = files.python_running("instrument.capture.rank", *map(str, paths))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     try:
@@ -230,5 +230,6 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
     return list(zip(paths, answers))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the answers for the paths on the command line to standard output, as JSON."""
     sys.stdout.buffer.write(msgspec.json.encode([_told(path) for path in sys.argv[1:]]))
