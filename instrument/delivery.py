@@ -82,7 +82,8 @@ class Delivery:
             else None
         )
         self._here = config.sinks if self._exporter is None else self._inline
-        tell_sinks(self._here, "notice", self._failed)
+        with ctrl_c_passes():
+            tell_sinks(self._here, "notice", self._failed)
 
     def has_room(self, name: str) -> bool:
         """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""

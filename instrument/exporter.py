@@ -12,6 +12,7 @@ is done. An alarm ends it when one capture, or what is left at the end, takes lo
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -35,8 +36,9 @@ from instrument.upload import Uploader
 
 _NICENESS = 10
 _END = "end"
-# How long the end of a run waits for the worker where training has failed, and for the sinks' last words at all.
-_HURRIED_S, _CLOSING_S = 2.0, 5.0
+_GRACE_S = 1.0
+# How long the end of a run waits for the worker where training has failed; for its sinks to close; and for its end.
+_HURRIED_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
 _telling = Lock()
 
 
@@ -112,6 +114,8 @@ class Exporter:
         with self._changed:
             if self._process is not None and not self._pending and not self._sending:
                 self._changed.wait_for(lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s))
+        if self._closed and self._listener is not None:
+            self._listener.join(_ENDING_S)  # it ends at once, unless a sink has left threads
 
     def _left(self, *, until_sent: bool) -> list[str]:
         """What there is to wait for; the process is started again for it where it has ended."""
@@ -249,15 +253,15 @@ def main() -> None:
     last: Path | None = None
     for folder in _queue(job):
         _tell(answers, folder=str(folder))
-        signal.setitimer(signal.ITIMER_REAL, job.timeout_s)  # its signal ends the process
+        _allow(job.timeout_s)
         place = _finished(folder, sinks, failed)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _allow(0)
         _tell(answers, folder=str(folder), finished=str(place) if place else None)
         if place is not None:
             last = place
             if uploader is not None:
                 uploader.submit(place)
-    signal.setitimer(signal.ITIMER_REAL, job.timeout_s)  # also for threads that a sink has left
+    _allow(job.timeout_s)  # also for threads that a sink has left
     tell_sinks(sinks, "close", failed)
     _tell(answers, closed=True)
     if uploader is not None:
@@ -267,6 +271,14 @@ def main() -> None:
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
         run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))
+
+
+def _allow(seconds: float) -> None:
+    """Have the process ended in so many seconds; 0: not any more."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.cancel_dump_traceback_later()
+    if seconds:  # a sink may ignore the signal, and then stderr tells where it was
+        faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 
 def _queue(job: Job) -> Iterator[Path]:
