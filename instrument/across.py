@@ -15,6 +15,7 @@ from instrument.capture.rank import SUMMARY_FILE
 from instrument.capture.run import Ranks, Run, few
 from instrument.capture.table import Table, duration
 from instrument.job import Job
+from instrument.printable import printable
 from instrument.sinks.table import view_text
 
 FILE = "ranks.txt"
@@ -40,7 +41,7 @@ def as_text(ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: S
         ConfigError: the ranges have no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    heading = "\n".join([f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes])
+    heading = "\n".join([f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes])
     by = "own_ns" if len(ranks.ranks) > rows else None
     return "\n\n".join(
         [
@@ -63,7 +64,7 @@ def as_json(ranks: Ranks) -> str:
 def _stragglers(table: Table) -> str:
     if not len(table):
         return "No rank holds the others up."
-    return "\n".join(_straggler(row) for row in table)
+    return "\n".join(printable(_straggler(row)) for row in table)
 
 
 def _straggler(row: Any) -> str:

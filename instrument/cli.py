@@ -11,10 +11,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.files import exists, regular_files
+from instrument.printable import printable_lines
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -60,13 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     with suppress(AttributeError, ValueError):  # a stdout that is no text file of Python's keeps its ways
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        print(arguments.run(arguments), flush=True)
-    except InstrumentError as error:
-        print(f"instrument: {error}", file=sys.stderr)
-        return 2
+        print(printable_lines(arguments.run(arguments)), flush=True)
     except BrokenPipeError:  # `| head` has seen enough; the flush leaves Python nothing to complain of at its exit
         pass
+    except (InstrumentError, OSError) as error:
+        _say(f"instrument: {error}")
+        return 2
     return 0
+
+
+def _say(text: str) -> None:
+    """Print beside what a command gives, with nothing in it that a terminal would obey."""
+    print(printable_lines(text), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,7 +151,8 @@ def _timings_file(path: Path | str) -> Path:
         path = fetch(path)
     if not path.is_dir():
         return path
-    found = sorted(path.glob("**/timings_rank*.jsonl"), key=lambda file: (file.stat().st_mtime_ns, file))
+    files = (file for file in regular_files(path) if fnmatch(file.name, "timings_rank*.jsonl"))
+    found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
     if not found:
         raise CaptureError(f"{path} holds no timings: record some with profiler=timings.")
     *others, newest = found
@@ -155,7 +164,7 @@ def _tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) ->
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
-        print(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}", file=sys.stderr)
+        _say(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -242,13 +251,13 @@ def _ranks(arguments: argparse.Namespace) -> str:
 
     run = Run.load(*arguments.paths)
     for sentence in run.unread:
-        print(f"instrument: left out: {sentence}", file=sys.stderr)
+        _say(f"instrument: left out: {sentence}")
     ranks = run.window(arguments.window) if arguments.window else run.windows[-1]
     if not arguments.window:
         _tell_others(ranks.where, [window.where for window in run.windows[:-1]], "windows")
     if arguments.trace:
         merge.merge(ranks, arguments.trace)
-        print(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}", file=sys.stderr)
+        _say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
         return across.as_json(ranks)
     return across.as_text(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
@@ -336,7 +345,7 @@ def _captures(path: Path | str) -> Sequence[Path | str]:
 
 def _is_one(path: Path) -> bool:
     """Whether a path is one capture or trace, and no folder of captures."""
-    return not path.is_dir() or any((path / name).exists() for name in ("capture.json", "trace.json.gz", "trace.json"))
+    return not path.is_dir() or any(exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json"))
 
 
 def _captures_below(folder: Path) -> list[Path]:

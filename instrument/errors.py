@@ -14,12 +14,17 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from instrument.printable import printable
+
 # Some libraries put whole files into an exception.
 _LONGEST_REASON = 2_000
 
 
 class InstrumentError(Exception):
-    """Base of every error that `instrument` raises on purpose."""
+    """Base of every error that `instrument` raises on purpose; its text is one line that any terminal can show."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(InstrumentError, ValueError):

@@ -17,6 +17,7 @@ ROOT = Path(instrument.__file__).parent
 # Each room may import those on the lines above its own, itself, and the packages named; optional packages are imported
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
+    ({"printable"}, set()),
     ({"errors", "files", "names", "schedule"}, set()),
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),

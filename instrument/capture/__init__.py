@@ -7,9 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
-from instrument.capture import cache, remote
+from instrument import files
+from instrument.capture import cache, metadata, remote
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.capture.breakdown import breakdown as _breakdown
 from instrument.capture.events import Events
@@ -31,12 +30,14 @@ from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
 from instrument.errors import CaptureError, ConfigError
-from instrument.files import regular_files
+from instrument.printable import printable
 
-METADATA_FILE = "capture.json"
+METADATA_FILE = metadata.METADATA_FILE
 TRACE_FILES = ("trace.json.gz", "trace.json")
 # Says where a capture was sent, and is of no use there.
 NOTE_FILE = "upload.json"
+# Files are named after a capture, with more before and behind.
+_LONGEST_NAME = 128
 # How torch names the calls of compiled code, with the number of the region behind it.
 REGION = "Torch-Compiled Region: "
 
@@ -47,7 +48,8 @@ class Capture:
     """One recorded window on one rank, or a bare trace file: its metadata and the views on its events.
 
     The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace. In a
-    notebook a capture shows its ranges and operators, and each view that is a `Table` shows itself.
+    notebook a capture shows its ranges and operators, and each view that is a `Table` shows itself. `metadata` is the
+    content of `capture.json`, and `about` the part of it that the views use, typed.
     """
 
     def __init__(
@@ -80,26 +82,37 @@ class Capture:
         path = remote.fetch(path) if remote.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
-        if path.is_dir():
-            traces, metadata = (path / name for name in TRACE_FILES), _metadata(path)
-            names = _communication(path, metadata) if communication is None else communication
-            return cls(next((t for t in traces if t.is_file()), None), path, metadata, names)
-        if not path.exists():
+        kind = kind_of(path)
+        if kind == "folder":
+            traces, about = (path / name for name in TRACE_FILES), metadata.read(path)
+            names = _communication(path, about) if communication is None else communication
+            return cls(next((trace for trace in traces if files.is_regular(trace)), None), path, about, names)
+        if kind is None:
             raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
         return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
+
+    @property
+    def about(self) -> metadata.Metadata:
+        """The metadata that the views use, in the types of `instrument.capture.metadata.Metadata`.
+
+        Raises:
+            CaptureError: what was put into `metadata` is of another type.
+        """
+        return metadata.typed(self.metadata)
 
     @property
     def name(self) -> str:
         """The capture's name: as recorded, or that of its folder or file; never a path, as files are named after it."""
         if self.folder is None:
             return self.trace_path.name.removesuffix(".gz").removesuffix(".json") if self.trace_path else ""
-        recorded = Path(str(self.metadata.get("name") or "")).name
-        return self.folder.name if recorded in ("", "..") else recorded
+        recorded = Path(self.about.name or "").name
+        is_plain = recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
+        return recorded if is_plain and recorded not in ("", "..") else self.folder.name
 
     @property
     def place(self) -> Path | None:
         """Where the capture lies, or will lie once its sinks have run; of a bare trace the file."""
-        if self.folder is not None and self.folder.name.startswith("."):
+        if self.folder is not None and self.folder.name.startswith(".") and self.folder.name != "..":
             return self.folder.with_name(self.name)
         return self.folder or self.trace_path
 
@@ -188,10 +201,9 @@ class Capture:
 
         They were called, and their time is part of the region's; the compiled code does not know where they stood.
         """
-        noted = self.metadata.get("swallowed", [])
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
-        here = [entry for entry in noted if entry["region"] in ran]
-        return Table({"name": [entry["range"] for entry in here], "region": [entry["region"] for entry in here]})
+        here = [entry for entry in self.about.swallowed if entry.region in ran]
+        return Table({"name": [entry.range for entry in here], "region": [entry.region for entry in here]})
 
     def stacks(
         self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
@@ -205,11 +217,23 @@ class Capture:
 
     def __repr__(self) -> str:
         where = self.folder or self.trace_path
-        return f"<Capture {self.name!r} at {where}>"
+        return printable(f"<Capture {self.name!r} at {where}>")
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
         return to_html(self)
+
+
+def kind_of(path: Path) -> Literal["folder", "file"] | None:
+    """What there is at a path that the user has named, which may be a link; None: nothing.
+
+    Raises:
+        CaptureError: it cannot be looked at.
+    """
+    try:
+        return "folder" if path.is_dir() else "file" if path.exists() else None
+    except OSError as error:  # such as a name that is too long
+        raise CaptureError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def files_of(folder: Path) -> list[str]:
@@ -218,7 +242,7 @@ def files_of(folder: Path) -> list[str]:
     Without hidden files, links, the kept columns of its trace, and the note of where it was sent.
     """
     kept = {NOTE_FILE, *(cache.path_of(folder / name).name for name in TRACE_FILES)}
-    inner = (file.relative_to(folder) for file in regular_files(folder))
+    inner = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
     return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
 
@@ -236,15 +260,3 @@ def _communication(folder: Path, metadata: dict[str, Any]) -> str:
             "expressions: mend it there, or give Capture.load its communication."
         ) from None
     return names
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    path = folder / METADATA_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
-        hint = f"; it holds captures: give one of them, such as {folder / inside[-1]}." if inside else "."
-        raise CaptureError(f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CaptureError(f"The file {path} cannot be read ({error}); record the capture again.") from None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from instrument.capture import chrome
 from instrument.capture.events import Codes, Events, Flags, Floats, Ints, Memory
-from instrument.files import replacing
+from instrument.files import open_regular, replacing
 
 FORMAT = 1
 KEPT_FROM_EVENTS = 100_000
@@ -42,6 +42,10 @@ def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
 _EVENTS, _MEMORY = _columns_of(Events), _columns_of(Memory)
 _OTHERS = [(f.name, get_type_hints(Events)[f.name]) for f in fields(Events) if f.name not in {*_EVENTS, "memory"}]
 _Others = msgspec.defstruct("_Others", _OTHERS)
+# What the columns of indices lead into; those of the second kind hold -1 where there is nothing.
+_INDICES = {"category": "categories", "name": "names", "thread": "threads"}
+_INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack", "group"), "texts")
+_INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
 # Another layout of the columns makes every file of an older one stale.
 _LAYOUT = [str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
@@ -70,7 +74,7 @@ def read(trace: Path) -> Events:
     try:
         state = _state(trace)
         kept = _load(path_of(trace), state)
-    except (OSError, ValueError, msgspec.DecodeError):  # none, another's, or damaged: read the trace
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):  # none, another's, or damaged: read the trace
         kept = None
     if kept is not None:
         return kept
@@ -92,12 +96,12 @@ def _writable(folder: Path) -> bool:
 
 
 def _load(path: Path, state: tuple[int, int]) -> Events | None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head_bytes = int.from_bytes(file.read(8), "little")
-        if head_bytes > path.stat().st_size:
+        if head_bytes > os.fstat(file.fileno()).st_size:
             return None
         head = msgspec.json.decode(file.read(head_bytes), type=_Head)
-        if head.layout != _LAYOUT or head.trace != state:
+        if head.layout != _LAYOUT or head.trace != state or len(head.columns) != len(_EVENTS) + len(_MEMORY):
             return None
         data = file.read()
     if zlib.crc32(data) != head.checksum:
@@ -109,7 +113,20 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
         column = np.frombuffer(data, np.dtype(_SAVED[_SAVED.index(width)]), count, at)
         at += column.nbytes
         found[owner][name] = column.astype((_MEMORY if owner else _EVENTS)[name])
-    return Events(memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others))
+    events = Events(memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others))
+    return events if _is_sound(events) else None
+
+
+def _is_sound(events: Events) -> bool:
+    """Whether it is what reading a trace gives: columns of one length, and no index that leads out of its list."""
+    memory = events.memory
+    lengths = {len(getattr(events, name)) for name in _EVENTS}, {len(getattr(memory, name)) for name in _MEMORY}
+    indices = [(getattr(events, name), 0, values) for name, values in _INDICES.items()]
+    indices += [(getattr(events, name), -1, values) for name, values in _INDICES_OR_NONE.items()]
+    return all(len(each) == 1 for each in lengths) and all(
+        least <= column.min(initial=least) and column.max(initial=-1) < len(getattr(events, values))
+        for column, least, values in [*indices, (memory.thread, 0, "threads")]
+    )
 
 
 def _save(path: Path, events: Events, state: tuple[int, int]) -> None:

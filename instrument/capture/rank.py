@@ -8,15 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from instrument import files
 from instrument.capture import Capture, remote
+from instrument.capture.breakdown import COLUMNS
 from instrument.capture.collectives import collectives, host_waits
+from instrument.capture.metadata import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.capture.table import Table
 from instrument.errors import InstrumentError
 
@@ -24,15 +25,19 @@ SUMMARY_FILE = "summary.json"
 VERSION = 1
 # Those with the most host time are kept, of collectives the last: what is written stays within tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
-# More are no job's but damage.
-_MOST_RANKS = 1_000_000
 _TEXTS = ("path", "name", "group")
 # What can be had of the other columns is not written.
 _DERIVED = ("share", "flops_per_second")
 _OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
-_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
-Columns = dict[str, list[Any] | None]
+# A time of the trace, or since the epoch.
+_Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+if TYPE_CHECKING:  # each column is of one kind, which its name tells
+    _Cell = Any
+else:
+    _Cell = _Ns | str | None
+Columns = dict[str, list[_Cell] | None]
 
 
 class RankSummary(msgspec.Struct, kw_only=True):
@@ -47,22 +52,22 @@ class RankSummary(msgspec.Struct, kw_only=True):
 
     version: int = VERSION
     name: str
-    rank: int | None
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)] | None
-    ranks: str | list[int] = "all"
+    rank: Rank | None
+    world_size: WorldSize | None
+    ranks: str | list[Rank] = "all"
     host: str | None = None
     started_at: str | None = None
     phase: str | None = None
-    first_step: int | None = None
-    last_step: int | None = None
+    first_step: Number | None = None
+    last_step: Number | None = None
     truncated: bool | None = None
     versions: dict[str, str] = {}
     devices: list[str] | None = None
-    base_ns: int = 0
+    base_ns: _Ns = 0
     ranges_left_out: int = 0
     ranges: Columns = {}
     steps: Columns = {}
-    breakdown: dict[str, int | None] = {}
+    breakdown: dict[str, _Ns | None] = {}
     collectives: Columns = {}
 
 
@@ -73,25 +78,25 @@ def summarize(capture: Capture) -> RankSummary:
         CaptureError: the capture holds no trace.
         TraceError: the trace cannot be read.
     """
-    about, events = capture.metadata, capture.events
-    window, numbers = about.get("window", {}), capture.steps.column("number")
+    about, events = capture.about, capture.events
+    window, numbers = about.window, capture.steps.column("number")
     in_name = _IN_NAME.search(capture.name)
-    rank = about.get("rank", events.rank)
+    rank = events.rank if about.rank is None else about.rank
     ranges = _chosen_ranges(capture.ranges)
     found = collectives(events, capture.work)
     return RankSummary(
         name=_encodable(capture.name),
         rank=int(in_name[1]) if rank is None and in_name else rank,
-        world_size=about.get("world_size", events.world_size),
-        host=about.get("host"),
-        started_at=about.get("started_at"),
-        devices=about.get("devices"),
-        ranks=about.get("config", {}).get("ranks") or "all",
-        phase=window.get("phase"),
-        first_step=window.get("first_step", min(numbers, default=None)),
-        last_step=window.get("last_step", max(numbers, default=None)),
-        truncated=window.get("truncated"),
-        versions=about.get("versions", {}),
+        world_size=events.world_size if about.world_size is None else about.world_size,
+        host=about.host,
+        started_at=about.started_at,
+        devices=about.devices,
+        ranks=about.config.ranks or "all",
+        phase=window.phase,
+        first_step=min(numbers, default=None) if window.first_step is None else window.first_step,
+        last_step=max(numbers, default=None) if window.first_step is None else window.last_step,
+        truncated=window.truncated,
+        versions=about.versions,
         base_ns=events.base_ns,
         ranges_left_out=len(capture.ranges) - len(ranges),
         ranges=_columns(ranges, _DERIVED),
@@ -163,7 +168,7 @@ def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]
 
 def _content(folder: Path) -> bytes | None:
     try:
-        return (folder / SUMMARY_FILE).read_bytes()
+        return files.read_bytes(folder / SUMMARY_FILE)
     except OSError:
         return None
 
@@ -171,7 +176,7 @@ def _content(folder: Path) -> bytes | None:
 def _decoded(text: bytes | None) -> RankSummary | None:
     try:
         found = _DECODER.decode(text or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except BAD_JSON:
         return None
     return found if found.version == VERSION and _is_sound(found) else None
 
@@ -179,14 +184,18 @@ def _decoded(text: bytes | None) -> RankSummary | None:
 def _is_sound(found: RankSummary) -> bool:
     """Whether a table of ranks can be made of it: whole tables of numbers, and a time where a time should stand."""
     try:
-        datetime.fromisoformat(found.started_at or "2026-01-01")
+        unix_time(found.started_at)
     except ValueError:
         return False
-    times = [cell for column in found.steps.values() for cell in column or ()]
-    return None not in times and all(map(_is_table, (found.ranges, found.steps, found.collectives)))
+    whole = [*found.steps.values(), found.ranges.get("path"), found.collectives.get("end_ns")]
+    known = all(None not in column for column in whole if column is not None)
+    named = found.ranges.get("path") is not None or not any(found.ranges.values())
+    tables = (found.ranges, found.steps, found.collectives)
+    return known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
 
 
 def _is_table(columns: Columns) -> bool:
+    """Whether all columns are equally long, and each of text or of numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
     cells = ((cell, str if name in _TEXTS else int) for name, column in columns.items() for cell in column or ())
     return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)

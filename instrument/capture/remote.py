@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
+from instrument.files import is_regular
 
 KEPT_BYTES = 4_000_000_000
 # What is read of a capture; nothing is fetched under a name that somebody else chose.
@@ -110,6 +111,8 @@ def fetch(url: str) -> Path:
     """
     with _told(url):
         fs, path = filesystem(url)
+        if Path(path).name in ("", ".."):
+            raise CaptureError(f"{url} names no capture: give the URL of one.")
         found = _listed(fs, path)
         wanted = [path] if path in found else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
         here = [name for name in wanted if name in found][:2]
@@ -132,14 +135,35 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
     with _told(urls[0]):
         fs, _ = filesystem(urls[0])
         by_path = {fs._strip_protocol(url): url for url in urls}
+        if _is_local(fs):
+            by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
+        if not by_path:
+            return {}
         data = fs.cat_ranges(list(by_path), None, None, on_error="return")  # `cat` takes [1] in a name for a pattern
         return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
 
 
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
-    """Every file at or below a path, with what the file system tells of it."""
+    """Every file at or below a path, with what the file system tells of it; a path itself may be a link.
+
+    Of a listing nothing is taken that lies elsewhere: what a link below the path leads to, or a name with `..` in it.
+    """
     about = fs.info(path)
-    return {path: about} if about["type"] == "file" else dict(fs.find(path, detail=True))
+    if about["type"] == "file":
+        return {path: about}
+    found = {name: about for name, about in fs.find(path, detail=True).items() if about["type"] == "file"}
+    return {name: about for name, about in found.items() if _is_below(fs, path, name)}
+
+
+def _is_below(fs: Any, path: str, name: str) -> bool:
+    inner = name.removeprefix(f"{path}/")
+    if inner == name or {"..", "."} & {*inner.split("/")}:
+        return False
+    return not _is_local(fs) or Path(name).resolve() == Path(path).resolve() / inner
+
+
+def _is_local(fs: Any) -> bool:
+    return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:

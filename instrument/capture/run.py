@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from instrument.capture import METADATA_FILE, over_ranks, rank, remote
+from instrument import files
+from instrument.capture import METADATA_FILE, kind_of, over_ranks, rank, remote
 from instrument.capture.clocks import clocks
+from instrument.capture.metadata import unix_time
 from instrument.capture.rank import RankSummary
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
+from instrument.printable import printable
 
 # How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
 DEPTH = 5
@@ -142,31 +145,34 @@ class Ranks:
         ]
         for package in sorted({name for summary in self.summaries for name in summary.versions}):
             notes.append(_differing(package, {s.rank: s.versions.get(package) or "?" for s in self.summaries}))
-        return [note for note in notes if note]
+        return [printable(note) for note in notes if note]
 
     def __repr__(self) -> str:
         return f"<Ranks: {self.name} on {len(self.summaries)} of {self.world_size or '?'} ranks>"
 
 
 def captures_below(folder: Path) -> Iterator[Path]:
-    """The folders of the captures below one, at most five levels down; not those that are still being written."""
-    for depth in range(1, DEPTH + 1):
-        for found in folder.glob("*/" * depth + METADATA_FILE):
-            inner = found.parent.relative_to(folder)
-            if not any(part.startswith(".") for part in inner.parts):
-                yield found.parent
+    """The folders of the captures below one, at most five levels down; not those that are still being written.
+
+    No link below the folder is followed.
+    """
+    for place, inner, names in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        inner[:] = sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
+        if depth and METADATA_FILE in names and files.is_regular(Path(place, METADATA_FILE)):
+            yield Path(place)
 
 
 def _at(path: Path | str) -> Sequence[Path | str]:
     if isinstance(path, str):
         return remote.captures(path)
-    if not path.exists():
+    kind = kind_of(path)
+    if kind is None:
         raise CaptureError(f"There is nothing at {path}: give a run's folder, captures, or the traces of its ranks.")
-    if not path.is_dir() or (path / METADATA_FILE).exists():
+    if kind == "file" or files.exists(path / METADATA_FILE):
         return [path]
-    found = list(captures_below(path)) or [
-        file for pattern in _TRACES for file in path.glob(pattern) if not file.name.startswith(".")
-    ]
+    traces = (file for pattern in _TRACES for file in path.glob(pattern) if not file.name.startswith("."))
+    found = list(captures_below(path)) or [file for file in traces if files.is_regular(file)]
     if not found:
         raise CaptureError(f"{path} holds no captures and no traces: give the folder that a run has recorded into.")
     return found
@@ -198,8 +204,8 @@ def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool
     began = [other.started_at for _, other in ranks.values() if other.started_at]
     if summary.started_at is None or not began:
         return elsewhere, 0.0
-    times = [datetime.fromisoformat(text).timestamp() for text in (began[0], summary.started_at)]
-    return elsewhere, abs(times[1] - times[0])
+    first_s, own_s = (unix_time(text) or 0.0 for text in (began[0], summary.started_at))
+    return elsewhere, abs(own_s - first_s)
 
 
 def _name(summary: RankSummary) -> str:

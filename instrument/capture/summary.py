@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from instrument.capture.metadata import Cost
 from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
+from instrument.printable import printable
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -26,20 +29,27 @@ def heading(capture: Capture) -> str:
     Raises:
         CaptureError, TraceError: as `capture.steps`.
     """
-    about, window = capture.metadata, capture.metadata.get("window", {})
-    facts = [_steps(capture)]
-    if "torch" in about.get("versions", {}):
-        facts.append(f"torch {about['versions']['torch']}")
-    if "devices" in about:
-        facts.append(", ".join(dict.fromkeys(about["devices"])) or "no device")
-    if about.get("world_size", 1) > 1:
-        facts.append(f"rank {about['rank']} of {about['world_size']}")
-    planned = f" of {window['planned_steps']}" if window.get("planned_steps") else ""
-    cut = f"\nTruncated after {window['steps']}{planned} steps: {window['reason']}." if window.get("truncated") else ""
-    if capture.events.cut_short:
-        cut += f"\nThe trace file ends too early: only its first {capture.events.recorded} events are here."
+    about, facts = capture.about, [_steps(capture)]
+    if "torch" in about.versions:
+        facts.append(f"torch {about.versions['torch']}")
+    if about.devices is not None:
+        facts.append(", ".join(dict.fromkeys(about.devices)) or "no device")
+    if about.world_size is not None and about.world_size > 1:
+        facts.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
     where = capture.place
-    return f"{capture.name}: {', '.join(facts)}{cut}\n{where.absolute() if where else ''}".rstrip()
+    lines = [f"{capture.name}: {', '.join(facts)}", *_notes(capture), str(where.absolute()) if where else ""]
+    return "\n".join(printable(line) for line in lines if line)
+
+
+def _notes(capture: Capture) -> Iterator[str]:
+    """What is missing of the window or its trace, a sentence each."""
+    window, events = capture.about.window, capture.events
+    if window.truncated:
+        planned = f" of {window.planned_steps}" if window.planned_steps else ""
+        steps = "?" if window.steps is None else window.steps
+        yield f"Truncated after {steps}{planned} steps: {window.reason or 'nobody knows why'}."
+    if events.cut_short:
+        yield f"The trace file ends too early: only its first {events.recorded} events are here."
 
 
 def _steps(capture: Capture) -> str:
@@ -55,29 +65,29 @@ def cost(capture: Capture) -> str:
 
     What a sink is told of the export's time is that until then.
     """
-    about = capture.metadata.get("cost", {})
-    recorded, before = about.get("recorded_step_ns"), about.get("unrecorded_step_ns")
-    said = []
-    if recorded is not None:
-        beside = f", {duration(before)} before the window{_more(recorded, about)}" if before else ""
-        said.append(f"a recorded step took {duration(recorded)}{beside}")
-    if "stop_ns" in about:
-        start, end = about["start_ns"], about["stop_ns"] + about["save_ns"]
-        said.append(f"the loop stood still {duration(start)} at the start and {duration(end)} at the end")
-    if "trace_bytes" in about:
-        packed = f", {about['packed_bytes'] / 1e6:.3g} packed" if "packed_bytes" in about else ""
-        said.append(f"the trace has {about['trace_bytes'] / 1e6:.3g} MB{packed}")
-    if "export_ns" in about:
+    cost, said = capture.about.cost, []
+    if cost.recorded_step_ns is not None:
+        said.append(f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(cost.recorded_step_ns, cost)}")
+    if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
+        start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
+        said.append(f"the loop stood still {start} at the start and {end} at the end")
+    if cost.trace_bytes is not None:
+        packed = f", {cost.packed_bytes / 1e6:.3g} packed" if cost.packed_bytes is not None else ""
+        said.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
+    if cost.export_ns is not None:
         unfinished = capture.place != (capture.folder or capture.trace_path)
-        said.append(f"its export {'had taken' if unfinished else 'took'} {duration(about['export_ns'])}")
+        said.append(f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}")
         said[-1] += " when this was written" if unfinished else ""
     return f"Cost of recording: {'; '.join(said)}." if said else ""
 
 
-def _more(recorded: int, cost: dict[str, Any]) -> str:
-    """How much more a recorded step took; not said after a few steps, of which the first are like no other."""
-    before, steps = cost["unrecorded_step_ns"], cost["unrecorded_steps"]
-    return f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
+def _beside(recorded: int, cost: Cost) -> str:
+    """What a step took before; after enough of them, as the first are like no other, also how much more it was."""
+    before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
+    if not before:
+        return ""
+    more = f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
+    return f", {duration(before)} before the window{more}"
 
 
 def outline(ranges: Table, rows: int) -> Table:

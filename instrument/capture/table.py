@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from instrument.errors import MissingPackage
+from instrument.printable import printable
 
 if TYPE_CHECKING:
     import pandas
@@ -258,7 +259,7 @@ def _html_cell(column: str, value: Any, is_left: bool) -> str:
     style = f"text-align:{_side(is_left)};white-space:pre"
     if column == "share" and value is not None:
         style += f";background:linear-gradient(90deg,#4285f440 {value:.1%},transparent 0)"
-    exact = f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else str(value)
+    exact = f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else printable(str(value))
     tooltip = f' title="{escape(exact)}"' if value is not None and exact != text else ""
     return f'<td style="{style}"{tooltip}>{escape(text)}</td>'
 
@@ -306,7 +307,7 @@ def _unit(column: str) -> str:
 
 
 def cell_text(column: str, value: Any, width: int = 60) -> str:
-    """One cell as text, in the unit that its column's name tells; "-" for an unknown one."""
+    """One cell as text in one line, in the unit that its column's name tells; "-" for an unknown one."""
     if value is None:
         return "-"
     unit = _unit(column)
@@ -320,7 +321,7 @@ def cell_text(column: str, value: Any, width: int = 60) -> str:
         return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
     if column == "share":
         return f"{value:.1%}"
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
 
 

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import DecodeError, Struct, convert, json
+
+from instrument.capture.metadata import Number
+from instrument.capture.pieces import forgiving
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
+from instrument.printable import printable
 
 _KINDS = ("calls", "mean_ns", "p50_ns", "p95_ns", "max_ns")
+# A line has some 400 bytes for each range.
+_LONGEST_LINE = 64 << 20
+
+
+class _Entry(Struct):
+    run: dict[str, Number]
+
+
+class _Line(Struct):
+    step: Number | None
+    time: str
+    ranges: dict[str, _Entry]
+
+
+_DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
@@ -35,16 +54,23 @@ def read_timings(path: Path) -> tuple[Table, str]:
     runs: dict[str, dict[str, int]] = {}
     last = None
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError, KeyError, TypeError):
-                    said = json.loads(line)
-                    for name, entry in said["ranges"].items():
-                        runs.setdefault(name, {}).update(entry["run"])
-                    last = said
+        with path.open("rb") as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                with suppress(ValueError, RecursionError):
+                    last = _read_line(line)
+                    for name, entry in last.ranges.items():
+                        runs.setdefault(name, {}).update(entry.run)
     except OSError as error:
         raise CaptureError(f"The timings {path} cannot be read: {error.strerror or error}.") from error
     if last is None:
         raise CaptureError(f"{path} holds no timings: give the timings_rank0.jsonl that a run has written.")
-    upto = "no step ended" if last["step"] is None else f"up to step {last['step']}"
-    return summary_table(runs), f"{path.stem}: {upto}, written {last['time']}\n{path}"
+    upto = "no step ended" if last.step is None else f"up to step {last.step}"
+    heading = f"{path.stem}: {upto}, written {last.time}"
+    return summary_table(runs), f"{printable(heading)}\n{printable(str(path))}"
+
+
+def _read_line(line: bytes) -> _Line:
+    try:
+        return _DECODER.decode(line)
+    except (DecodeError, UnicodeDecodeError):  # a name with half a character, as those of files may be
+        return convert(forgiving(line)[0], _Line)

@@ -92,7 +92,7 @@ class ChromeTrace(Sink):
         """
         trace, folder = trace_of(capture).absolute(), folder.absolute()
         wanted = folder / ("trace.json.gz" if self.gzip else "trace.json")
-        there = capture.metadata.get("user_metadata", {})
+        there = capture.about.user_metadata
         metadata = {key: value for key, value in self.metadata.items() if key not in there}
         if self.copy_to is not None:
             into = Path(self.copy_to).expanduser()

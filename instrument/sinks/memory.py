@@ -15,6 +15,7 @@ from instrument import files
 from instrument.capture import Capture
 from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView
 from instrument.capture.table import Table, cell_text, duration
+from instrument.printable import printable_lines
 from instrument.sinks import Sink
 
 Form = Literal["json", "raw", "html"]
@@ -72,7 +73,7 @@ class Memory(Sink):
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3))
         if "html" in self.forms:
-            files.write(folder / "memory.html", _page(capture, curves, self.rows))
+            files.write(folder / "memory.html", printable_lines(_page(capture, curves, self.rows)))
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:

@@ -84,7 +84,8 @@ class Parquet(Sink):
         """
         from pyarrow import parquet
 
-        rank = capture.metadata.get("rank", capture.events.rank) if self.rank is None else self.rank
+        ranks = (self.rank, capture.about.rank, capture.events.rank)
+        rank = next((each for each in ranks if each is not None), None)
         keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
         beside = folder.absolute().parent
         dataset = make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()

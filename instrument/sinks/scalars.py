@@ -25,7 +25,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     cost the run: medians of a recorded step and of those before the window, how long the loop stood still at its start
     and end, how long the export took until this was written, and the size of the trace.
     """
-    steps, operators = capture.steps, capture.operators
+    steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)
     if len(steps):
         yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
@@ -34,11 +34,11 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
         if known:
             yield f"window/{tag}", sum(known) / 1e6
     for tag, parts in _COSTS.items():
-        found = [capture.metadata.get("cost", {}).get(part) for part in parts]
+        found = [getattr(cost, part) for part in parts]
         if None not in found:
             yield f"cost/{tag}", sum(found) / 1e6
-    if "cost" in capture.metadata:
-        yield "cost/trace_bytes", capture.metadata["cost"]["trace_bytes"]
+    if cost.trace_bytes is not None:
+        yield "cost/trace_bytes", cost.trace_bytes
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
         yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6
@@ -48,6 +48,6 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
 def last_step(capture: Capture) -> int:
     """The training step at which the window's scalars stand: its last, or its first where none was finished."""
-    window = capture.metadata.get("window", {})
-    told = [window[key] for key in ("last_step", "first_step") if window.get(key) is not None]
+    window = capture.about.window
+    told = [step for step in (window.last_step, window.first_step) if step is not None]
     return told[0] if told else max(capture.steps.column("number"), default=0)

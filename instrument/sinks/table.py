@@ -19,6 +19,7 @@ from instrument.capture.summary import cost, heading, outline
 from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.options import did_you_mean
+from instrument.printable import printable
 from instrument.sinks import Sink
 
 By = Literal["name", Grouping]
@@ -258,7 +259,7 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
     if not len(table):
         return (
             "No ranges: INSTRUMENT_DISABLE was set in the environment."
-            if capture.metadata.get("annotations_disabled")
+            if capture.about.annotations_disabled
             else "No ranges: mark code with @profiled, or give the session a model."
         )
     shown = outline(table, rows)
@@ -302,7 +303,7 @@ def _too_wide(left_out: Sequence[str]) -> str:
 def _below(group: str | None) -> str:
     """What a row is grouped by, on lines of its own."""
     parts = [] if group in (None, "[]") else group.split(";")
-    return "".join(f"\n    {textwrap.shorten(part, _WIDTH - 20, placeholder=' …')}" for part in parts)
+    return "".join(f"\n    {textwrap.shorten(printable(part), _WIDTH - 20, placeholder=' …')}" for part in parts)
 
 
 def _grouped(capture: Capture, by: By, depth: int) -> Table:
@@ -363,21 +364,20 @@ def _inside_compiled(capture: Capture) -> str:
     for row in capture.swallowed:
         by_region.setdefault(row.region, []).append(row.name)
     lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
-    if unseen := capture.metadata.get("modules_not_seen"):
+    if unseen := capture.about.modules_not_seen:
         few = ", ".join(unseen[:8]) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
         lines.append(f"Modules not called in this window, or inside a compiled region: {few}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _not_recorded(capture: Capture, operators: Table) -> str:
     """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
-    about, config = capture.metadata, capture.metadata.get("config", {})
-    asked = config.get("activities")
-    host_only = "activities=[cpu]" if asked == ["cpu"] else "no device"
+    about, config = capture.about, capture.about.config
+    host_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {
-        "device times": ("device_ns", host_only if about.get("devices") == [] else ""),
-        "memory": ("host_bytes", "profile_memory=false" if config.get("profile_memory") is False else ""),
-        "FLOPs": ("flops", "with_flops=false" if config.get("with_flops") is False else ""),
+        "device times": ("device_ns", host_only if about.devices == [] else ""),
+        "memory": ("host_bytes", "profile_memory=false" if config.profile_memory is False else ""),
+        "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
     }
     missing = [
         f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if not _known(operators, column)

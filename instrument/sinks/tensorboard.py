@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from instrument.capture import Capture
+from instrument.capture.metadata import unix_time
 from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
@@ -73,8 +73,8 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 
     The global step of each is the window's last step.
     """
-    rank = capture.metadata.get("rank")
-    into = make_folder(into, f"rank{rank}") if rank and isinstance(rank, int) else make_folder(into)
+    rank = capture.about.rank
+    into = make_folder(into, f"rank{rank}") if rank else make_folder(into)
     started_s = _started_ns(capture) / 1e9
     host, pid = _process(capture)
     target = into / event_file_name(started_s, host, pid, capture.name)
@@ -121,13 +121,10 @@ def _write_event(
 
 def _process(capture: Capture) -> tuple[str, int]:
     """The host and process that recorded, to name files after; of this process where a bare trace does not say."""
-    host, pid = Path(str(capture.metadata.get("host") or "")).name, capture.metadata.get("pid")
-    return host or socket.gethostname(), pid if pid and isinstance(pid, int) else os.getpid()
+    return capture.about.host or socket.gethostname(), capture.about.pid or os.getpid()
 
 
 def _started_ns(capture: Capture) -> int:
     """When the recording began, in ns since the epoch; when the file was written where a bare trace does not say."""
-    started: str | None = capture.metadata.get("started_at")
-    if started is None:
-        return trace_of(capture).stat().st_mtime_ns
-    return round(datetime.fromisoformat(started).timestamp() * 1e6) * 1000
+    started_s = unix_time(capture.about.started_at)
+    return trace_of(capture).stat().st_mtime_ns if started_s is None else round(started_s * 1e6) * 1000

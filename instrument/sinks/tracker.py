@@ -154,10 +154,11 @@ class Tracker(Sink):
         return f"{', '.join(failures)}." if failures else ""
 
     def _sent(self, capture: Capture, folder: Path) -> Sent:
-        rank = capture.metadata.get("rank", 0)
+        about = capture.about
+        rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
         # the exporter has computed them, for the sake of training, which would feel the reading of a large trace
-        known = capture.metadata.get("scalars") or (dict(scalars(capture)) if self.scalars else {})
+        known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
         return Sent(capture.name, rank, last_step(capture), values, capture.folder or folder, self._files(capture))
 

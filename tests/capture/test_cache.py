@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,33 @@ def test_a_small_trace_keeps_nothing(trace, monkeypatch) -> None:
     monkeypatch.setattr(cache, "KEPT_FROM_EVENTS", 22)
     cache.read(trace)
     assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
+
+
+def test_columns_behind_a_link_are_not_read(trace, tmp_path) -> None:
+    cache.read(trace)
+    kept = cache.path_of(trace)
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    content = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(OSError, match="symbolic link"):
+        cache._load(kept, cache._state(trace))
+    assert len(cache.read(trace)) == 21
+    assert not kept.is_symlink()
+    assert (tmp_path / "elsewhere").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("name", 99), ("name", -1), ("category", 9), ("thread", 99), ("shapes", 9), ("grid", 0)]
+)
+def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -> None:
+    events = cache.read(trace)
+    getattr(events, column)[3] = value
+    cache._save(cache.path_of(trace), events, cache._state(trace))
+    assert cache._load(cache.path_of(trace), cache._state(trace)) is None
+    assert cache.read(trace).names == (*NAMES, "r")
+
+
+def test_columns_of_other_lengths_are_not_read(trace) -> None:
+    events = cache.read(trace)
+    cache._save(cache.path_of(trace), replace(events, python_id=events.python_id[1:]), cache._state(trace))
+    assert cache._load(cache.path_of(trace), cache._state(trace)) is None

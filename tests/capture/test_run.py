@@ -258,6 +258,16 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
         ("ranges", {"calls": []}),
         ("ranges", {"calls": [1.5]}),
         ("collectives", {"name": [3, 3]}),
+        ("collectives", {"end_ns": [None, 5]}),
+        ("ranges", {"path": [None]}),
+        ("ranges", {"path": None}),
+        ("ranges", {"calls": [2**70]}),
+        ("breakdown", {"no identifier": 1}),
+        ("breakdown", {"class": 1}),
+        ("", {"rank": 2**70}),
+        ("", {"first_step": 2**70}),
+        ("", {"base_ns": 2**70}),
+        ("", {"started_at": "0001-01-01"}),
     ],
 )
 def test_a_damaged_summary_is_made_anew(tmp_path: Path, where: str, damage: dict[str, Any]) -> None:

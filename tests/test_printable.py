@@ -1,0 +1,38 @@
+"""What a terminal would obey, or a reader would be misled by, stands as an escape in text."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.errors import CaptureError, ConfigError, MissingPackage
+from instrument.printable import printable, printable_lines
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("forward é中😀 {}", "forward é中😀 {}"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+        ("\x9b31m\x9d0;t\x9c", r"\x9b31m\x9d0;t\x9c"),
+        ("a\nb\r\tc\x7f\x00", r"a\nb\r\tc\x7f\x00"),
+        ("abc\u202ecba\u2066\u200f", r"abc\u202ecba\u2066\u200f"),
+        ("a\u2028b\u2029c", r"a\u2028b\u2029c"),
+        ("half \ud83d", r"half \ud83d"),
+        ("tag \U000e0041", r"tag \U000e0041"),
+    ],
+)
+def test_only_what_prints_is_printed(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(text).isprintable()
+
+
+def test_the_lines_of_a_text_stay() -> None:
+    assert printable_lines("a\n\x1bb\r\n") == "a\n\\x1bb\\r\n"
+
+
+@pytest.mark.parametrize("kind", [CaptureError, ConfigError])
+def test_an_error_is_one_line_that_a_terminal_can_show(kind: type[Exception]) -> None:
+    error = kind("The file a\x1b[2J\nb is no trace.")
+    assert str(error) == r"The file a\x1b[2J\nb is no trace."
+    assert str(MissingPackage("X", "p\x1b", None)) == r"X needs the package p\x1b: pip install p\x1b."

@@ -1,0 +1,156 @@
+"""Names from anybody's trace and capture: exact as data, harmless wherever a person reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collected import Log
+from made_captures import DEVICE, HOST, REDUCES, annotation, span, write_capture
+
+from instrument import cli
+from instrument.capture import Capture
+from instrument.capture.rank import write
+from instrument.cli import main
+from instrument.sinks.memory import Memory
+from instrument.sinks.table import TableSink
+
+# Retitles the window, clears the screen, writes red by one C1 character, forges a line, turns the text round.
+EVIL = "e\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\x85\u2028\u202edetrever</script><b>"
+SHOWN = r"e\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\x85\u2028\u202edetrever</script><b>"
+
+
+def evil_events(own_us: int = 500) -> list[dict[str, Any]]:
+    events = []
+    for number, start in ((3, 0), (4, 1000)):
+        launch = {"correlation": number, "External id": number}
+        memory = {"Bytes": 64, "Device Type": 0, "Device Id": -1, "Total Allocated": 64, "Addr": number}
+        events += [
+            annotation(f"ProfilerStep#{number}", start, 1000),
+            annotation(EVIL, start, own_us),
+            span(EVIL, start, 1000, "python_function", **{"Python id": number, "Python parent id": None}),
+            span(EVIL, start + 10, 100, **{"External id": number, "Input Dims": [[8, 3]]}),
+            span(f"cudaLaunch{EVIL}", start + 20, 10, "cuda_runtime", **launch),
+            span(f"{EVIL}gemm", start + 30, own_us - 100, "kernel", **launch),
+            span(f"{REDUCES}{EVIL}", start + own_us, 900 - own_us, "kernel", correlation=number, grid=[1, 1, 1]),
+            {"ph": "i", "name": "[memory]", "ts": start + 40, "args": memory, **HOST},
+        ]
+    compiled = span(f"Torch-Compiled Region: {EVIL}", 1950, 5)
+    return [*events, compiled, span("k", 1960, 5, "kernel") | DEVICE | {"tid": EVIL}]
+
+
+EVIL_METADATA: dict[str, Any] = {
+    "name": EVIL,
+    "versions": {"torch": EVIL, EVIL: "1"},
+    "devices": [EVIL],
+    "window": {"first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": EVIL, "phase": EVIL},
+    "swallowed": [{"range": EVIL, "region": EVIL}],
+    "modules_not_seen": [EVIL],
+}
+
+
+def evil_capture(output: Path, rank: int = 0, **changed: Any) -> Capture:
+    folder = write_capture(output, evil_events(800 if rank == 1 else 500), f"c{rank}").folder
+    about = json.loads((folder / "capture.json").read_text())
+    about |= {**EVIL_METADATA, "rank": rank, "world_size": 3, **changed}
+    (folder / "capture.json").write_text(json.dumps(about))
+    capture = Capture.load(folder)
+    write(capture, folder)
+    return capture
+
+
+def is_harmless(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_whatever_is_shown_of_a_capture_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = evil_capture(tmp_path)
+    views = [f"--{option}" for option in cli._VIEWS]
+    for options in ([], views, ["--by", "stack"], ["--by", "range"], ["--by", "thread"], ["--by", "input_shapes"]):
+        assert main(["show", str(capture.folder), *options]) == 0
+        out, err = capsys.readouterr()
+        assert is_harmless(out)
+        assert is_harmless(err)
+        assert "\nforged" not in out
+    assert main(["show", str(capture.folder)]) == 0
+    assert SHOWN[:40] in capsys.readouterr().out
+    assert is_harmless(repr(capture.ranges) + repr(capture) + str(capture.operators) + capture._repr_html_())
+    assert capture.ranges[0].name == EVIL
+    assert capture.operators.column("name")[1] == EVIL
+
+
+def test_whatever_is_shown_of_ranks_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        evil_capture(tmp_path / "run", rank, devices=[f"{EVIL}{rank}"])
+    (tmp_path / "run" / EVIL.replace("/", "")).mkdir()
+    (tmp_path / "run" / EVIL.replace("/", "") / "capture.json").write_text("{")
+    assert main(["ranks", str(tmp_path / "run")]) == 0
+    out, err = capsys.readouterr()
+    assert is_harmless(out)
+    assert is_harmless(err)
+    assert "holds the others up" in out
+    assert "The ranks differ in devices" in out
+    assert "left out" in err
+    assert main(["ranks", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranges"][0]["path"] == EVIL
+
+
+def test_what_cannot_be_read_is_told_harmlessly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / EVIL.replace("/", "")
+    for content in (None, b"", b"{", b"[3]", b"\x1f\x8b" + EVIL.encode()):
+        trace = folder / "trace.json"
+        if content is not None:
+            folder.mkdir(exist_ok=True)
+            trace.write_bytes(content)
+        assert main(["show", str(trace)]) == 2
+        err = capsys.readouterr().err
+        assert is_harmless(err)
+        assert err.count("\n") == 1
+
+
+def test_what_sinks_write_and_log_is_harmless(tmp_path: Path, log: Log) -> None:
+    capture = evil_capture(tmp_path)
+    TableSink().write(capture, tmp_path)
+    assert is_harmless((tmp_path / "table.txt").read_text(encoding="utf-8"))
+    assert is_harmless("\n".join(log))
+    Memory().write(capture, tmp_path)
+    page = (tmp_path / "memory.html").read_text(encoding="utf-8")
+    assert is_harmless(page)
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, _: tags.append(tag)
+    parser.feed(page)
+    assert {"script", "b"} & {*tags} <= {"b"}
+    assert "</script>" not in page
+    assert EVIL in json.loads((tmp_path / "memory.json").read_text())["curves"][0]["live_bytes"]
+
+
+def test_a_pipe_in_place_of_a_file_hangs_nobody(tmp_path: Path) -> None:
+    folder = write_capture(tmp_path, []).folder
+    for name in ("capture.json", "trace.json.gz"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        command = [sys.executable, "-m", "instrument", "show", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("instrument: ")
+        (folder / name).unlink()
+        (folder / name).write_text("{}")
+
+
+@pytest.mark.parametrize("command", ["show", "ranks", "export"])
+@pytest.mark.parametrize("path", ["a" * 300, "a\x00b", "\x1b[2J"])
+def test_a_path_that_no_file_can_have_gets_one_line(
+    command: str, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, path]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("instrument: ")
+    assert is_harmless(err)
+    assert err.count("\n") == 1
