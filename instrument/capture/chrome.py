@@ -27,10 +27,11 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from instrument.capture.columns import Interned, append, as_ns, fields_of, ints, joined
+from instrument.capture.columns import BEYOND_NS, BEYOND_US, Interned, append, as_ns, fields_of, ints, joined
 from instrument.capture.events import DEVICE, PYTHON, Codes, Events, Ints, Memory, Thread, flags, is_runtime
 from instrument.capture.inflate import ahead, chunks
 from instrument.capture.layout import Scanned, Scanner
+from instrument.capture.metadata import MOST_RANKS
 from instrument.capture.pieces import Pieces, cut_short
 from instrument.capture.written import Args, Begin, Complete, End, Instant, coerced, decode
 from instrument.errors import TraceError
@@ -43,9 +44,12 @@ def read(path: Path) -> Events:
     A file that ends too early is read up to its last whole event, and the events say so (`cut_short`), if at least
     one event with a duration stands before the cut.
 
+    An event that ends before it begins has no duration and is not finished; one with a time that no trace has is left
+    out. Both are counted.
+
     Raises:
         TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but not a trace; its
-            gzip data is damaged or a bomb; a time in it is no 64-bit number of nanoseconds.
+            gzip data is damaged or a bomb; its durations add up to more than 146 years.
     """
     columns = _Columns()
     with _collector_off(), closing(ahead(chunks(path))) as text:
@@ -72,6 +76,8 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
+# No window lasts so long: 104 days.
+_ENDLESS_NS = 2**53
 _DEVICE_ARGS = ("moved_bytes", "grid", "block", "group", "blocks_per_sm", "occupancy")
 
 
@@ -119,7 +125,7 @@ class _Columns:
             "name": self._names.codes(event["name"], count),
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
-            "end_ns": start + np.maximum(as_ns(event["dur"]), 0),
+            "end_ns": start + np.clip(as_ns(event["dur"]), -_ENDLESS_NS, _ENDLESS_NS),
             "external_id": np.where(external != 0, external, ints(arg["old_external_id"], 0)),
             "correlation": ints(arg["correlation"], 0),
             "sequence": ints(arg["sequence"], -1),
@@ -138,7 +144,7 @@ class _Columns:
         """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
         there = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category])
         few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
-        sizes = [int(n) if (n := str(size)).isdecimal() else -1 for size in few["moved_bytes"]]
+        sizes = [int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in few["moved_bytes"]]
         values: dict[str, tuple[NDArray[Any], float]] = {
             "moved_bytes": (np.array(sizes, np.int64), -1),
             "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
@@ -176,11 +182,14 @@ class _Columns:
 
     def finish(self, **about: Any) -> Events:
         """All of it, with what is said about it; the builder is empty afterwards: no column is in memory twice."""
-        self._add_spans(_paired(self._halves))
+        halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
+        self._add_spans(_paired(halves))
         plain = Interned()
         threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
-        columns = joined(self._parts, self.of_spans([]))
+        columns, left_out, negative = _with_real_times(joined(self._parts, self.of_spans([])))
         memory = joined(self._memory_parts, self._memory([]))
+        real = np.abs(memory["time_ns"]) < BEYOND_NS
+        memory = {name: column[real] for name, column in memory.items()}
         if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
             columns["call_stack"][:] = -1
         return Events(
@@ -191,15 +200,37 @@ class _Columns:
             grids=tuple(self._grids)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
+            left_out=left_out + len(self._halves) - len(halves) + int(np.count_nonzero(~real)),
+            negative_durations=negative,
             **columns | {"thread": threads[columns["thread"]]},
             **about,
         )
 
 
+def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int, int]:
+    """The events whose times a trace can have, how many others there were, and how many ended before they began.
+
+    Raises:
+        OverflowError: their durations do not add up to a number of 64 bits.
+    """
+    length = columns["end_ns"] - columns["start_ns"]
+    real = (np.abs(columns["start_ns"]) < BEYOND_NS) & (np.abs(length) < _ENDLESS_NS)
+    left_out = len(real) - int(np.count_nonzero(real))
+    if left_out:
+        columns, length = {name: column[real] for name, column in columns.items()}, length[real]
+    backwards = np.flatnonzero(length < 0)
+    columns["end_ns"][backwards] = columns["start_ns"][backwards]
+    columns["finished"][backwards] = False
+    total_ns = float(np.maximum(length, 0).sum(dtype=np.float64))
+    if total_ns >= BEYOND_NS:
+        raise OverflowError(f"durations of {total_ns / 1e9 / 86_400 / 365:.3g} years together")
+    return columns, left_out, len(backwards)
+
+
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
-    """The rank and world size that torch writes beside the events, where they are numbers."""
+    """The rank and world size that torch writes beside the events, where they are numbers that these can be."""
     found = {name: distributed.get(name) for name in ("rank", "world_size")}
-    return {name: value if type(value) is int else None for name, value in found.items()}
+    return {name: value if type(value) is int and 0 <= value <= MOST_RANKS else None for name, value in found.items()}
 
 
 def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:

@@ -13,21 +13,25 @@ from numpy.typing import NDArray
 
 from instrument.capture.events import Codes, Ints
 
-LONGEST_US = 2**63 / 1000
+# No trace has such a time: 146 years, in Unix time the year 2116. The difference of two smaller ones has 64 bits.
+BEYOND_US = 2**62 // 1000
+BEYOND_NS = BEYOND_US * 1000
 
 
 def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
-    """Decimal microseconds as whole nanoseconds.
+    """Decimal microseconds as whole nanoseconds, within `BEYOND_NS`, which stands for all that is further.
 
     The whole and the broken part are scaled apart: one product would round twice.
-
-    Raises:
-        OverflowError: one of them is more than 292 years.
     """
     values = np.array(microseconds) if len(microseconds) else np.zeros(0, np.int64)
-    beyond = np.abs(values.astype(np.float64)) >= LONGEST_US
-    if not np.all(~beyond):
-        raise OverflowError(f"a time of {float(values[beyond][0]):g} µs, longer than 292 years")
+    sizes = values.astype(np.float64)
+    if not np.all(np.abs(sizes) <= BEYOND_US):
+        limits = np.copysign(BEYOND_US, sizes).tolist()
+        near = [
+            value if abs(size) <= BEYOND_US else int(limit)
+            for value, size, limit in zip(values.tolist(), sizes, limits)
+        ]
+        return as_ns(near)
     if values.dtype.kind == "O":
         return np.array([round(value * 1000) for value in values.tolist()], np.int64)
     if values.dtype.kind in "iu":

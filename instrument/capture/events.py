@@ -24,6 +24,7 @@ DEVICE_ANNOTATION = frozenset({"gpu_user_annotation"})
 PYTHON = frozenset({"python_function"})
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events", "hpu_op"})
 STEP_PREFIX = "ProfilerStep#"
+_MOST_DIGITS = 15  # of a step's number
 
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 
@@ -35,7 +36,8 @@ def is_runtime(category: str) -> bool:
 
 def is_step(name: str) -> bool:
     """Whether an event of this name is a step of the profiler."""
-    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
+    number = name.removeprefix(STEP_PREFIX)
+    return name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
 
 
 def split_overload(name: str) -> tuple[str, str]:
@@ -84,7 +86,9 @@ class Events:
     `occupancy`.
 
     `rank` and `world_size` are the recording process's, where the trace itself tells. `cut_short`: the file ends too
-    early, and these are the events before its end.
+    early, and these are the events before its end. `negative_durations` is how many of them end before they begin, as
+    when the clock was set back meanwhile: they last 0 ns here and are not finished. `left_out` is how many are not here
+    because no recording has such times.
 
     Lost: flows, thread labels, and those arguments of an event that have no column here.
     """
@@ -122,6 +126,8 @@ class Events:
     cut_short: bool = False
     rank: int | None = None
     world_size: int | None = None
+    left_out: int = 0
+    negative_durations: int = 0
 
     def __len__(self) -> int:
         return len(self.start_ns)

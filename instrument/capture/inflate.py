@@ -23,8 +23,8 @@ RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
 def chunks(path: Path) -> Iterator[bytes]:
     """The plain bytes of a file in order, at most 1 MiB at a time; gzip is told by its first bytes, not by its name.
 
-    Inflates with isal or zlib-ng where one is installed, else with the standard library. A file that inflates to
-    over 32 MiB and over 200 times its size is refused; INSTRUMENT_MAX_INFLATION sets another ratio.
+    Inflates with isal or zlib-ng where one is installed, else with the standard library. A file that has inflated to
+    over 32 MiB, and to over 200 times what was read of it, is refused; INSTRUMENT_MAX_INFLATION sets another ratio.
 
     Raises:
         TraceError: the file is missing, cannot be read, is damaged gzip, or inflates too far.
@@ -60,18 +60,19 @@ def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
 
 def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
     zlib = _fastest()
-    packed_size, most = path.stat().st_size, _max_ratio()
-    stream, size = zlib.decompressobj(31), 0
+    most = _max_ratio()
+    stream, size, taken = zlib.decompressobj(31), 0, 0
     while packed:
         try:
             plain = stream.decompress(packed, CHUNK_BYTES)
         except zlib.error as error:
             raise TraceError(f"The trace file {path} is damaged gzip ({error}); copy or record it again.") from None
         size += len(plain)
-        if size > max(RATIO_COUNTS_FROM_BYTES, most * packed_size):
+        taken += len(packed) - len(stream.unconsumed_tail) - len(stream.unused_data)
+        if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
             raise TraceError(
-                f"The trace file {path} has {packed_size} bytes and inflates to more than {size}, over {most:g} times "
-                f"as much, as no trace does; if you trust it, set {RATIO_VARIABLE} higher."
+                f"The trace file {path} inflates its first {taken} bytes to {size}, over {most:g} times as much, as no "
+                f"trace does; if you trust it, set {RATIO_VARIABLE} higher."
             )
         if plain:
             yield plain

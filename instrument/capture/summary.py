@@ -50,6 +50,13 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"Truncated after {steps}{planned} steps: {window.reason or 'nobody knows why'}."
     if events.cut_short:
         yield f"The trace file ends too early: only its first {events.recorded} events are here."
+    if events.negative_durations:
+        yield (
+            f"Events that end before they begin ({events.negative_durations} of {events.recorded}), as when the clock "
+            "is set back meanwhile, are shown without a duration; other times may be wrong too."
+        )
+    if events.left_out:
+        yield f"Events at times that no recording has ({events.left_out} of {events.recorded}) are left out."
 
 
 def _steps(capture: Capture) -> str:

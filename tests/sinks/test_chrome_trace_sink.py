@@ -107,7 +107,7 @@ def test_what_fails_halfway_leaves_the_trace_whole(capture: Capture, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chrome_trace.shutil, "copyfileobj", full)
+    monkeypatch.setattr(chrome_trace, "with_one_sign", full)
     for sink in (ChromeTrace(gzip=False), ChromeTrace(metadata={"run": 1})):
         with pytest.raises(OSError, match="No space left"):
             sink.write(capture, capture.folder)
@@ -167,6 +167,28 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
     written = json.loads(record(tmp_path / "real.json", with_stack=True).read_text())
     assert set(written) <= chrome_trace._TAKEN
+
+
+@pytest.mark.parametrize("looked_at", [1, 7, 20, 1 << 17])
+@pytest.mark.parametrize("metadata", [{}, {"model": "vit"}])
+def test_negative_times_become_json(
+    tmp_path: Path, looked_at: int, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kineto writes them where the clock is set back while it records; what only looks like one stays."""
+    monkeypatch.setattr(chrome_trace, "_LOOKED_AT", looked_at)
+    times = ['"ts": 5.000, "dur": -1918637.-566', '"ts": -7.-05, "dur": 0.-001', '"ts":-1.500,"dur" : 2.25']
+    name = r'"name": "-1.-5 a.-b \"dur\": -1.-5"'
+    events = ",".join(f'{{{name}, {each}, "args": {{"x": -1}}}}' for each in times * 20)
+    source, target = tmp_path / "trace.json", tmp_path / "trace.json.gz"
+    source.write_text(f'{{"traceEvents": [{events}]}}')
+    rewrite(source, target, metadata)
+    found = loaded(target)
+    assert [(event["ts"], event["dur"]) for event in found.pop("traceEvents")] == [
+        (5, -1918637.566), (-7.005, -0.001), (-1.5, 2.25),
+    ] * 20  # fmt: skip
+    assert found == metadata
+    assert gzip.decompress(target.read_bytes()).decode().count(name) == 60
+    assert Capture.load(target).events.negative_durations == Capture.load(source).events.negative_durations == 0
 
 
 def test_what_the_session_wrote_is_not_written_twice(tmp_path: Path) -> None:
