@@ -17,7 +17,6 @@ from instrument.capture.events import OPERATOR, Flags, Ints
 from instrument.capture.flops import UNKNOWN
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
-from instrument.capture.paths import Paths
 
 OPTIMIZER_STEP = "Optimizer.step#"
 KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
@@ -92,28 +91,20 @@ def _kinds(host: Host) -> Ints:
 def _under_step(host: Host) -> Flags:
     """Which paths are the optimizer's: its step and what is in it, but for ranges of the closure that it was given."""
     paths = host.marks.paths
-    everyone = np.arange(len(paths.names))
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
-    under = _at_or_below(paths, is_step)
-    holds_closure = np.zeros(len(everyone), np.bool_)
-    holds_closure[paths.upwards(everyone, _recording_gradients(host))[1]] = True
-    return under & ~_at_or_below(paths, holds_closure & under & ~is_step)
-
-
-def _at_or_below(paths: Paths, chosen: Flags) -> Flags:
-    path, group = paths.upwards(chosen.astype(np.int64), np.arange(len(chosen)))
-    found = np.zeros(len(chosen), np.bool_)
-    found[path[group == 1]] = True
-    return found
+    under = paths.at_or_below(is_step)
+    holds_closure = paths.with_inner(_recording_gradients(host)) > 0
+    return under & ~paths.at_or_below(holds_closure & under & ~is_step)
 
 
 def _recording_gradients(host: Host) -> Ints:
-    """The paths with operators that were called while gradients were recorded, as an optimizer's own are not."""
+    """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
     events, marks = host.events, host.marks
     recording = events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0)
     mark = marks.inner[recording[host.forest.index]]
     mark = mark[mark >= 0]
-    return np.unique(marks.around[mark[~marks.backward[mark]]])
+    around = marks.around[mark[~marks.backward[mark]]]
+    return np.bincount(around[around >= 0], minlength=len(marks.paths.names))
 
 
 def _operations(host: Host, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:

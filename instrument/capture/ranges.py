@@ -19,7 +19,7 @@ from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
 from instrument.capture.steps import finished_steps
 from instrument.capture.table import Table
-from instrument.capture.timeline import covered_ns, sweep
+from instrument.capture.timeline import Intervals, merged, sweep
 from instrument.errors import ConfigError
 from instrument.names import RESUMED
 
@@ -45,8 +45,9 @@ class Slices:
 class RangeTable(Table):
     """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
 
-    `path` is the names of the ranges around it on the same thread, joined by "/"; `depth` is 0 for the outermost. Times
-    are whole nanoseconds. What the trace cannot tell is None.
+    `path` is the names of the ranges around it on the same thread, joined by "/"; one of more than 2,000 characters has
+    a number in place of its middle. `depth` is 0 for the outermost. Times are whole nanoseconds. What the trace cannot
+    tell is None.
 
     - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
       that began before the window only slices are seen, so calls may be 0.
@@ -145,29 +146,34 @@ class RangeTable(Table):
 
     def _host(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """Host time by the range around it, and by kind at the range where it is placed."""
-        places = self._places
-        around, placed = (self._paths.upwards(group, at) for at in (places.around, places.placed))
-        columns = {"host_ns": _cells(_over(places.host_ns, around, count), count)}
+        places, summed = self._places, self._paths.summed
+        columns = {"host_ns": _cells(summed(places.host_ns, group, count, places.around), count)}
         columns["self_host_ns"] = _cells(self._own(places.host_ns, group, count), count)
         for kind in (FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER):
-            values = _over(np.where(places.kind == kind, places.host_ns, 0), placed, count)
-            columns[f"{KINDS[kind]}_ns"] = _cells(values, count)
+            values = np.where(places.kind == kind, places.host_ns, 0)
+            columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
         if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
             columns["backward_ns"] = columns["accumulate_ns"] = [None] * count
         return columns
 
     def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
-        places, either = self._places, self._paths.upwards(group, self._places.around, self._places.placed)
-        device = _over(places.device_ns, either, count)
-        busy = None if device is None else self._busy(either, count)
+        places = self._places
+
+        def of_both(values: Ints | None) -> Ints | None:
+            if values is None:
+                return None
+            return self._paths.summed(values, group, count, places.around, places.placed)
+
+        device = of_both(places.device_ns)
+        busy = None if device is None else self._busy(group, count)
         direct = np.isin(places.kind, (FORWARD, OPTIMIZER))
         own = None if places.device_ns is None else self._own(np.where(direct, places.device_ns, 0), group, count)
-        flops, known = _over(places.flops, either, count), _over(places.operations, either, count)
+        flops, known = of_both(places.flops), of_both(places.operations)
         columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}
         columns["device_busy_ns"] = _cells(busy, count)
         columns["flops"] = _cells(flops, count, known)
-        time = _cells(_over(places.host_ns, either, count) if busy is None else busy, count)
+        time = _cells(of_both(places.host_ns) if busy is None else busy, count)
         pairs = zip(columns["flops"], time)
         columns["flops_per_second"] = [n * 10**9 // ns if n is not None and ns else None for n, ns in pairs]
         return columns
@@ -186,22 +192,46 @@ class RangeTable(Table):
         inside = self._places.around >= 0
         return _summed(values[inside], group[self._places.around[inside]], count)
 
-    def _busy(self, either: tuple[Ints, Ints], count: int) -> Ints:
-        """The union of the device events at the places of each group."""
+    def _busy(self, group: Ints, count: int) -> Ints:
+        """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
+        busy = np.zeros(count, np.int64)
+        top = self._paths.outermost(group)
+        alone = np.bincount(group[top], minlength=count) == 1
+        waiting = self._device_intervals()
+        of_group: dict[int, list[Intervals]] = {}
+        for path in range(len(group) - 1, -1, -1):
+            if not (parts := waiting.pop(path, [])):
+                continue
+            whole = parts[0] if len(parts) == 1 else _joined(parts)
+            if (above := int(self._paths.above[path])) >= 0:
+                waiting.setdefault(above, []).append(whole)
+            if top[path]:
+                of_group.setdefault(int(group[path]), []).append(whole)
+                if alone[group[path]]:
+                    start, end = of_group.pop(int(group[path]))[0]
+                    busy[group[path]] = (end - start).sum()
+        for number, parts in of_group.items():
+            start, end = _joined(parts)
+            busy[number] = (end - start).sum()
+        return busy
+
+    def _device_intervals(self) -> dict[int, list[Intervals]]:
+        """When the device events of each path ran, those that touch put together."""
         place, start, end = self._places.device
-        order = np.argsort(place, kind="stable")
-        items, groups = either
-        first, last = (np.searchsorted(place[order], items, side) for side in ("left", "right"))
-        many = last - first
-        offset = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-        return covered_ns(np.repeat(groups, many), order[np.repeat(first, many) + offset], start, end, count)
+        around, placed = self._places.around[place], self._places.placed[place]
+        path, event = np.concatenate([around, placed]), np.tile(np.arange(len(place)), 2)
+        event, path = event[path >= 0], path[path >= 0]
+        order = np.argsort(path, kind="stable")
+        event, (paths, first) = event[order], np.unique(path[order], return_index=True)
+        parts = np.split(event, first[1:])
+        return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
 
 
 def ranges(host: Host) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
 
-    Cost: about 0.4 µs an event, half of it the host's nesting; for `device_busy_ns` each device event is sorted once
-    for every range that it counts in.
+    Cost: about 0.4 µs an event, half of it the host's nesting, however deep the ranges lie; for `device_busy_ns` the
+    device's intervals are put together once for every range that they count in.
     """
     events, marks = host.events, host.marks
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
@@ -253,10 +283,10 @@ def _whole_ns(events: Events) -> int:
     return int(events.end_ns[host].max() - events.start_ns[host].min()) if host.any() else 0
 
 
-def _over(values: Ints | None, pairs: tuple[Ints, Ints], count: int) -> Ints | None:
-    """What each group has of a quantity, from pairs of an item and a group."""
-    items, groups = pairs
-    return None if values is None else _summed(values[items], groups, count)
+def _joined(parts: Sequence[Intervals]) -> Intervals:
+    """Intervals of several paths, put together."""
+    start, end = (np.concatenate(side) for side in zip(*parts))
+    return merged(start, end)
 
 
 def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -> list[int | None]:

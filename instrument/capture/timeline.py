@@ -83,19 +83,3 @@ def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])
     apart = np.flatnonzero(start[1:] > until[:-1])
     return start[np.append(0, apart + 1)[: len(start)]], until[np.append(apart, len(start) - 1)[: len(start)]]
-
-
-def covered_ns(group: Ints, interval: Ints, start_ns: Ints, end_ns: Ints, count: int) -> Ints:
-    """For each of `count` groups the length of the union of its intervals; pairs of a group and an interval's position.
-
-    Each group gets a stretch of its own on one axis, of ranks, as times themselves could run out of 64 bits there: a
-    third of what `sweep` takes for it.
-    """
-    times, rank = np.unique(np.concatenate([start_ns, end_ns]), return_inverse=True)
-    first, last = (group * len(times) + part[interval] for part in np.split(rank.reshape(-1), 2))
-    order = np.argsort(first)
-    first, last = first[order], np.maximum.accumulate(last[order])
-    fresh = np.maximum(first, np.concatenate([first[:1], last[:-1]]))
-    total = np.zeros(count, np.int64)
-    np.add.at(total, group[order], times[last % len(times)] - times[fresh % len(times)])
-    return total
