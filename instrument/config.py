@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails
 
 from instrument import activities, schedule
 from instrument.activities import Activities
+from instrument.capture.patterns import Pattern
 from instrument.errors import ConfigError, need_package
 from instrument.options import blanked, meant, public, unwrapped
 from instrument.presets import preset
@@ -240,6 +241,13 @@ class ProfilerConfig(BaseModel):
                 raise ConfigError(
                     f"profiler.communication holds {names!r}, which is no regular expression ({error.msg}); "
                     "give some for kernel names, such as [my_all_reduce]."
+                ) from None
+            try:
+                Pattern([names])
+            except ValueError as error:
+                raise ConfigError(
+                    f"profiler.communication holds {names!r}, which no reader of a capture takes ({error}); give a "
+                    "plainer one, such as my_all_reduce."
                 ) from None
             if everything:
                 raise ConfigError(

@@ -22,6 +22,7 @@ from instrument.capture.operators import OperatorTable
 from instrument.capture.operators import operators as _operators
 from instrument.capture.overview import devices as _devices
 from instrument.capture.overview import overview as _overview
+from instrument.capture.patterns import Pattern
 from instrument.capture.ranges import RangeTable
 from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.stacks import Stack
@@ -29,7 +30,7 @@ from instrument.capture.stacks import stacks as _stacks
 from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import CaptureError
 from instrument.printable import printable
 
 METADATA_FILE = metadata.METADATA_FILE
@@ -63,6 +64,7 @@ class Capture:
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self._added: Pattern | None = None
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Capture:
@@ -71,7 +73,8 @@ class Capture:
         One at a URL, `s3://bucket/run/NAME`, is fetched at once; see `instrument.capture.remote`.
 
         `communication` is a regular expression for the names of the kernels that count as communication. None: those of
-        `instrument.capture.breakdown.COMMUNICATION_NAMES`, and what `profiler.communication` added in the recording.
+        `instrument.capture.breakdown.COMMUNICATION_NAMES`, and what `profiler.communication` added in the recording,
+        as far as `instrument.capture.patterns` understands it.
 
         Raises:
             CaptureError: the path does not exist, or it is a folder without a readable capture.json; what is at a URL
@@ -85,8 +88,12 @@ class Capture:
         kind = kind_of(path)
         if kind == "folder":
             traces, about = (path / name for name in TRACE_FILES), metadata.read(path)
-            names = _communication(path, about) if communication is None else communication
-            return cls(next((trace for trace in traces if files.is_regular(trace)), None), path, about, names)
+            capture = cls(next((trace for trace in traces if files.is_regular(trace)), None), path, about)
+            if communication is None:
+                capture._added = _added_names(path, about)
+            else:
+                capture.communication = communication
+            return capture
         if kind is None:
             raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
         return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
@@ -148,7 +155,7 @@ class Capture:
     @cached_property
     def work(self) -> Work:
         """What ran on the devices, with its kind and launch; see `instrument.capture.breakdown`."""
-        return device_work(self.events, self.communication)
+        return device_work(self.events, self.communication, self._added)
 
     @cached_property
     def breakdown(self) -> Table:
@@ -247,16 +254,14 @@ def files_of(folder: Path) -> list[str]:
     return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
 
 
-def _communication(folder: Path, metadata: dict[str, Any]) -> str:
-    """The names that count as communication, with those that the recording's config added."""
-    config = metadata.get("config")
-    added = config.get("communication", []) if isinstance(config, dict) else []
+def _added_names(folder: Path, about: dict[str, Any]) -> Pattern | None:
+    """What the recording's config added to the names that count as communication."""
+    if not (added := metadata.typed(about).config.communication):
+        return None
     try:
-        names = "|".join([COMMUNICATION_NAMES, *(f"(?:{each})" for each in added)])
-        check_names(names)
-    except (ConfigError, TypeError):
+        return Pattern(added)
+    except ValueError as error:
         raise CaptureError(
-            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, which are no regular "
-            "expressions: mend it there, or give Capture.load its communication."
+            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, which cannot be used "
+            f"({error}): mend it there, or give Capture.load its communication."
         ) from None
-    return names

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from instrument.capture.events import Events, Flags, Ints
 from instrument.capture.launches import launches
+from instrument.capture.patterns import Pattern
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, sweep
 from instrument.errors import ConfigError
@@ -72,11 +73,11 @@ def check_names(communication: str) -> None:
         ) from None
 
 
-def device_work(events: Events, communication: str = COMMUNICATION_NAMES) -> Work:
+def device_work(events: Events, communication: str = COMMUNICATION_NAMES, added: Pattern | None = None) -> Work:
     """The device events of a trace with their kinds, told by category and name, whatever stream they ran on.
 
     `communication` is a regular expression for the names of communication kernels: `"nccl|rccl"` counts those
-    alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more.
+    alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more. `added` are patterns from a file, for more of them.
     """
     found = launches(events)
     event = found.device
@@ -85,6 +86,8 @@ def device_work(events: Events, communication: str = COMMUNICATION_NAMES) -> Wor
     names = [events.names[k] for k in present.tolist()]
     kind = np.full(len(event), KERNEL)
     kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = COMMUNICATION
+    if added is not None:
+        kind[np.array([added.search(text) for text in names], np.bool_)[name]] = COMMUNICATION
     kind[np.array([_COPY_NAME.match(text) is not None for text in names], np.bool_)[name]] = COPY
     kind[events.among(_COPIES)[event]] = COPY
     kind[events.among(_MEMSETS)[event]] = MEMSET

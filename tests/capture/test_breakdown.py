@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,9 +147,27 @@ def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> Non
     assert Capture.load(folder).breakdown[0].communication_ns == 15000
     assert Capture.load(folder, communication="nccl").breakdown[0].communication_ns == 3000
     assert write_capture(tmp_path, made, "older", config={}).breakdown[0].communication_ns == 3000
-    for number, wrong in enumerate((["ring("], 5)):
-        with pytest.raises(CaptureError, match=r"has .* for config\.communication, which are no regular expressions"):
-            write_capture(tmp_path, made, f"wrong{number}", config={"communication": wrong})
+    for number, (wrong, why) in enumerate(
+        [
+            ("ring(", r"'ring\(' is no regular expression: missing \)"),
+            ("(?=ring)", r"'\(\?=ring\)' is not understood from '\(\?=ri' on"),
+            (r"(r)\1", r"is not understood from '\\\\1' on"),
+            ("a{1000}b{1000}", "more than 1000 parts"),
+        ]
+    ):
+        with pytest.raises(CaptureError, match=f"for config.communication, which cannot be used .*{why}.*: mend it"):
+            write_capture(tmp_path, made, f"wrong{number}", config={"communication": ["ring", wrong]})
+        mended = Capture.load(tmp_path / f"wrong{number}", communication="(?=ring)")
+        assert mended.breakdown[0].communication_ns == 5000, "a user's own may be anything"
+
+
+def test_a_slow_pattern_of_a_file_takes_no_time(tmp_path) -> None:
+    made = [kernel(f"{'a' * 3000}!{number}", number, 1) for number in range(50)]
+    patterns = ["(a+)+$", "(a|a)*b", "(a*)*b", "a?" * 30 + "a" * 30 + "b", "(.*)*x"]
+    began = time.process_time()
+    read = write_capture(tmp_path, made, config={"communication": patterns})
+    assert read.breakdown[0].communication_ns == 0
+    assert time.process_time() - began < 10
 
 
 def test_devices_that_write_one_category_tell_copies_by_name(tmp_path) -> None:

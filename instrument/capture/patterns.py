@@ -1,0 +1,183 @@
+r"""Regular expressions that come from a file, matched in time that grows with the text alone.
+
+Python's matcher tries one way through a pattern after the other, and `(a+)+$` has more ways through a name of forty
+characters than anybody can wait for. Here all ways are followed at once, a character at a time (Thompson, 1968).
+
+Understood is what needs no memory of what was matched: characters, classes, `.`, groups, `|`, the repetitions
+`* + ? {m,n}`, and the edges `^ $ \A \Z \b \B`. Lookarounds, references to groups and flags are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+# A pattern of some hundred characters has as many states. What is remembered of steps is forgotten at so many.
+_MOST_STATES, _MOST_STEPS = 1000, 100_000
+_TOKEN = re.compile(
+    r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[dDwWsSnrtfva]|[^0-9A-Za-z]))
+    |(?P<edge>\^|\$|\\[AZbB])
+    |(?P<open>\((?:\?:|\?P<\w+>|(?!\?)))
+    |(?P<close>\))|(?P<or>\|)
+    |(?P<repeat>(?:[*+?]|\{(?P<least>\d*)(?P<comma>,)?(?P<most>\d*)\}(?<!\{\}))\??)
+    |(?P<plain>[^\\(])""",
+    re.VERBOSE | re.DOTALL,
+)
+_EDGES: dict[str, Callable[[str, str], bool]] = {
+    "^": lambda before, _: not before,
+    "$": lambda _, after: not after,
+    r"\b": lambda before, after: _is_word(before) != _is_word(after),
+    r"\B": lambda before, after: _is_word(before) == _is_word(after),
+}
+_EDGES |= {r"\A": _EDGES["^"], r"\Z": _EDGES["$"]}
+
+# A part of a pattern: given the state that follows it, it makes its own and gives the first of them.
+_Part = Callable[[int], int]
+_States = frozenset[int]
+
+
+class Pattern:
+    """Several regular expressions in one, any of which may match anywhere in a text, in any case.
+
+    Raises:
+        ValueError: one of them is none, or is not understood here; the message says why, to stand in brackets.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._characters: dict[int, re.Pattern[str]] = {}
+        self._edges: dict[int, tuple[Callable[[str, str], bool], int]] = {}
+        self._next: list[list[int]] = [[]]  # of state 0, the end, there is none
+        self._steps: dict[tuple[_States, str, str], tuple[_States, str, bool]] = {}
+        self._start = [self._compiled(pattern) for pattern in patterns]
+
+    def search(self, text: str) -> bool:
+        """Whether one of them matches anywhere."""
+        states, before = _States(), ""
+        for after in (*text, ""):
+            key = states, before, after
+            states, before, matches = self._steps.get(key) or self._step(key)
+            if matches:
+                return True
+        return False
+
+    def _step(self, key: tuple[_States, str, str]) -> tuple[_States, str, bool]:
+        """The states behind a character, it itself or one like it, and whether a match ended before it."""
+        states, before, after = key
+        reached: set[int] = set()
+        waiting = [*self._start, *states]
+        while waiting:
+            state = waiting.pop()
+            if state in reached:
+                continue
+            reached.add(state)
+            if state in self._edges:
+                holds, following = self._edges[state]
+                waiting += [following] if holds(before, after) else []
+            elif state not in self._characters:
+                waiting += self._next[state]
+        found = _States(
+            self._next[state][0]
+            for state in reached
+            if after and state in self._characters and self._characters[state].fullmatch(after)
+        )
+        if len(self._steps) >= _MOST_STEPS:
+            self._steps.clear()
+        step = self._steps[key] = found, "a" if _is_word(after) else " ", 0 in reached
+        return step
+
+    def _compiled(self, pattern: str) -> int:
+        """The first state of a pattern."""
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        tokens, at = [], 0
+        while at < len(pattern):
+            token = _TOKEN.match(pattern, at)
+            if token is None:
+                raise ValueError(f"{pattern!r} is not understood from {pattern[at : at + 5]!r} on")
+            tokens.append(token)
+            at = token.end()
+        tokens.reverse()
+        try:
+            return self._alternatives(tokens)(0)
+        except RecursionError:
+            raise ValueError(f"{pattern[:20]!r}… has too many brackets") from None
+
+    def _alternatives(self, tokens: list[re.Match[str]]) -> _Part:
+        options = [self._sequence(tokens)]
+        while tokens and tokens[-1]["or"]:
+            tokens.pop()
+            options.append(self._sequence(tokens))
+        return lambda after: self._add([option(after) for option in options])
+
+    def _sequence(self, tokens: list[re.Match[str]]) -> _Part:
+        parts = []
+        while tokens and not (tokens[-1]["or"] or tokens[-1]["close"]):
+            parts.append(self._repeated(tokens))
+
+        def build(after: int) -> int:
+            for part in reversed(parts):
+                after = part(after)
+            return after
+
+        return build
+
+    def _repeated(self, tokens: list[re.Match[str]]) -> _Part:
+        part = self._single(tokens)
+        if not tokens or not tokens[-1]["repeat"]:
+            return part
+        repeat = tokens.pop()
+        if tokens and tokens[-1]["repeat"]:
+            raise ValueError(f"{repeat.string!r} is not understood from {tokens[-1][0]!r} on")
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(repeat[0][0], _bounds(repeat))
+        return lambda after: self._repeat(part, least, most, after)
+
+    def _single(self, tokens: list[re.Match[str]]) -> _Part:
+        token = tokens.pop()
+        if token["open"]:
+            inner = self._alternatives(tokens)
+            tokens.pop()
+            return inner
+        if token["edge"]:
+            return lambda after: self._add_edge(_EDGES[token[0]], after)
+        character = re.compile(token[0], re.IGNORECASE)
+        return lambda after: self._add_character(character, after)
+
+    def _repeat(self, part: _Part, least: int, most: int | None, after: int) -> int:
+        last = after
+        if most is None:
+            loop = self._add([])
+            self._next[loop] += [part(loop), after]
+            last = loop
+        else:
+            for _ in range(most - least):
+                last = self._add([part(last), after])
+        for _ in range(least):
+            last = part(last)
+        return last
+
+    def _add(self, following: list[int]) -> int:
+        if len(self._next) >= _MOST_STATES:
+            raise ValueError(f"together they have more than {_MOST_STATES} parts")
+        self._next.append(following)
+        return len(self._next) - 1
+
+    def _add_character(self, character: re.Pattern[str], after: int) -> int:
+        state = self._add([after])
+        self._characters[state] = character
+        return state
+
+    def _add_edge(self, holds: Callable[[str, str], bool], after: int) -> int:
+        state = self._add([])
+        self._edges[state] = holds, after
+        return state
+
+
+def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
+    least = int(repeat["least"] or 0)
+    return least, (int(repeat["most"]) if repeat["most"] else None) if repeat["comma"] else least
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
