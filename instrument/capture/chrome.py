@@ -28,7 +28,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from instrument.capture.columns import BEYOND_NS, BEYOND_US, Interned, append, as_ns, fields_of, ints, joined
-from instrument.capture.events import DEVICE, PYTHON, Codes, Events, Ints, Memory, Thread, flags, is_runtime
+from instrument.capture.events import DEVICE, PYTHON, Codes, Events, Flags, Ints, Memory, Thread, flags, is_runtime
 from instrument.capture.inflate import ahead, chunks
 from instrument.capture.layout import Scanned, Scanner
 from instrument.capture.metadata import MOST_RANKS
@@ -186,10 +186,10 @@ class _Columns:
         self._add_spans(_paired(halves))
         plain = Interned()
         threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
-        columns, left_out, negative = _with_real_times(joined(self._parts, self.of_spans([])))
-        memory = joined(self._memory_parts, self._memory([]))
-        real = np.abs(memory["time_ns"]) < BEYOND_NS
-        memory = {name: column[real] for name, column in memory.items()}
+        columns, memory = joined(self._parts, self.of_spans([])), joined(self._memory_parts, self._memory([]))
+        met = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
+        columns, negative = _with_real_times(columns)
+        memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
         if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
             columns["call_stack"][:] = -1
         return Events(
@@ -200,31 +200,40 @@ class _Columns:
             grids=tuple(self._grids)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
-            left_out=left_out + len(self._halves) - len(halves) + int(np.count_nonzero(~real)),
+            left_out=met - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
             **columns | {"thread": threads[columns["thread"]]},
             **about,
         )
 
 
-def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int, int]:
-    """The events whose times a trace can have, how many others there were, and how many ended before they began.
+def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
+    """The events whose times a trace can have, and how many of them ended before they began.
 
     Raises:
         OverflowError: their durations do not add up to a number of 64 bits.
     """
+    columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
+    columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _ENDLESS_NS), columns)
     length = columns["end_ns"] - columns["start_ns"]
-    real = (np.abs(columns["start_ns"]) < BEYOND_NS) & (np.abs(length) < _ENDLESS_NS)
-    left_out = len(real) - int(np.count_nonzero(real))
-    if left_out:
-        columns, length = {name: column[real] for name, column in columns.items()}, length[real]
     backwards = np.flatnonzero(length < 0)
     columns["end_ns"][backwards] = columns["start_ns"][backwards]
     columns["finished"][backwards] = False
-    total_ns = float(np.maximum(length, 0).sum(dtype=np.float64))
+    length[backwards] = 0
+    total_ns = float(length.sum(dtype=np.float64))
     if total_ns >= BEYOND_NS:
         raise OverflowError(f"durations of {total_ns / 1e9 / 86_400 / 365:.3g} years together")
-    return columns, left_out, len(backwards)
+    return columns, len(backwards)
+
+
+def _is_within(values: Ints, limit: int) -> Flags | None:
+    """Which values are nearer to 0 than a limit; None: all, as nearly always."""
+    is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
+    return None if is_within else np.abs(values) < limit
+
+
+def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return columns if chosen is None else {name: column[chosen] for name, column in columns.items()}
 
 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
