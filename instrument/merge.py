@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from instrument.capture import Capture
+from instrument.capture.columns import BEYOND_US
+from instrument.capture.events import decoded
 from instrument.capture.inflate import ahead, chunks
 from instrument.capture.pieces import Pieces
 from instrument.capture.run import Ranks
@@ -28,6 +30,7 @@ _JOINING = {
     "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0, "Python id": 0, "Python parent id": 0,
 }  # fmt: skip
 _APART = 2**40
+_LONGEST_NUMBER = 19  # of 64 bits
 # Kineto sorts a process of the host by its number, one of a device by this plus the device's, and spans behind them.
 _DEVICES = 2**24
 _PLACES = 1000
@@ -138,7 +141,7 @@ class _Rank:
 
     def _describe(self, event: _Event, process: int) -> None:
         """Put the rank into what an event of metadata says of a process."""
-        name, args = (msgspec.json.decode(event.get(key, b"null")) for key in ("name", "args"))
+        name, args = (decoded(bytes(event.get(key, b"null"))) for key in ("name", "args"))
         if name == "process_name" and isinstance(args, dict):
             self._unnamed.pop(process, None)
             event["args"] = _raw(args | {"name": f"rank {self._rank}: {args.get('name', '')}"})
@@ -158,15 +161,18 @@ class _Rank:
         text = bytes(number)
         if text.startswith(b'"'):
             return Raw(b'"%d.%b' % (self._position, text[1:]))
-        if not text.isdigit() or int(text) < least:
+        if not text.isdigit() or len(text) > _LONGEST_NUMBER or int(text) < least:
             return number
         return Raw(b"%d" % (int(text) + self._position * _APART))
 
 
 def _later(ts: Raw, ns: int) -> Raw:
-    """A time in decimal microseconds, exactly so many nanoseconds later."""
-    text = bytes(ts).decode()
-    return Raw(f"{Decimal(text) + Decimal(ns) / 1000:f}".encode()) if text[:1] in "-0123456789" else ts
+    """A time in decimal microseconds, exactly so many nanoseconds later; one that no trace has stays."""
+    try:
+        moved = Decimal(bytes(ts).decode()) + Decimal(ns) / 1000
+    except ArithmeticError:  # no number
+        return ts
+    return Raw(f"{moved:f}".encode()) if abs(moved) < BEYOND_US else ts
 
 
 def _place(index: Any) -> int:

@@ -113,6 +113,28 @@ def test_what_kineto_writes_wrongly_is_mended(tmp_path: Path) -> None:
     assert [args["External id"] for args in mended] == [3, 3 + 2**40]
 
 
+def test_numbers_that_nobody_can_hold_stay_as_they_are(tmp_path: Path) -> None:
+    odd = [
+        '"ph": "X", "ts": 1e999999999, "dur": 1',
+        '"ph": "X", "ts": 1e-999999999, "dur": 1',
+        '"ph": "X", "ts": 5.000, "dur": -1918637.-566',
+        f'"ph": "s", "ts": "soon", "id": {"9" * 5000}',
+        '"ph": "M", "name": "process_name", "args": {"name": "x", "y": 1e400}',
+        '"ph": "M", "name": "process_sort_index", "args": {"sort_index": 1e400}',
+    ]
+    for rank in (0, 1):
+        folder = write_rank(tmp_path, rank, synchronous_steps(500, later_us=5.0 * rank), 2).folder
+        text = gzip.decompress((folder / "trace.json.gz").read_bytes()).decode()
+        events = ", ".join(f'{{"name": "odd", "pid": 1, "tid": 1, {each}}}' for each in odd)
+        text = text.replace('"traceEvents": [', f'"traceEvents": [{events}, ')
+        (folder / "trace.json.gz").write_bytes(gzip.compress(text.encode()))
+    merge(Run.load(tmp_path).windows[0], tmp_path / "all.json")
+    text = (tmp_path / "all.json").read_text()
+    assert len(text) < 100_000
+    assert text.count("1e999999999") == 2
+    assert text.count('"dur":-1918637.566') == 2
+
+
 def test_a_trace_that_was_dropped_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     for rank in (0, 1):
         (write_rank(tmp_path, rank, steps(), 2).folder / "trace.json.gz").unlink()

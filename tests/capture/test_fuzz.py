@@ -1,4 +1,4 @@
-"""Mutated traces: a right answer or a clear error, never a crash, never a hang."""
+"""Mutated traces and captures: a right answer or a clear error, never a crash, never a hang."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_captures import synchronous_steps, write_rank
 
 from capture.traces import allocation, annotation, kernel, span
+from instrument import across
 from instrument.capture import Capture, chrome, pieces
 from instrument.capture.groupings import GROUPINGS
-from instrument.errors import TraceError
+from instrument.capture.run import Run
+from instrument.errors import CaptureError, TraceError
+from instrument.names import from_trace
+from instrument.sinks.scalars import last_step, scalars
+from instrument.sinks.table import render, render_view
 
 QUIET = settings(
     max_examples=50, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -171,3 +177,138 @@ def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> No
         return
     assert "cut short" in said or "is empty" in said
     assert packed or not whole_before
+
+
+# What a stranger may write in place of a number, a name, a list or a whole table.
+VALUES = st.recursive(
+    st.one_of(
+        st.sampled_from(
+            [0, -1, 1, 2**31, 2**62, 2**63, -(2**63), 2**70, 10**400, 1.5, 1e300, "", "..", "a/b", "\x1b[2J"]
+        ),
+        st.sampled_from(
+            ["2026-01-01", "0001-01-01", "9999-12-31T23:59:59", "\u202e", "\n", "\x00", "(a+)+$", "(", "all"]
+        ),
+        st.none(),
+        st.booleans(),
+        st.text(max_size=5),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=4,
+)
+EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5), VALUES), min_size=1, max_size=4)
+DESCRIBED: dict[str, Any] = {
+    "activities": ["cpu"],
+    "config": {"ranks": "all", "communication": ["ring"], "activities": None, "sinks": {}, "with_flops": False},
+    "cost": {"recorded_step_ns": 9, "unrecorded_step_ns": 5, "unrecorded_steps": 50, "start_ns": 1, "stop_ns": 2}
+    | {"save_ns": 3, "trace_bytes": 4, "packed_bytes": 5, "export_ns": 6},
+    "swallowed": [{"range": "a", "region": "0/0"}],
+    "modules_not_seen": ["a.b"],
+    "annotations_disabled": False,
+    "user_metadata": {"model": "vit"},
+    "scalars": {"window/steps": 2},
+}
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a JSON value with each of its keys."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from places(inner)
+
+
+def edited(text: str, edits: list[tuple[int, int, Any]]) -> bytes:
+    """A JSON text with other values in some places, and where that is asked for with a byte of it changed."""
+    value = json.loads(text)
+    for number, how, put in edits:
+        if how < 5:
+            there = [*places(value)]
+            container, key = there[number % len(there)]
+            container[key] = put
+    raw = bytearray(json.dumps(value).encode())
+    for number, how, _ in edits:
+        if how == 5:
+            raw[number % len(raw)] = number % 256
+    return bytes(raw)
+
+
+def is_harmless(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    for rank in range(2):
+        write_rank(folder, rank, synchronous_steps(300 + 500 * rank, device=True), 2, **DESCRIBED)
+    return folder
+
+
+@given(EDITS)
+@QUIET
+def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None:
+    folder = run_folder / "steps_000003-000004_rank0"
+    path = folder / "capture.json"
+    whole = path.read_text()
+    try:
+        path.write_bytes(edited(whole, edits))
+        try:
+            capture = Capture.load(folder)
+        except CaptureError as error:
+            said = str(error)
+        else:
+            said = ""
+        if said:
+            assert said.isprintable()
+            assert said.endswith(".")
+            return
+        text = render(capture)
+        views = [render_view(capture, view) for view in ("steps", "kernels", "breakdown", "swallowed", "streams")]
+        assert "cudaLaunchKernel" in text
+        assert is_harmless("\n".join([text, *views, repr(capture), capture._repr_html_()]))
+        assert last_step(capture) <= 2**50
+        assert dict(scalars(capture))["window/steps"] == 2
+        json.dumps(capture.metadata)
+    finally:
+        path.write_text(whole)
+
+
+@given(EDITS, st.booleans(), st.booleans())
+@QUIET
+def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits, of_summary, twice) -> None:
+    folder = run_folder / "steps_000003-000004_rank1"
+    changed = [folder / ("summary.json" if of_summary else "capture.json")]
+    before = {path: path.read_text() for path in (folder / "summary.json", folder / "capture.json")}
+    try:
+        for path in [*before] if twice else changed:
+            path.write_bytes(edited(before[path], edits))
+        if changed[0].name == "capture.json" and not twice:
+            (folder / "summary.json").unlink()
+        run = Run.load(run_folder)
+        for window in run.windows:
+            assert is_harmless(across.as_text(window))
+            json.loads(across.as_json(window))
+        assert all(sentence.isprintable() for sentence in run.unread)
+        assert sum(len(window.paths) for window in run.windows) + len(run.unread) == 2
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=5))
+@QUIET
+def test_names_of_any_characters_are_shown_harmlessly(tmp_path, names) -> None:
+    made = []
+    for number, (of_range, of_operator, of_kernel) in enumerate(names):
+        made += [
+            annotation(of_range, 10 * number, 9),
+            span(f"op{of_operator}", 10 * number + 1, 5, External_id=number + 1),
+            kernel(of_kernel, 10 * number + 2, 3, External_id=number + 1, correlation=number + 1),
+        ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": made}))
+    capture = Capture.load(path)
+    views = [render_view(capture, view) for view in ("kernels", "streams", "launches")]
+    assert is_harmless("\n".join([render(capture, by="range"), render(capture), *views]))
+    kept = {each.encode("utf-8", "replace").decode() for each, _, _ in names}
+    assert {row.name for row in capture.ranges} <= kept | {from_trace(each) for each in kept}
