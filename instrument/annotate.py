@@ -12,9 +12,8 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.utils.hooks import RemovableHandle
 
-from instrument import emit
+from instrument import emit, module_calls
 from instrument.errors import ConfigError
 from instrument.names import to_trace
 from instrument.wrap import Name, in_range, is_plain
@@ -72,24 +71,9 @@ class Range:
             opened[0](opened[1])
 
     def close_all(self) -> None:
-        """Close what this thread has left open; torch calls no hook of a forward that KeyboardInterrupt ends."""
+        """Close what this thread has left open."""
         while get_ident() in self._open:
             self.__exit__()
-
-    def before_forward(self, *_: Any) -> None:
-        """Open the range; a forward pre-hook."""
-        self.__enter__()
-
-    def after_forward(self, *_: Any) -> None:
-        """Close it; a forward hook."""
-        self.__exit__()
-
-    def hook(self, module: nn.Module) -> list[RemovableHandle]:
-        """Put the range around each forward of a module, until the handles are removed."""
-        return [
-            module.register_forward_pre_hook(self.before_forward),
-            module.register_forward_hook(self.after_forward, always_call=True),
-        ]
 
     def __reduce__(self) -> tuple[type[Range], tuple[str]]:
         return Range, (self.name,)  # a copy is open nowhere
@@ -146,8 +130,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     marks a block. What can be marked: functions, coroutines and generators (a range for each slice between two
     suspensions), methods with `classmethod` or `staticmethod` on either side, properties, callable objects,
     `functools.partial`, `nn.Module` classes and instances (each `forward`), `torch.autograd.Function` classes
-    (`forward` and `backward`), and classes with a `__call__`. An instance of `nn.Module` is marked in place, by hooks,
-    which cost 2 µs a call also when idle.
+    (`forward` and `backward`), and classes with a `__call__`. An instance of `nn.Module` is marked in place: an
+    attribute holds the name as plain text, so that copies keep it and a process without this package can load it.
 
     A name may be a format over the parameters, as in `@profiled("layer{self.index}")`, or, as `name=`, a function of
     the arguments; both are evaluated only while a window records or timings run, and cost what they cost.
@@ -229,10 +213,9 @@ def _mark_member(cls: type, member: str, name: Name) -> None:
 
 
 def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
-    """By hooks, which a copy of the module shares: a wrapped `forward` would run the original's weights."""
     if callable(name):
         raise ConfigError("profiled takes no function as the name of a module instance: give it a text.")
-    Range(name).hook(module)
+    module_calls.mark(module, name)
     return module
 
 

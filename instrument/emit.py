@@ -83,6 +83,8 @@ torch_backend: Backend = _torch()
 #: What annotations emit with. They take it once, so that the tool that opened a range also closes it.
 backend: Backend = torch_backend
 _arming: tuple[Backend, ...] = ()
+#: Called after each change of `armed`.
+on_arming: list[Callable[[], None]] = []
 #: What was traced away into a compiled region: (range, region as torch names it).
 swallowed: dict[tuple[str, str], None] = {}
 
@@ -111,6 +113,8 @@ def _emit_with(arming: tuple[Backend, ...]) -> None:
     if arming:  # otherwise the last one stays: another thread may be about to use it
         backend = reduce(both, arming)
     armed = bool(arming) and not disabled
+    for call in on_arming:
+        call()
 
 
 # A worker forked in the middle of a window has no profiler to speak to.

@@ -24,7 +24,7 @@ import torch
 from loguru import logger
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument import emit, probe
+from instrument import emit, module_calls, probe
 from instrument.activities import chosen_types
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
@@ -115,7 +115,8 @@ class Recorder:
         self.started_at = time.time()
         if self._max_s is not None:
             self._ends_by_s = time.monotonic() + self._max_s
-        self._profile.start_trace()
+        with module_calls.unwrapped():
+            self._profile.start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         emit.arm(self._emitting)
@@ -133,7 +134,6 @@ class Recorder:
 
     def end_step(self) -> None:
         """End the step that is open, if any. One never ended is marked unfinished in the trace."""
-        self._modules.close_left_open()
         if self._step_range is not None:
             emit.torch_backend.close(self._step_range)
             self._step_range = None

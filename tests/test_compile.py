@@ -160,7 +160,7 @@ def test_functional_transforms() -> None:
         assert torch.equal(mapped, x.sin())
 
 
-def test_hooks_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_path: Path) -> None:
+def test_ranges_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_path: Path) -> None:
     net = model()
     instrument_model(net)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
@@ -169,4 +169,43 @@ def test_hooks_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_pat
     finally:
         forget(net)
     assert graphs() == (1, 0)
-    assert not any(m._forward_hooks for m in net.modules())
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+
+
+class Broken(nn.Module):
+    """A module that torch.compile leaves to Python, with one that it compiles in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("compile_within", [False, True])
+@pytest.mark.parametrize("how", ["torch.compile", "Module.compile"])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_no_window_compiles_anew(tmp_path: Path, compile_within: bool, how: str, hooked: bool) -> None:
+    """Whatever the model has in it: hooks of its owner's, and parts that are not compiled."""
+    net: Any = nn.Sequential(Layer(), Broken(), Layer(1))
+    if hooked:
+        net[0].linear.register_forward_hook(lambda module, inputs, output: output * 2)
+    compiled = torch.compile(net, backend="eager") if how == "torch.compile" else net
+    if how == "Module.compile":
+        net.compile(backend="eager")
+    if not compile_within:
+        compiled(X)
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=compiled) as session:
+        compiled(X)
+        session.step()
+    seen = graphs()
+    compiled(X)
+    assert graphs() == seen
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled(X)
+    assert graphs() == seen, "as where nothing was ever recorded"
+    ranges = session.captures[0].ranges
+    assert {"Sequential", "0", "1", "1.layer", "2"} == {row.name for row in ranges if "compile" not in row.name}

@@ -38,6 +38,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"ranks"}, {"torch", "loguru"}),
     ({"triggers"}, {"pydantic", "torch", "loguru"}),
     ({"wrap"}, set()),
+    ({"module_calls"}, {"torch"}),
     ({"annotate"}, {"torch"}),
     ({"phases"}, set()),
     ({"modules"}, {"torch"}),
@@ -55,7 +56,8 @@ LINES: list[tuple[set[str], set[str]]] = [
 ]
 # Models import `annotate`: it must stay far from the configuration and the sinks.
 LIGHT = {
-    "annotate": {"errors", "names", "emit", "wrap"},
+    "annotate": {"errors", "names", "emit", "wrap", "module_calls"},
+    "module_calls": {"names", "emit"},
     "wrap": {"names", "emit"},
     "emit": {"errors", "names"},
     "schedule": set(),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import copy
+import io
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ from recording import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from instrument import Session, instrument_model, profiled
+from instrument import Session, emit, instrument_model, module_calls, profiled
 from instrument.errors import ConfigError
 from instrument.modules import ModuleRanges, forget, is_instrumented
 
@@ -53,8 +57,12 @@ LAYER = ["attention", "attention.q", "attention.k", "mlp", "mlp.0", "mlp.1"]
 ALL = ["Model", *(n for i in (0, 1) for n in (f"layers.{i}", *(f"layers.{i}.{m}" for m in LAYER))), "head"]
 
 
+TORCHS_CALL = nn.Module.__call__
+
+
 def hooked(model: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    left_wrapped = nn.Module.__call__ is not TORCHS_CALL
+    return left_wrapped or any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def names(folder: Path, model: nn.Module, call: Any = None, **choice: Any) -> list[str]:
@@ -201,11 +209,135 @@ def test_a_model_is_neither_kept_alive_nor_changed() -> None:
     assert gone() is None
 
 
-def test_a_model_copied_while_its_ranges_are_attached_runs(tmp_path: Path) -> None:
+def test_a_model_copied_or_saved_while_its_ranges_are_attached_is_the_model_alone(tmp_path: Path) -> None:
     model = instrument_model(Model())
+    before = saved(model)
     with recorded(tmp_path) as seen, ModuleRanges():
-        copy.deepcopy(model)(X)
+        model(X)
+        copied, shallow = copy.deepcopy(model), copy.copy(model)
+        within = saved(model)
+        replica: Any = model._replicate_for_data_parallel()
+        assert [torch.equal(each(X), model(X)) for each in (copied, torch.load(within), replica)] == [True] * 3
+    assert within.getvalue() == before.getvalue()
+    assert seen.names.count("Model") == 4, "the calls of the model itself"
+    assert len(seen.names) == 5 * len(ALL) - 1, "a replica of DataParallel's shares its modules until it is moved"
+    assert not hooked(copied)
+    assert vars(copied).keys() == vars(shallow).keys() == vars(Model()).keys()
+
+
+def saved(model: nn.Module) -> io.BytesIO:
+    """As `torch.save` writes it, to be loaded with `weights_only`."""
+    torch.serialization.add_safe_globals([Model, Block, Attention, nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList])
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_what_captures_a_model_in_a_window_sees_no_range(tmp_path: Path) -> None:
+    model = instrument_model(Block())
+    expected = model(X)
+    with recorded(tmp_path), ModuleRanges():
+        made = [
+            torch.jit.script(model),
+            torch.fx.symbolic_trace(model),
+            *(torch.export.export(model, (X,), strict=strict).module() for strict in (True, False)),
+        ]
+        assert [torch.equal(each(X), expected) for each in made] == [True] * 4
+    assert [torch.equal(each(X), expected) for each in made] == [True] * 4
+    forget(model)
+
+
+def test_ranges_leave_torchs_fast_path_for_inference_on(tmp_path: Path) -> None:
+    layer = profiled("marked")(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval())
+    x = torch.ones(2, 4, 16)
+    instrument_model(layer)
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=layer) as session, torch.inference_mode():
+        layer(x)
+        session.step()
+    (capture,) = session.captures
+    assert "aten::_transformer_encoder_layer_fwd" in [each.name for each in capture.operators]
+    assert [each.name for each in capture.ranges] == ["TransformerEncoderLayer", "marked"]
+    assert "self_attn" in capture.metadata["modules_not_seen"]
+    forget(layer)
+
+
+def test_another_tool_that_wraps_the_calls_of_modules_keeps_its_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = instrument_model(Model())
+    calls: list[nn.Module] = []
+
+    def wrap() -> Any:
+        inner: Any = nn.Module.__call__
+
+        def counted(self: nn.Module, *args: Any) -> Any:
+            calls.append(self)
+            return inner(self, *args)
+
+        monkeypatch.setattr(nn.Module, "__call__", counted)
+        return counted
+
+    with recorded(tmp_path) as first, ModuleRanges():
+        wrapped = wrap()
+        model(X)
+    assert nn.Module.__call__ is wrapped
+    with recorded(tmp_path) as second, ModuleRanges():
+        model(X)
+    assert nn.Module.__call__ is wrapped
+    model(X)
+    assert calls.count(model) == 3
+    assert first.names == second.names == ALL
+    monkeypatch.undo()  # puts back what was there: our wrapper of the first window
+    model(X)
+    with recorded(tmp_path) as third, ModuleRanges():
+        model(X)
+    assert third.names == ALL
+    assert not hooked(model)
+    forget(model)
+
+
+def test_a_class_is_not_changed_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_calls, "_MOST_CHANGES", module_calls._changes + 1)
+    model = instrument_model(Model())
+    with recorded(tmp_path), ModuleRanges():
+        pass
+    stays = nn.Module.__call__
+    assert stays is not TORCHS_CALL
+    model(X)
+    with recorded(tmp_path) as seen, ModuleRanges():
+        model(X)
+    assert nn.Module.__call__ is stays
     assert seen.names == ALL
+    forget(model)
+    monkeypatch.undo()
+    emit.disarm()
+    assert nn.Module.__call__ is TORCHS_CALL
+
+
+def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings(tmp_path: Path) -> None:
+    code = """
+        import sys, torch
+        from torch import nn
+        from torch.profiler import profile
+        from instrument import Capture, Session
+        model = nn.Sequential(nn.Linear(4, 4))
+        options = {"active": 1, "output_dir": sys.argv[1], "export": "inline", "sinks": {}, "with_stack": True}
+        with Session(options, model=model, timings={"modules": True}) as session:
+            model(torch.ones(2, 4))
+            session.step()
+        assert [each.name for each in session.captures[0].ranges] == ["Sequential", "0"]
+        with profile(with_stack=True) as profiler:
+            model(torch.ones(2, 4))
+        profiler.export_chrome_trace(sys.argv[1] + "/trace.json")
+        for trace in (session.captures[0].trace_path, sys.argv[1] + "/trace.json"):
+            frames = Capture.load(trace).events.names
+            assert "nn.Module: Linear_0" in frames, trace
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(tmp_path: Path) -> None:

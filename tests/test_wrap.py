@@ -27,7 +27,7 @@ import torch
 from recording import recorded
 from torch import nn
 
-from instrument import emit, profiled, wrap
+from instrument import Session, emit, profiled, wrap
 from instrument.errors import ConfigError
 
 
@@ -239,12 +239,58 @@ def test_a_module_instance_is_marked_in_place_and_no_other(tmp_path: Path) -> No
     assert torch.equal(torch.load(buffer, weights_only=False)(x), expected)
 
 
-def test_hooks_on_a_marked_module_lie_around_its_range(tmp_path: Path) -> None:
+def test_hooks_on_a_marked_module_lie_in_its_range(tmp_path: Path) -> None:
     net = profiled("net")(Net())
-    net.register_forward_hook(lambda *_: profiled("hook")(lambda: None)())
+    net.register_forward_pre_hook(lambda *_: profiled("before")(lambda: None)())
+    net.register_forward_hook(lambda *_: profiled("after")(lambda: None)())
     with recorded(tmp_path) as seen:
         net(torch.ones(1, 3))
-    assert seen.ranges == [("net", None), ("hook", None)]
+    assert seen.ranges == [("net", None), ("before", "net"), ("after", "net")]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_a_marked_module_is_saved_scripted_and_loaded_without_this_package(tmp_path: Path) -> None:
+    layer = profiled(nn.Linear(2, 2), name="layer")
+    torch.save(layer, tmp_path / "layer.pt")
+    assert b"instrument" not in (tmp_path / "layer.pt").read_bytes()
+    with torch.serialization.safe_globals([nn.Linear]):
+        loaded = torch.load(tmp_path / "layer.pt")
+    x = torch.ones(1, 2)
+    with recorded(tmp_path) as seen:
+        assert torch.equal(loaded(x), layer(x))
+        assert torch.equal(torch.jit.script(layer)(x), layer(x))
+    assert seen.names == ["layer"] * 3
+
+
+def test_a_name_given_later_to_a_module_replaces_the_earlier(tmp_path: Path) -> None:
+    net = profiled("later")(profiled("earlier")(Net()))
+    with recorded(tmp_path) as seen:
+        net(torch.ones(1, 3))
+    assert seen.names == ["later"]
+
+
+def test_a_marked_module_is_nested_in_the_range_of_its_place_in_the_model(tmp_path: Path) -> None:
+    model = nn.Sequential(profiled("mine")(Net()))
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
+        model(torch.ones(1, 3))
+        session.step()
+    (capture,) = session.captures
+    assert [row.path for row in capture.ranges] == [
+        "Sequential",
+        "Sequential/0",
+        "Sequential/0/mine",
+        "Sequential/0/mine/0.linear",
+    ]
+
+
+def test_a_marked_module_that_was_not_called_is_told(tmp_path: Path) -> None:
+    nets = [profiled("called")(Net()), profiled("not called")(Net())]
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        nets[0](torch.ones(1, 3))
+        session.step()
+    unseen = session.captures[0].metadata["modules_not_seen"]
+    assert "not called" in unseen
+    assert "called" not in unseen
 
 
 def test_a_module_whose_class_overrides_call(tmp_path: Path) -> None:

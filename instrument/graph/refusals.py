@@ -15,8 +15,6 @@ from torch.nn.modules import module as of_all_modules
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from instrument.annotate import Range
-
 _FIXED = (
     type(None),
     bool,
@@ -74,13 +72,12 @@ def unfit_now(model: nn.Module, inputs: Any) -> str | None:
 
 
 def hooks(module: nn.Module) -> Iterator[Any]:
-    """What others than we have hooked to a module."""
-    every = chain.from_iterable(getattr(module, kind).values() for kind in _HOOKS)
-    return (hook for hook in every if not isinstance(getattr(hook, "__self__", None), Range))
+    """What is hooked to a module."""
+    return chain.from_iterable(getattr(module, kind).values() for kind in _HOOKS)
 
 
 def hook_count(module: nn.Module) -> int:
-    """How many hooks a module has, ours too."""
+    """How many hooks a module has."""
     return sum(len(getattr(module, kind)) for kind in _HOOKS)
 
 

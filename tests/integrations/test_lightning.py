@@ -527,11 +527,11 @@ def test_what_ends_a_fit_with_lightnings_profiler_does_not_with_ours(
     record_property("Lightning's profiler", repr(Lightnings(tmp_path, Tiny(), **theirs).error))
 
 
-def test_while_a_session_waits_modules_bear_no_hooks(tmp_path: Path) -> None:
+def test_modules_bear_no_hooks_of_ours(tmp_path: Path) -> None:
     ours, theirs = Watched(), Watched()
     a_trainer(tmp_path, ProfilerCallback(wait=9, active=2, output_dir=tmp_path / "p")).fit(ours, loader(12))
     Lightnings(tmp_path, theirs, schedule=torch.profiler.schedule(wait=8, warmup=1, active=2))
-    assert ours.hooks == [0] * 9 + [2] * 2 + [0]
+    assert ours.hooks == [0] * 12
     assert sum(theirs.hooks[:9]) >= sum(ours.hooks[:9])
 
 
