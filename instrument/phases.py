@@ -189,19 +189,44 @@ class Phases:
 
 
 class Steps(Generic[T]):
-    """The batches of a loader, a step after each; as long as the loader.
+    """The batches of a loader, a step after each; whatever else is asked of it, the loader answers.
 
     The wait for each batch is a range `data`. One more, which brings no batch, is there at the end of a loader whose
     length is not known.
     """
 
+    __slots__ = ("_advance", "_loader", "_phases")
+
     def __init__(self, loader: Iterable[T], phases: Phases, advance: Callable[[Any], None]) -> None:
-        self._loader = loader
+        self._loader: Any = loader
         self._phases = phases
         self._advance = advance
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Steps.__slots__:  # what copying asks for, and what a copy has not yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Steps.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
+
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type] # as the loader answers
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    def __contains__(self, batch: object) -> bool:
+        return batch in self._loader
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._loader[index]
+
+    def __repr__(self) -> str:
+        return repr(self._loader)
 
     def __iter__(self) -> Iterator[T]:
         phase = self._phases.present

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from instrument import Session
 
@@ -64,3 +66,39 @@ def test_a_loader_within_a_loader_takes_no_steps(tmp_path: Path) -> None:
     (capture,) = session.captures
     assert capture.steps.column("number") == [0, 1, 2]
     assert [row.calls for row in capture.ranges if row.path == "data"] == [3]
+
+
+def test_the_loader_answers_what_it_is_asked() -> None:
+    data = list(range(8))
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))  # type: ignore[arg-type]
+    for session in (Session("disabled"), Session(active=1)):
+        steps: Any = session.steps(loader)
+        assert (len(steps), len(steps.dataset), steps.batch_size, steps.drop_last) == (2, 8, 2, False)
+        steps.sampler.set_epoch(3)
+        assert loader.sampler.epoch == 3  # type: ignore[attr-defined]
+        steps.epochs_seen = 5
+        assert loader.epochs_seen == 5  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+            steps.batch_size = 4
+        with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'nothing'"):
+            steps.nothing  # noqa: B018
+        assert not hasattr(steps, "nothing")
+        assert copy.copy(steps).dataset is data
+        assert len(pickle.loads(pickle.dumps(session.steps([1, 2])))) == 2
+
+
+def test_the_special_methods_are_the_loaders_too() -> None:
+    session = Session("disabled")
+    batches: Any = session.steps(["a", "b"])
+    assert ("b" in batches, "c" in batches, batches[-1], list(batches[:1])) == (True, False, "b", ["a"])
+    assert bool(batches)
+    assert not session.steps([])
+    assert repr(batches) == "['a', 'b']"
+    unsized: Any = session.steps(Generated())
+    assert bool(unsized)
+    with pytest.raises(TypeError, match="has no len"):
+        len(unsized)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        unsized[0]
+    with pytest.raises(TypeError, match="'Stream' has no len"):
+        len(session.steps(DataLoader(Stream())))
