@@ -11,7 +11,9 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
+from types import CodeType
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
@@ -85,8 +87,8 @@ backend: Backend = torch_backend
 _arming: tuple[Backend, ...] = ()
 #: Called after each change of `armed`.
 on_arming: list[Callable[[], None]] = []
-#: What was traced away into a compiled region: (range, region as torch names it).
-swallowed: dict[tuple[str, str], None] = {}
+#: What was traced away: (range, region as torch names it) -> that region's id, and the code that Dynamo compiled.
+swallowed: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
@@ -162,7 +164,28 @@ def swallow(name: str) -> None:
 
     region = CompileContext.current_compile_id()
     if region is not None:
-        swallowed[name, str(region)] = None
+        swallowed[name, str(region)] = region, _code_compiled()
+
+
+def _code_compiled() -> ref[CodeType] | None:
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        return ref(InstructionTranslator.current_tx().output.root_tx.f_code)
+    except Exception:  # private to torch, and never worth a compilation
+        return None
+
+
+def still_swallowed() -> list[tuple[str, str]]:
+    """Those ranges and regions of `swallowed` that are compiled still: `torch._dynamo.reset()` counts regions anew."""
+    return [entry for entry, (region, code) in swallowed.items() if code is None or _is_compiled(region, code())]
+
+
+def _is_compiled(region: Any, code: CodeType | None) -> bool:
+    look = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    if code is None or look is None:
+        return code is not None
+    return any(getattr(entry, "compile_id", region) is region for entry in look(code))
 
 
 # All that torch.compiler.assume_constant_result does; but that one loads Dynamo, which takes two seconds.

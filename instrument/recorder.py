@@ -30,6 +30,7 @@ from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.execution_trace import ExecutionTrace
 from instrument.modules import ModuleRanges
+from instrument.profile_hook import ProfileHook
 
 # Below this much free space torch's export is not even tried: it would return as if all were well.
 _LEAST_FREE_BYTES = 16 * 1024**2
@@ -83,6 +84,7 @@ class Recorder:
         self._graphs_before = 0
         self._prepared = False
         self._disturbed = False
+        self._profile_hook: ProfileHook | None = None
         self._step_range: Any = None
         self.started_at: float | None = None
 
@@ -115,8 +117,7 @@ class Recorder:
         self.started_at = time.time()
         if self._max_s is not None:
             self._ends_by_s = time.monotonic() + self._max_s
-        with module_calls.unwrapped():
-            self._profile.start_trace()
+        self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         emit.arm(self._emitting)
@@ -157,7 +158,7 @@ class Recorder:
         self._modules.__exit__()
         self._take_snapshot()
         if self.started_at is None:
-            self._profile.start_trace()  # torch has no other way to leave the warm-up
+            self._start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not _profiling()
         try:
             self._profile.stop_trace()
@@ -167,10 +168,17 @@ class Recorder:
         self._let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
         self.end_step()
 
+    def _start_trace(self) -> None:
+        self._profile_hook = ProfileHook()
+        with module_calls.unwrapped():
+            self._profile.start_trace()
+
     def _let_go(self) -> None:
         global _busy
         self._prepared = False
         _busy = None
+        if self._profile_hook is not None:
+            self._profile_hook.give_back()
         if self._execution_trace is not None:
             self._execution_trace.end()
 
@@ -182,7 +190,7 @@ class Recorder:
         graphs Dynamo compiled since the warm-up began, whose time the window holds.
         """
         return {
-            "swallowed": [{"range": name, "region": region} for name, region in emit.swallowed],
+            "swallowed": [{"range": name, "region": region} for name, region in emit.still_swallowed()],
             "modules_not_seen": sorted(self._modules.unseen),
             "graphs_compiled": _compiled_graphs() - self._graphs_before,
         }

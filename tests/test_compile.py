@@ -14,7 +14,7 @@ import torch._dynamo.utils
 from collected import Log
 from torch import nn
 
-from instrument import Session, emit, instrument_model, profiled
+from instrument import Capture, Session, emit, instrument_model, profiled
 from instrument.modules import forget
 from instrument.sinks.table import render
 
@@ -118,6 +118,24 @@ def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -
     assert capture.metadata["swallowed"] != []
     assert list(capture.swallowed) == []
     assert [row.name for row in capture.ranges] == ["marked", "block"]
+
+
+def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_number(
+    tmp_path: Path, log: Log
+) -> None:
+    def timed(compiled: Any, folder: str) -> tuple[Capture, str]:
+        session = Session({"active": 1, "output_dir": str(tmp_path / folder)}, timings={})
+        run(session, compiled, steps=1)
+        return session.captures[0], [each for each in log if "Timings of the run" in each][-1]
+
+    first, said = timed(torch.compile(model(), backend="aot_eager"), "first")
+    assert {row.region for row in first.swallowed} == {"0/0"}
+    assert "Inside compiled regions, not timed: layer {self.index}, marked, block." in said
+    torch._dynamo.reset()
+    later, said = timed(torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="aot_eager"), "later")
+    assert "Torch-Compiled Region: 0/0" in later.events.names
+    assert list(later.swallowed) == later.metadata["swallowed"] == []
+    assert "Inside compiled" not in said
 
 
 def test_a_first_compilation_inside_a_window_is_told(tmp_path: Path, log: Log) -> None:

@@ -42,7 +42,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"annotate"}, {"torch"}),
     ({"phases"}, set()),
     ({"modules"}, {"torch"}),
-    ({"probe", "execution_trace"}, {"torch", "loguru"}),
+    ({"probe", "execution_trace", "profile_hook"}, {"torch", "loguru"}),
     ({"recorder"}, {"torch", "loguru"}),
     ({"delivery"}, {"loguru", "msgspec"}),
     ({"windows"}, {"loguru"}),
