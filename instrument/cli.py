@@ -277,9 +277,9 @@ def _add_trigger(parser: argparse.ArgumentParser) -> None:
 def _trigger(arguments: argparse.Namespace) -> str:
     from instrument.triggers.file import ask
 
-    files = ask(arguments.folder, arguments.steps)
+    folders = ask(arguments.folder, arguments.steps)
     how_many = f"the next {arguments.steps} steps" if arguments.steps else "the next window"
-    return f"Asked for {how_many} by {', '.join(map(str, files))}; the run looks there every half second."
+    return f"Asked for {how_many} in {', '.join(map(str, folders))}; the run looks there every half second."
 
 
 def _add_graph(parser: argparse.ArgumentParser) -> None:

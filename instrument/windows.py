@@ -78,7 +78,9 @@ class Windows:
             self.owner = phase
             self._delivery.lock.hold()
             delivery = self._delivery
-            self.recorder = Recorder(self._config, self._activities, self._emitting, delivery.output_dir, delivery.run)
+            self.recorder = Recorder(
+                self._config_of(window), self._activities, self._emitting, delivery.output_dir, delivery.run
+            )
             with phase.cost.standing_still("start"):
                 self.recorder.prepare()
         if phase.step_number >= window.first:
@@ -86,6 +88,12 @@ class Windows:
                 with phase.cost.standing_still("start"):
                     self.recorder.start()
             self.recorder.next_step(phase.step_number)
+
+    def _config_of(self, window: Window) -> ProfilerConfig:
+        """The run's options, but for those that the window's trigger has its windows recorded with."""
+        trigger = self._config.triggers.get(window.trigger) if window.trigger else None
+        records = getattr(trigger, "records", {})
+        return self._config.model_copy(update=dict(records)) if records else self._config
 
     def end_step(self, phase: Phase) -> None:
         """End the range of a phase's step, if it is one of the window."""
@@ -182,18 +190,18 @@ class Windows:
             return
         if cut:
             logger.warning("{}", window.cut_short(phase.step_number - window.first, cut))
-        facts = metadata.facts(window, phase.name, phase.step_number, cut)
+        facts, config = metadata.facts(window, phase.name, phase.step_number, cut), self._config_of(window)
         name = phase.folder_name(window.first, max(window.first, phase.step_number - 1))
         with self._held():
             with phase.cost.standing_still("stop"):
                 recorder.stop()
             self.recorder = None
             phase.plan.turn()
-            self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts))
+            self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts, config))
         self._delivery.finish_inline()
 
-    def _about(self, recorder: Recorder, facts: dict[str, Any]) -> dict[str, Any]:
-        about = metadata.describe(facts, recorder.started_at or 0.0, self._activities, self._config.plain())
+    def _about(self, recorder: Recorder, facts: dict[str, Any], config: ProfilerConfig) -> dict[str, Any]:
+        about = metadata.describe(facts, recorder.started_at or 0.0, self._activities, config.plain())
         about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
         about["user_metadata"] = dict(self._user_metadata)
         _warn_compiled(about["graphs_compiled"], facts)

@@ -7,9 +7,10 @@ that one config can serve several sessions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -91,6 +92,9 @@ class Trigger(Options):
     Raises:
         ConfigError: when built with an option that does not exist or has a value that cannot work.
     """
+
+    records: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options of `ProfilerConfig` that its windows are recorded with, in place of the run's."""
 
     cooldown: int = Field(100, ge=0)
     max_windows: int | None = Field(5, ge=1)

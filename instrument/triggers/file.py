@@ -1,81 +1,101 @@
-"""A touched file asks for a window; `ask` touches it."""
+"""A touched file asks for a window; so does `ask`, from another process."""
 
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import Field
 
+from instrument import files
 from instrument.errors import CaptureError
 from instrument.triggers import Ask, Hooks, Request, Trigger
 
 _NAME = "record"
-_LONGEST = 20  # bytes that such a file has at most
+_LISTENS = ".listens-"  # and some digits: what each process that listens makes, and `ask` writes into
+_LONGEST = 20  # bytes of a request
 
 
 class File(Trigger):
-    """Records the next window when a file in the session's folder is touched, by hand or by `instrument trigger`.
+    """Records the next window when `record` in the session's folder is touched, or `instrument trigger` asks.
 
-    The file, `record`, is made at the start and goes at the end; a number in it is the window's steps. Each process of
-    a run looks at its time stamp every half second and takes each change once; ranks of a job record the same steps.
+    A number in that file is the window's steps. It may be there or not, is never written or removed here, and counts
+    only while it is empty or holds a number. Each process of a run looks every half second and takes each change once;
+    ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: Ask) -> Hooks:
-        """Make the file, and take its present stamp for old."""
-        path = folder / _NAME
-        with suppress(FileExistsError):
-            path.touch(exist_ok=False)  # and nothing written: another rank may have taken the stamp already
-        seen = _stamp(path)
+        """Make the file that `ask` looks for, and take what is there already for old."""
+        own = folder / f"{_LISTENS}{secrets.token_hex(6)}"
+        own.touch(mode=0o666, exist_ok=False)
+        changed = _changed(folder / _NAME), _changed(own)
 
         def poll() -> None:
-            nonlocal seen
-            stamp = _stamp(path)
-            if stamp is not None and stamp != seen:
-                ask(Request(f"the file {_NAME} was touched", _steps_asked(path)))
-            seen = stamp
+            for request, why in zip(changed, (f"the file {_NAME} was touched", "instrument trigger asked for it")):
+                if (text := request()) is not None:
+                    ask(Request(why, int(text or 0) or None))
 
-        return Hooks(poll=poll, end=lambda: path.unlink(missing_ok=True))
+        return Hooks(poll=poll, end=lambda: own.unlink(missing_ok=True))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _changed(path: Path) -> Callable[[], str | None]:
+    """What a file holds where it has changed since the last call; None where not, or where it holds no request."""
+    seen = _stamp(path)
+
+    def text() -> str | None:
+        nonlocal seen
+        before, seen = seen, _stamp(path)
+        return _request(path) if seen is not None and seen != before else None
+
+    return text
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _steps_asked(path: Path) -> int | None:
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+def _request(path: Path) -> str | None:
+    """The number in the file, or nothing; None where it is the file of something else."""
+    try:
+        text = files.read_bytes(path, _LONGEST).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return text if not text or text.isdecimal() else None
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Touch the file of every run that listens in or below a folder, and return those files.
+    """Ask every run that listens in or below a folder for a window, and return the folders where some do.
 
     Raises:
         CaptureError: there is none.
     """
-    found = [path for depth in range(6) for path in folder.glob("*/" * depth + _NAME) if _is_ours(path)]
-    if not found:
+    asked = set()
+    for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _LISTENS + "*")]:
+        if _request(path) is not None:
+            with suppress(OSError):  # its run has just ended
+                _write(path, f"{steps or 0}".encode())
+                asked.add(path.parent)
+    if not asked:
         raise CaptureError(
             f"No run listens in or below {folder}: it must run, with the file trigger: 'profiler/triggers=[file]'."
         )
-    for path in found:
-        written = path.with_name(f".{path.name}.{os.getpid()}")
-        written.write_text(f"{steps}\n" if steps else "", encoding="utf-8")
-        written.replace(path)  # at once, so that nobody reads half a number
-    return found
+    return sorted(asked)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file is one that the file trigger made, and no other of that name."""
-    if not path.is_file() or path.stat().st_size > _LONGEST:
-        return False
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    return not text or text.isdecimal()
+def _write(path: Path, request: bytes) -> None:
+    """Write a request into a file that is there, at once: nobody reads half a number, and no file is made anew."""
+    handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        os.write(handle, request.rjust(_LONGEST))
+    finally:
+        os.close(handle)

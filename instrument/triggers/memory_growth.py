@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,7 +24,12 @@ class MemoryGrowth(Trigger):
 
     With a CUDA device it looks at what torch's allocator holds at the end of a step; on the host alone at the memory
     of the whole process, which only Linux tells. Windows, which take memory themselves, make it begin anew.
+
+    Its own windows record memory with `profile_memory=true`, whatever the run's say; torch then records only the thread
+    that takes the steps.
     """
+
+    records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
 
     over: int = Field(500, ge=10)
     at_least_bytes: int = Field(64 * 1024**2, ge=1)

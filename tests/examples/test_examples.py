@@ -359,12 +359,12 @@ def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
     finally:
         job.kill()
         job.wait()
-    assert said.startswith("Asked for the next 5 steps by ")
+    assert said.startswith("Asked for the next 5 steps in ")
     assert [len(capture.steps) for capture in (stalled, by_file, by_signal)] == [3, 5, 3]
     slow = r"step \d+ took [\d.]+ [mµ]?s, \d+\.\d × the median of [\d.]+ [mµ]?s"
     assert re.fullmatch(slow, stalled.metadata["window"]["trigger_reason"])
     text = (tmp_path / "log").read_text()
-    assert f"{by_file.name}: file, because the file record was touched" in text
+    assert f"{by_file.name}: file, because instrument trigger asked for it" in text
     assert f"{by_signal.name}: signal, because SIGUSR2 was received" in text
     assert "Traceback" not in text
-    assert not (tmp_path / "profile" / "record").exists()
+    assert not [*(tmp_path / "profile").glob(".listens-*")]

@@ -69,6 +69,21 @@ def test_it_is_logged_once_and_written(capture: Capture, log: Log) -> None:
     assert (capture.folder / "table.txt").read_text(encoding="utf-8") == text + "\n"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "rank", "lowest"),
+    [("all", 0, 0), ("all", 3, 0), ("first_per_node", 8, 0), ([2, 5], 2, 2), ([5, 2], 5, 2), (None, 1, 0)],
+)
+def test_of_several_ranks_the_lowest_logs_it(
+    write: Write, tmp_path: Path, log: Log, ranks: Any, rank: int, lowest: int
+) -> None:
+    capture = write(steps(), rank=rank, config={"ranks": ranks})
+    TableSink().write(capture, tmp_path)
+    text = (tmp_path / "table.txt").read_text().rstrip("\n")
+    assert text == render(capture)
+    one_line = f"The table of {capture.name} is in its table.txt; rank {lowest} logs its own."
+    assert log == [f"INFO \n{text}" if rank == lowest else f"INFO {one_line}"]
+
+
 def test_braces_and_tags_in_names_do_not_disturb_the_log(write: Write, log: Log) -> None:
     capture = write([annotation("{loss} <red>x</red>", 0, 10)])
     TableSink().write(capture, capture.folder)

@@ -38,37 +38,77 @@ class Listening:
         self.hooks.end()
 
 
+TOUCHED, ASKED = "the file record was touched", "instrument trigger asked for it"
+
+
 def test_each_touch_asks_once(tmp_path: Path) -> None:
     listening, file = Listening(tmp_path), tmp_path / "record"
     assert listening.polled() == []
-    for _ in range(2):
-        touch(file)
-        assert listening.polled() == [Request("the file record was touched")]
-        assert listening.polled() == []
+    file.touch()
+    assert listening.polled() == [Request(TOUCHED)]
+    assert listening.polled() == []
+    touch(file)
+    assert listening.polled() == [Request(TOUCHED)]
     file.write_text("5\n")
     touch(file)
-    assert listening.polled() == [Request("the file record was touched", 5)]
+    assert listening.polled() == [Request(TOUCHED, 5)]
     listening.end()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [file], "who has made it may remove it"
 
 
 def test_a_file_from_before_the_start_asks_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "record").write_text("5")
-    assert Listening(tmp_path).polled() == []
-    assert (tmp_path / "record").read_text() == "5"
+    listening = Listening(tmp_path)
+    assert listening.polled() == []
+    touch(tmp_path / "record")
+    assert listening.polled() == [Request(TOUCHED, 5)]
 
 
-def test_ranks_that_share_a_folder_all_see_it_and_none_when_another_begins(tmp_path: Path) -> None:
+def test_a_file_of_something_else_stays_and_asks_for_nothing(tmp_path: Path) -> None:
+    theirs = tmp_path / "record"
+    theirs.write_text("the record of our expedition, day by day")
+    listening = Listening(tmp_path)
+    theirs.write_text("the record of our expedition, day by day, and night by night")
+    touch(theirs)
+    assert listening.polled() == []
+    assert ask(tmp_path, 5) == [tmp_path]
+    assert listening.polled() == [Request(ASKED, 5)]
+    listening.end()
+    assert [each.name for each in tmp_path.iterdir()] == ["record"]
+    assert theirs.read_text() == "the record of our expedition, day by day, and night by night"
+    theirs.unlink()
+    theirs.mkdir()
+    again = Listening(tmp_path)
+    touch(theirs)
+    assert again.polled() == []
+
+
+def test_the_command_asks_anew_each_time(tmp_path: Path) -> None:
+    listening = Listening(tmp_path)
+    for steps in (5, 12, None, 7):
+        assert ask(tmp_path, steps) == [tmp_path]
+        assert listening.polled() == [Request(ASKED, steps)]
+        assert listening.polled() == []
+
+
+def test_ranks_and_runs_that_share_a_folder_all_see_it_and_the_end_of_one_is_none_of_the_others(tmp_path: Path) -> None:
     first, second = Listening(tmp_path), Listening(tmp_path)
     assert first.polled() == []
-    assert ask(tmp_path, 3) == [tmp_path / "record"]
-    assert first.polled() == second.polled() == [Request("the file record was touched", 3)]
+    assert ask(tmp_path, 3) == [tmp_path]
+    assert first.polled() == second.polled() == [Request(ASKED, 3)]
+    (tmp_path / "record").touch()
+    assert first.polled() == second.polled() == [Request(TOUCHED)]
     first.end()
     assert second.polled() == []
+    assert ask(tmp_path, None) == [tmp_path]
+    assert second.polled() == [Request(ASKED)]
     second.end()
+    with pytest.raises(CaptureError):
+        ask(tmp_path, None)
 
 
 def test_the_file_may_go_and_come(tmp_path: Path) -> None:
+    (tmp_path / "record").touch()
     listening = Listening(tmp_path)
     (tmp_path / "record").unlink()
     assert listening.polled() == []
@@ -76,17 +116,21 @@ def test_the_file_may_go_and_come(tmp_path: Path) -> None:
     assert len(listening.polled()) == 1
 
 
-def test_all_runs_below_a_folder_are_asked_and_files_of_others_left_alone(tmp_path: Path) -> None:
+def test_all_runs_below_a_folder_are_asked(tmp_path: Path) -> None:
     runs = [tmp_path / "outputs" / day / "profile" for day in ("monday", "tuesday")]
     for run in runs:
         run.mkdir(parents=True)
-        Listening(run)
-    theirs = tmp_path / "outputs" / "record"
-    theirs.write_text("the record of our expedition, day by day")
-    (tmp_path / "record").mkdir()
-    assert sorted(ask(tmp_path, None)) == [run / "record" for run in runs]
-    assert theirs.read_text() == "the record of our expedition, day by day"
-    assert [sorted(p.name for p in run.iterdir()) for run in runs] == [["record"], ["record"]]
+    listening = [Listening(run) for run in runs]
+    assert ask(tmp_path, None) == runs
+    assert [each.polled() for each in listening] == [[Request(ASKED)]] * 2
+
+
+def test_through_a_link_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("5")
+    (tmp_path / ".listens-aaaaaaaaaaaa").symlink_to(tmp_path / "theirs")
+    with pytest.raises(CaptureError):
+        ask(tmp_path, 7)
+    assert (tmp_path / "theirs").read_text() == "5"
 
 
 def test_where_nobody_listens_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +152,7 @@ def test_the_command_has_a_running_session_record(
             session.step()
             sleep(0.001)
     assert len(session.captures[0].steps) == 3
-    assert session.captures[0].metadata["window"]["trigger_reason"] == "the file record was touched"
+    assert session.captures[0].metadata["window"]["trigger_reason"] == ASKED
     out = capsys.readouterr().out
-    assert out == f"Asked for the next 3 steps by {folder / 'record'}; the run looks there every half second.\n"
-    assert not (folder / "record").exists()
+    assert out == f"Asked for the next 3 steps in {folder}; the run looks there every half second.\n"
+    assert [each.name for each in folder.iterdir() if each.is_file() and each.name.startswith(".listens")] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from instrument import Session
 from instrument.triggers import Step, memory_growth
 from instrument.triggers.memory_growth import MemoryGrowth
 
@@ -60,6 +61,23 @@ def test_with_a_device_the_allocator_is_asked_at_few_steps(monkeypatch: pytest.M
     assert answers[50] == "memory grew by 200.00 MiB from step 0 to 50, from 20.00 MiB to 220.00 MiB"
     assert not any(answers[:50])
     assert len(asked) == 11
+
+
+def test_its_windows_record_memory_and_those_of_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = iter(range(100, 10_000, 20))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(grown) * MIB)
+    options = {"at_steps": [2], "active": 1, "output_dir": tmp_path, "export": "inline", "sinks": {}}
+    with Session(options, triggers={"memory_growth": {"over": 10}}) as session:
+        hooks = {each.name: each.hooks for each in session._watch._begun}
+        for _ in session.steps(range(30)):
+            hooks["memory_growth"].poll()
+            torch.ones(1000).sum()
+    by_trigger = {capture.metadata["window"]["trigger"]: capture for capture in session.captures}
+    assert set(by_trigger) == {None, "memory_growth"}
+    for trigger, capture in by_trigger.items():
+        known = [each.host_bytes for each in capture.operators if each.host_bytes is not None]
+        assert bool(known) == capture.metadata["config"]["profile_memory"] == (trigger is not None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

@@ -17,10 +17,10 @@ def judge(**options: Any) -> Callable[[Step], Any]:
 def test_it_fires_exactly_where_the_definition_says() -> None:
     random.seed(0)
     times = [random.choice([random.randint(1, 100), random.randint(1, 1000)]) for _ in range(500)]
-    fires = judge(factor=2.5, over=31, after=7)
+    fires = judge(factor=2.5, over=31, after=7, excess_ms=200e-6)
     for number, took in enumerate(times):
         before = times[max(0, number - 31) : number]
-        slow = len(before) >= 7 and took > 2.5 * median_high(before)
+        slow = len(before) >= 7 and took > max(2.5 * (median := median_high(before)), median + 200)
         assert bool(fires(Step(number, took))) == slow, number
 
 
@@ -31,7 +31,7 @@ def test_it_says_why() -> None:
 
 
 def test_recorded_steps_are_neither_judged_nor_counted() -> None:
-    fires = judge(factor=2, over=5, after=5)
+    fires = judge(factor=2, over=5, after=5, excess_ms=0)
     for number in range(5):
         fires(Step(number, 10))
     for number in range(5, 20):
@@ -40,7 +40,7 @@ def test_recorded_steps_are_neither_judged_nor_counted() -> None:
 
 
 def test_each_run_begins_with_no_step_known() -> None:
-    trigger = SlowStep(factor=2, after=2)
+    trigger = SlowStep(factor=2, after=2, excess_ms=0)
     for _ in range(2):
         fires = trigger.begin(Path(), [].append).fires
         assert [bool(fires(Step(number, took))) for number, took in enumerate((1, 1000, 1, 3000))] == [
@@ -49,3 +49,11 @@ def test_each_run_begins_with_no_step_known() -> None:
             False,
             True,
         ]
+
+
+def test_short_steps_vary_and_are_not_slow() -> None:
+    random.seed(0)
+    fires = judge()
+    for number in range(2000):
+        assert fires(Step(number, random.choice([30_000] * 50 + [400_000, 900_000]))) is None
+    assert fires(Step(2000, 1_031_000)) == "step 2000 took 1.031 ms, 34.4 × the median of 30.000 µs"
