@@ -174,10 +174,6 @@ def mark(target: Any, name: Name | None) -> Any:
         return _mark_instance(target, name or type(target).__qualname__)
     if not callable(target):
         raise ConfigError(f"profiled cannot mark {target!r}: it marks callables, classes and methods.")
-    if inspect.isbuiltin(target) and not _has_signature(target):
-        raise ConfigError(
-            f"profiled cannot mark the builtin {_called(target)}: it tells no signature; mark its caller."
-        )
     return (in_range if is_plain(target) else Marked)(target, name or _called(target))
 
 
@@ -223,11 +219,3 @@ def _called(target: Any) -> str:
     while isinstance(target, functools.partial):
         target = target.func
     return str(getattr(target, "__qualname__", None) or type(target).__qualname__)
-
-
-def _has_signature(target: Any) -> bool:
-    try:
-        inspect.signature(target)
-    except ValueError:
-        return False
-    return True

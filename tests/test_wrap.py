@@ -720,7 +720,6 @@ def test_a_name_is_made_only_while_recording() -> None:
             "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; mark its "
             "caller.",
         ),
-        (max, "profiled cannot mark the builtin max: it tells no signature; mark its caller."),
         ("", "profiled was given an empty name: give the range a name, or none at all."),
     ],
 )
@@ -728,6 +727,21 @@ def test_what_cannot_be_marked_gets_one_sentence(target: Any, sentence: str) -> 
     with pytest.raises(ConfigError) as raised:
         profiled(target)
     assert str(raised.value) == sentence
+
+
+def test_a_builtin_that_tells_no_signature(tmp_path: Path) -> None:
+    relu, largest = profiled(torch.relu), profiled("largest of {args}")(max)
+    compiled = torch.compile(relu, backend="eager", fullgraph=True)
+    x = torch.tensor([-1.0, 2.0])
+    with recorded(tmp_path) as seen:
+        assert torch.equal(relu(x), torch.relu(x))
+        assert largest(1, 3, key=lambda each: -each) == 1
+        assert torch.equal(compiled(x), torch.relu(x))
+    assert seen.names[:2] == [torch.relu.__qualname__, "largest of {args}"]
+    assert (relu.__name__, relu.__doc__) == (torch.relu.__name__, torch.relu.__doc__)
+    for function in (relu, torch.relu):
+        with pytest.raises(ValueError, match="no signature found"):
+            inspect.signature(function)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
