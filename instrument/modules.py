@@ -121,13 +121,14 @@ class ModuleRanges:
     def __init__(self, *, stand_ins: bool = False) -> None:
         self._stand_ins: list[AbstractContextManager[Any]] = list(_stand_ins.values()) if stand_ins else []
         self._calls_before: dict[ModuleRange, int] = {}
+        self._marks_before: dict[ModuleRange, int] = {}
         self._attached: list[nn.Module] = []
 
-    @property
-    def unseen(self) -> set[str]:
-        """The names of those that were not opened yet: not called, or inside a compiled region."""
-        names = {each.name for each in self._calls_before}  # a compiled model and the one in it share theirs
-        return names - {each.name for each, before in self._calls_before.items() if each.calls > before}
+    def unseen(self, *, of_marks: bool = False) -> set[str]:
+        """The names of those that were not opened yet: not called, or inside a compiled region; `of_marks` too."""
+        before = self._calls_before | (self._marks_before if of_marks else {})
+        names = {each.name for each in before}  # a compiled model and the one in it share theirs
+        return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def __enter__(self) -> ModuleRanges:
         for name, module in _chosen():
@@ -136,7 +137,7 @@ class ModuleRanges:
                 own = module_calls.attach(module, name)
                 self._attached.append(module)
             self._calls_before[own] = own.calls
-        self._calls_before |= {each: each.calls for each in module_calls.marks()}
+        self._marks_before = {each: each.calls for each in module_calls.marks()}
         for stand_in in self._stand_ins:
             stand_in.__enter__()
         return self

@@ -186,12 +186,13 @@ class Recorder:
         """What the window cannot show, for `capture.json`; to be asked once the window has ended.
 
         `swallowed` are ranges that Dynamo traced away, with the compiled region that holds them; `modules_not_seen` are
-        submodules whose range never opened: not called, or inside a compiled region. `graphs_compiled` tells how many
-        graphs Dynamo compiled since the warm-up began, whose time the window holds.
+        submodules whose range never opened: not called, or inside a compiled region, and where this process compiles
+        marked modules too. `graphs_compiled` tells how many graphs Dynamo compiled since the warm-up began, whose time
+        the window holds.
         """
         return {
             "swallowed": [{"range": name, "region": region} for name, region in emit.still_swallowed()],
-            "modules_not_seen": sorted(self._modules.unseen),
+            "modules_not_seen": sorted(self._modules.unseen(of_marks=_compiled_graphs() > 0)),
             "graphs_compiled": _compiled_graphs() - self._graphs_before,
         }
 

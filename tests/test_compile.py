@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     emit.swallowed.clear()
+    gc.collect()  # what other tests have marked
     yield
     torch._dynamo.reset()
 
@@ -188,6 +190,17 @@ def test_ranges_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_pa
         forget(net)
     assert graphs() == (1, 0)
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+
+
+def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path) -> None:
+    inside = profiled("inside")(nn.Linear(4, 4))
+    compiled, outside = torch.compile(nn.Sequential(inside), backend="eager"), profiled("outside")(nn.Linear(4, 4))
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        outside(compiled(X))
+        session.step()
+    unseen = session.captures[0].metadata["modules_not_seen"]
+    assert "inside" in unseen
+    assert "outside" not in unseen
 
 
 class Broken(nn.Module):

@@ -191,9 +191,9 @@ def test_what_was_not_called_is_told(tmp_path: Path) -> None:
     model = Model()
     instrument_model(model, depth=2)
     with recorded(tmp_path), ModuleRanges() as ranges:
-        assert ranges.unseen == {"Model", "layers.0", "layers.1", "head"}
+        assert ranges.unseen() == {"Model", "layers.0", "layers.1", "head"}
         model.encode(X)
-    assert ranges.unseen == {"Model", "layers.1", "head"}
+    assert ranges.unseen() == {"Model", "layers.1", "head"}
 
 
 def test_a_model_is_neither_kept_alive_nor_changed() -> None:

@@ -283,16 +283,6 @@ def test_a_marked_module_is_nested_in_the_range_of_its_place_in_the_model(tmp_pa
     ]
 
 
-def test_a_marked_module_that_was_not_called_is_told(tmp_path: Path) -> None:
-    nets = [profiled("called")(Net()), profiled("not called")(Net())]
-    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
-        nets[0](torch.ones(1, 3))
-        session.step()
-    unseen = session.captures[0].metadata["modules_not_seen"]
-    assert "not called" in unseen
-    assert "called" not in unseen
-
-
 def test_a_module_whose_class_overrides_call(tmp_path: Path) -> None:
     @profiled("own call")
     class OwnCall(nn.Module):
