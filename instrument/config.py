@@ -30,8 +30,9 @@ from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.capture.patterns import Pattern
 from instrument.errors import ConfigError, need_package
-from instrument.options import blanked, meant, public, unwrapped
+from instrument.options import meant, unwrapped
 from instrument.presets import preset
+from instrument.redact import blanked, public
 from instrument.sinks.chrome_trace import as_json
 from instrument.targets import described, instantiated, like_of, sink_of, trigger_of
 
@@ -219,7 +220,8 @@ class ProfilerConfig(BaseModel):
     @field_validator("metadata")
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        return as_json(metadata, "profiler.metadata")
+        hidden: dict[str, Any] = blanked(as_json(metadata, "profiler.metadata"))
+        return hidden
 
     @field_validator("upload_options", mode="before")
     @classmethod
@@ -301,13 +303,14 @@ class ProfilerConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings.
 
-        What may be a key is left out: most of `upload_options`, and of each URL the user, the password and the query.
+        What may be a secret is left out: most of `upload_options`, and what `redact.blanked` hides.
         """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers"})
         options["sinks"] = {n: like if isinstance(like, Mapping) else described(like) for n, like in self._like.items()}
-        options["upload_options"] = public(self.upload_options)
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
-        return {**blanked(options), "upload_to": self.upload_to}  # which was checked, and is read from there again
+        kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}  # checked, and read again
+        plain: dict[str, Any] = blanked(options) | kept
+        return plain
 
 
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:

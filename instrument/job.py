@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from instrument import files
-from instrument.options import blanked, public
+from instrument.redact import blanked, public
 
 # Copies of jobs whose captures were never finished are kept so long.
 _KEPT_S = 90 * 86_400

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +18,10 @@ import torch
 from torch import distributed as dist
 
 from instrument import export
-from instrument.options import blanked
+from instrument.redact import blanked_words
 from instrument.schedule import Window
 
 FORMAT = 1
-
-# After which a command line tells keys.
-_SECRET = "(?:upload_options|api_?key|password)"
 
 # How long git is waited for, once, at the start of a run.
 _GIT_S = 2.0
@@ -99,26 +95,10 @@ def origin() -> dict[str, Any]:
     hydra = export.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
-        "command": _without_secrets(sys.argv),
-        "overrides": None if hydra is None else _without_secrets(hydra.overrides.task),
+        "command": blanked_words(sys.argv),
+        "overrides": None if hydra is None else blanked_words(hydra.overrides.task),
         "git": _git(Path(main).absolute().parent if main else Path.cwd()),
     }
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    """Words of a command line without what they say for `profiler.upload_options` and keys, and what URLs hold."""
-    told, open_brackets = list[str](), 0
-    for before, word in zip(["", *words], words):
-        hidden = re.search(rf"(?is){_SECRET}[^=:]*[=:](.*)", word)
-        if open_brackets > 0 or re.search(rf"(?i){_SECRET}[\w.]*$", before):
-            told.append("***")
-            open_brackets += word.count("{") - word.count("}")
-        elif hidden:
-            told.append(f"{word[: hidden.start(1)]}***")
-            open_brackets = hidden[1].count("{") - hidden[1].count("}")
-        else:
-            told.append(blanked(word))
-    return told
 
 
 @cache

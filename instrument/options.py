@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from instrument.errors import ConfigError
-
-# Options of file systems that may stand in a log; whatever else is text or a number may be a key.
-_NO_SECRETS = {"endpoint_url", "region_name", "profile", "host", "port", "project"}
-# What of a URL may be a key: a password, which may hold slashes, a user's name, and the query.
-_PASSWORD = r"://[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@"
-_USER = r"://[^\s/@'\"]*@"
-_QUERY = r"(://[^\s?'\"]*\?)[^\s'\"]+"
+from instrument.redact import blanked
 
 
 class Options(BaseModel):
@@ -36,7 +29,7 @@ class Options(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, blanked(value)
+            yield name, blanked(value, name or "")
 
     @classmethod
     def spoken(cls) -> str:
@@ -55,46 +48,6 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     names = list(known)
     everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
     return meant(given, names, quote="'") or everything
-
-
-def without_secrets(text: str, options: Any) -> str:
-    """A text in which nothing stands that `public` leaves out of options, and no URL tells what may be a key."""
-    for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return str(blanked(text))
-
-
-def blanked(value: Any) -> Any:
-    """A text, or whatever holds some, in which `***` stands for the user, password and query of each URL."""
-    if isinstance(value, Mapping):
-        return {key: blanked(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [blanked(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    return re.sub(_QUERY, r"\1***", re.sub(f"{_PASSWORD}|{_USER}", "://***@", value))
-
-
-def holds_password(url: str) -> bool:
-    """Whether a URL holds a password, or a query, where keys stand too; a user's name alone is none."""
-    return re.search(f"{_PASSWORD}|{_QUERY}", url) is not None
-
-
-def public(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of options that may hold secrets those that cannot be one: what is true or false, and addresses and places."""
-    kept = {name: public(value) if isinstance(value, Mapping) else value for name, value in options.items()}
-    return {
-        name: value
-        for name, value in kept.items()
-        if isinstance(value, bool | dict) or (name in _NO_SECRETS and "@" not in str(value) and blanked(value) == value)
-    }
-
-
-def _leaves(value: Any) -> set[str]:
-    """The texts in nested options; one of a few characters hides nothing."""
-    if isinstance(value, Mapping | list | tuple):
-        return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
-    return {str(value)} if len(str(value)) > 3 else set()
 
 
 def unwrapped(value: Any) -> Any:

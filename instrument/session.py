@@ -26,6 +26,7 @@ from instrument.modules import forget, instrument_chosen
 from instrument.phases import NAMES, Phase, Phases, Steps
 from instrument.preemption import Preemption
 from instrument.recorder import refuse_company, refuse_options
+from instrument.redact import blanked
 from instrument.sinks.chrome_trace import as_json
 from instrument.timings import Timings
 from instrument.triggers import Request
@@ -253,7 +254,7 @@ class Session:
         Given again, it counts with its last value. What cannot be written is warned of, and left out.
         """
         try:
-            self._metadata.update(as_json({key: value}, "The session's metadata"))
+            self._metadata.update(blanked(as_json({key: value}, "The session's metadata")))
         except ConfigError as error:
             self._say(str(error))
 

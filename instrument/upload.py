@@ -29,7 +29,7 @@ from instrument.capture import NOTE_FILE, files_of
 from instrument.capture.remote import filesystem
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
-from instrument.options import without_secrets
+from instrument.redact import without_secrets
 
 # How long is waited before each further try at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)

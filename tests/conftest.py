@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from collected import Log
+from hypothesis import HealthCheck, settings
 from loguru import logger
 
 from instrument import ProfilerConfig, emit
+
+# No example fails because the machine is busy.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="session")

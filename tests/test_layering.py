@@ -18,7 +18,7 @@ ROOT = Path(instrument.__file__).parent
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
     ({"printable"}, set()),
-    ({"errors", "files", "names", "schedule"}, set()),
+    ({"errors", "files", "names", "redact", "schedule"}, set()),
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),

@@ -25,7 +25,7 @@ from moto.server import ThreadedMotoServer
 from instrument import Capture, ProfilerConfig, Session, Sink, cli, metadata, upload, waiting
 from instrument.capture import remote
 from instrument.errors import CaptureError, ConfigError, MissingPackage
-from instrument.options import blanked, public
+from instrument.redact import blanked, public
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
 from instrument.files import is_regular
+from instrument.redact import holds_password
 
 KEPT_BYTES = 4_000_000_000
 # What is read of a capture; nothing is fetched under a name that somebody else chose.
@@ -44,8 +45,6 @@ def check(url: str, option: str) -> None:
     """
     if not is_url(url):
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
-    from instrument.options import holds_password  # pydantic, which no reader needs
-
     if holds_password(url):
         raise ConfigError(
             f"{option} holds a password or a query, which would be logged: give it in profiler.upload_options."

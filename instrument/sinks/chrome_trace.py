@@ -17,6 +17,7 @@ from instrument.capture.cache import path_of
 from instrument.capture.pieces import with_one_sign
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.files import encodable, replacing
+from instrument.redact import blanked
 from instrument.sinks import Sink
 
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
@@ -83,7 +84,8 @@ class ChromeTrace(Sink):
     @field_validator("metadata")
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        return as_json(metadata, "The chrome_trace sink's metadata")
+        hidden: dict[str, Any] = blanked(as_json(metadata, "The chrome_trace sink's metadata"))
+        return hidden
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Bring the trace into the form asked for, copy it, drop it; `capture.trace_path` follows.
