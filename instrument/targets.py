@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from instrument.errors import ConfigError, InstrumentError
 from instrument.options import meant
 from instrument.presets import shipped
-from instrument.redact import blanked
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 

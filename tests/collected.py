@@ -1,6 +1,8 @@
-"""What a test collected from the log."""
+"""What a test collected from the log, its own or that of a program it ran."""
 
 from __future__ import annotations
+
+import re
 
 
 class Log(list[str]):
@@ -11,3 +13,11 @@ class Log(list[str]):
     def at(self, level: str) -> list[str]:
         """The messages of one level."""
         return [line.removeprefix(level + " ") for line in self if line.startswith(level + " ")]
+
+
+def errors_in(printed: str) -> list[str]:
+    """The errors that a program has printed, as loguru and Hydra write them.
+
+    torch's own library prints "ERROR:" too, where its CUDA build finds no driver.
+    """
+    return re.findall(r"^.*(?:\| ERROR|\[ERROR\]).*$", printed, re.MULTILINE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 from collected import Log
 from hypothesis import HealthCheck, settings
+from left_on import Before
 from loguru import logger
 
-from instrument import ProfilerConfig, emit
+from instrument import ProfilerConfig
 
 # No example fails because the machine is busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,6 +48,8 @@ def inline_export(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_running() -> Iterator[None]:
+    """Fail a test that leaves something on, and turn it off for those after it."""
+    before = Before()
     yield
-    assert not emit.armed, "annotations are still armed"
-    assert not torch._C._autograd._profiler_enabled(), "a profiler is still on"
+    left = before.restore()
+    assert not left, f"The test left behind {', '.join(left)}."

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from collected import errors_in
+from installed import need
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,13 +43,15 @@ def run(command: list[str] | str, folder: Path) -> str:
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}"
-    assert "ERROR" not in done.stdout, done.stdout
+    assert not errors_in(done.stdout), done.stdout
     return done.stdout
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_each_block_runs(number: int, folder: Path) -> None:
     language, body = BLOCKS[number]
+    for trainer in re.findall(r"^from (lightning)\.", body, flags=re.MULTILINE):
+        need(trainer)
     if language == "python" and not body.startswith("# "):
         assert "name" in run([sys.executable, "-c", body], folder) or "number" in body or "steps" in body
     elif language == "bash":

@@ -266,7 +266,7 @@ def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: P
     Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
     described = ask(tmp_path / "lake", "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'")
     told = {}
-    for names, kind in re.findall(r"^    \| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE):
+    for names, kind in re.findall(r"^ *\| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE):
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
     kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
     assert {name: kinds[kind] for name, kind, *_ in described} == told

@@ -14,7 +14,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from collected import Log
+from collected import Log, errors_in
+from installed import need
 from loguru import logger
 from made_captures import steps
 
@@ -124,7 +125,7 @@ def story(tmp_path: Path, code: str) -> str:
     environment = {**os.environ, **quiet, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "ERROR" not in done.stderr, done.stderr
+    assert not errors_in(done.stderr), done.stderr
     return done.stdout
 
 
@@ -183,7 +184,7 @@ def profiled_rows(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 
 
 def test_wandb(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    need("wandb")
     story(tmp_path, WANDB)
 
     rows, artifacts, run = wandb_run(tmp_path, "mine")
@@ -210,7 +211,7 @@ def test_wandb(tmp_path: Path) -> None:
 
 
 def test_mlflow(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    need("mlflow")
     found = json.loads(story(tmp_path, MLFLOW).splitlines()[-1])
     assert sorted(found) == ["live", "profiles", "ranks"], "another rank begins no run"
     for run, folder, files in (
