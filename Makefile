@@ -3,6 +3,7 @@
 ## make check   ruff, mypy and the test suite
 ## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers against an older minor version of each
+## make compat  run the core suite under each Python from 3.10 to 3.13 at hand, and under older torch: an hour, 5 GB at a time
 ## make soak    record ten thousand windows and look for what is left of them: some minutes
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
@@ -22,7 +23,7 @@ INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check bench older soak clean
+.PHONY: help demo test check bench older compat soak clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -57,6 +58,10 @@ bench: $(VENV)/.installed-bench
 
 older: $(VENV)-older/.installed
 	$(VENV)-older/bin/python -m pytest tests/integrations
+
+# Not run by CI. ONLY="3.10/2.13.0" chooses, TMPDIR says where the environments are made.
+compat:
+	$(PYTHON) tests/compat.py $(ONLY)
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak

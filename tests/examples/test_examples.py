@@ -193,7 +193,9 @@ def test_graph_nodes(tmp_path: Path) -> None:
         r"^call_module +layer1_0_conv1 +layer1\.0\.conv1 .* \[5, 64, 56, 56\] +1\.16 G$", text, re.MULTILINE
     )
     assert re.search(r"^call_function +add +operator\.add ", text, re.MULTILINE)
-    assert re.search(r"^75 nodes take .* of the model as it is\.$", text, re.MULTILINE)
+    assert re.search(
+        r"^75 nodes take .* of the model as it is(, but the runs are too unequal to tell)?\.$", text, re.MULTILINE
+    )
     assert re.search(r"^Conv2d +20 ", text, re.MULTILINE)
     assert "resnet_inference.py:" in text
     assert not list(tmp_path.iterdir())
