@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
@@ -28,7 +27,7 @@ from pydantic_core import ErrorDetails
 
 from instrument import activities, schedule
 from instrument.activities import Activities
-from instrument.capture.patterns import Pattern
+from instrument.capture.patterns import check_pattern
 from instrument.errors import ConfigError, need_package
 from instrument.options import meant, unwrapped
 from instrument.presets import preset
@@ -237,25 +236,7 @@ class ProfilerConfig(BaseModel):
     @classmethod
     def _regular(cls, communication: list[str]) -> list[str]:
         for names in communication:
-            try:
-                everything = re.compile(f"(?:{names})").search("")  # in brackets, as it is read among others
-            except re.error as error:
-                raise ConfigError(
-                    f"profiler.communication holds {names!r}, which is no regular expression ({error.msg}); "
-                    "give some for kernel names, such as [my_all_reduce]."
-                ) from None
-            try:
-                Pattern([names])
-            except ValueError as error:
-                raise ConfigError(
-                    f"profiler.communication holds {names!r}, which no reader of a capture takes ({error}); give a "
-                    "plainer one, such as my_all_reduce."
-                ) from None
-            if everything:
-                raise ConfigError(
-                    f"profiler.communication holds {names!r}, which every kernel's name matches; give a part of those "
-                    "that are communication, such as my_all_reduce."
-                )
+            check_pattern(names)
         return communication
 
     @field_validator("sinks", "triggers", mode="before")

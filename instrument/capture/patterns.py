@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from instrument.errors import ConfigError
+
 # A pattern of some hundred characters has as many states. What is remembered of steps is forgotten at so many.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
@@ -181,3 +183,28 @@ def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
 
 def _is_word(character: str) -> bool:
     return character.isalnum() or character == "_"
+
+
+def check_pattern(names: str) -> None:
+    """Refuse a pattern of `profiler.communication` that no reader of a capture could use.
+
+    Raises:
+        ConfigError: it is no regular expression, is not understood here, or matches everything.
+    """
+    option = f"profiler.communication holds {names!r}, which"
+    try:
+        everything = re.compile(f"(?:{names})").search("")  # in brackets, as it is read among others
+    except re.error as error:
+        raise ConfigError(
+            f"{option} is no regular expression ({error.msg}); give some for kernel names, such as [my_all_reduce]."
+        ) from None
+    try:
+        Pattern([names])
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} no reader of a capture takes ({error}); give a plainer one, such as my_all_reduce."
+        ) from None
+    if everything:
+        raise ConfigError(
+            f"{option} every kernel's name matches; give a part of those that are communication, such as my_all_reduce."
+        )
