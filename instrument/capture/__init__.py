@@ -64,7 +64,7 @@ class Capture:
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
-        self._added: Pattern | None = None
+        self._added: Pattern | None = None  # more of it, by patterns of the capture's own
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Capture:
