@@ -163,8 +163,9 @@ class Recorder:
         try:
             self._profile.stop_trace()
         except Exception:
-            self._let_go()
-            raise
+            if not self._disturbed:  # else older torch raises here, and `save` says why
+                self._let_go()
+                raise
         self._let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
         self.end_step()
 

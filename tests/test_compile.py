@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ BACKENDS = [
     "aot_eager",
     pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")),
 ]
+# A range that inductor opens itself, in torch before 2.13.
+INDUCTORS = "## Call CompiledFxGraph"
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's and inductor's own
 
 
@@ -79,7 +82,7 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     run(session, compiled)
     assert graphs() == (1, 0)
     (capture,) = session.captures
-    assert [row.name for row in capture.ranges] == ["outside"]
+    assert [row.name for row in capture.ranges if not row.name.startswith(INDUCTORS)] == ["outside"]
     assert {(row.name, row.region) for row in capture.swallowed} == {
         (name, "0/0") for name in ("marked", "block", "layer {self.index}")
     }
@@ -95,7 +98,8 @@ def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) 
     run(session, compiled)
     assert graphs() == (1, 0)
     (capture,) = session.captures
-    assert [row.path for row in capture.ranges] == ["outside", "outside/Sequential"]
+    paths = [row.path for row in capture.ranges if not row.name.startswith(INDUCTORS)]
+    assert paths == ["outside", "outside/Sequential"]
     assert capture.metadata["modules_not_seen"] == ["0", "0.linear", "1", "1.linear"]
     assert "Modules not called in this window, or inside a compiled region: 0, 0.linear, 1, 1.linear" in render(capture)
 
@@ -160,7 +164,8 @@ def test_export_and_the_older_tracers(tmp_path: Path) -> None:
         exported = torch.export.export(net, (X,), strict=strict)
         assert torch.equal(exported.module()(X), expected)
     assert torch.equal(torch.fx.symbolic_trace(net)(X), expected)
-    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.trace", DeprecationWarning)  # of a newer torch
         traced = torch.jit.trace(net, X)
     assert torch.equal(traced(X), expected)
 

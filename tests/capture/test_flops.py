@@ -101,7 +101,10 @@ def test_attention_on_a_device_equals_torchs_formula(tmp_path, kind) -> None:
         span(f"aten::{name}", 0, 5, Input_Dims=[q, k, v, [], []]),
         span(f"aten::{name}_backward", 10, 5, Input_Dims=[gradient, q, k, v, gradient, [2, 8, 7]]),
     ]
-    theirs = [flop_registry[forward](q, k, v), flop_registry[backward](gradient, q, k, v)]
+    try:
+        theirs = [flop_registry[forward](q, k, v), flop_registry[backward](gradient, q, k, v)]
+    except AssertionError:
+        pytest.skip("this torch's formula knows no heads that share keys")
     assert [row.flops for row in capture(tmp_path, events).operators] == theirs
     assert theirs[0] > 1000
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from installed import needs_option
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from capture.conftest import BODIES, COLUMNS, convolutions, record
+from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
 from capture.traces import allocation, annotation, capture, frame, kernel, read, span
 from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
@@ -32,13 +33,14 @@ ALWAYS = {"forward", "Optimizer.step#Adam.step", "aten::add_"}
 def values(table, *key: str) -> dict:
     rows = {tuple(getattr(row, k) for k in key): tuple(getattr(row, c) for c in COLUMNS) for row in table}
     assert len(rows) == len(table), "two rows of one key"
+    rows = {k: row for k, row in rows.items() if INEXACT_ROWS.isdisjoint(k)}
     return {k[0] if len(k) == 1 else k: row for k, row in rows.items()}
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_every_row_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
-    assert recording.by_name.keys() >= SEEN[name] | ALWAYS
+    assert recording.by_name.keys() >= (SEEN[name] | ALWAYS) - INEXACT_ROWS
     assert len(recording.by_name) > 40
     assert values(operators(recording.capture.host, rules="torch"), "name") == recording.by_name
 
@@ -72,7 +74,7 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
         k: v[:3] for k, v in theirs.items() if k != "[memory]"
     }
     waiting = recording.capture.operators.where(name="waiting")[0]
-    assert theirs["waiting"][3] >= 120 * 60 * 4, "torch no longer counts the other thread's memory"
+    assert not EXACT_MEMORY or theirs["waiting"][3] >= 120 * 60 * 4, "torch no longer counts the other thread's memory"
     assert waiting.host_bytes == 0
     kept = sum(row.self_host_bytes for row in recording.capture.operators)
     assert kept == int(recording.capture.events.memory.size_bytes.sum())
@@ -81,9 +83,11 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
 def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
     recording = record(tmp_path / "trace.json", convolutions(), with_stack=True)
     events = recording.capture.events
-    assert values(operators(Host(events), rules="torch"), "name") == recording.by_name
     frames = {name for name in recording.by_name if "conftest.py" in name}
+    if not EXACT_MEMORY and not frames:
+        pytest.skip("older torch has no rows for Python's frames")
     assert frames
+    assert values(operators(Host(events), rules="torch"), "name") == recording.by_name
     assert not frames & {row.name for row in operators(Host(events))}
 
 
@@ -108,7 +112,8 @@ def test_an_unfinished_range_is_a_row(tmp_path) -> None:
     recording = record(tmp_path / "trace.json", body)
     left_open.__exit__(None, None, None)
     row = recording.capture.operators.where(name="open")[0]
-    assert row.calls == recording.by_name["open"][0] == 1
+    assert row.calls == 1
+    assert recording.by_name.get("open", [1])[0] == 1, "older torch leaves it out"
     assert row.host_ns > row.self_host_ns > 0
 
 
@@ -407,6 +412,7 @@ def test_what_the_trace_cannot_tell_is_none_throughout(tmp_path, what) -> None:
     assert [getattr(row, what) for row in table] == [None, None]
 
 
+@needs_option("capture_overload_names")
 def test_overloads_equal_torchs_own(tmp_path) -> None:
     def body() -> None:
         torch.empty(2).fill_(1.0).add(1).add(torch.ones(2)).sum().sum(dim=0)
