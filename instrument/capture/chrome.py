@@ -35,7 +35,7 @@ from instrument.capture.metadata import MOST_RANKS
 from instrument.capture.pieces import Pieces, cut_short
 from instrument.capture.written import Args, Begin, Complete, End, Instant, coerced, decode
 from instrument.errors import TraceError
-from instrument.names import from_trace
+from instrument.names import shown
 
 
 def read(path: Path) -> Events:
@@ -194,7 +194,7 @@ class _Columns:
             columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),
-            names=tuple(map(from_trace, self._names)),
+            names=tuple(map(shown, self._names)),
             threads=tuple(plain),
             texts=tuple(self._texts)[1:],
             grids=tuple(self._grids)[1:],

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.names import STEP_PREFIX
+
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Flags = NDArray[np.bool_]
@@ -23,7 +25,6 @@ ANNOTATION = frozenset({"user_annotation"})
 DEVICE_ANNOTATION = frozenset({"gpu_user_annotation"})
 PYTHON = frozenset({"python_function"})
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events", "hpu_op"})
-STEP_PREFIX = "ProfilerStep#"
 _MOST_DIGITS = 15  # of a step's number
 
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")

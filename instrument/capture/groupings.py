@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Flags, Ints, decoded, is_step, split_overload
+from instrument.capture.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, is_step, split_overload
 from instrument.capture.host import Host
 from instrument.capture.stacks import frames_around
+from instrument.names import STEP_PREFIX
 
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints, split_overload
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, split_overload
 from instrument.capture.flops import UNKNOWN, has_rule, uncounted
 from instrument.capture.groupings import GROUPINGS, Calls, Quantities
 from instrument.capture.host import Host
@@ -15,6 +15,7 @@ from instrument.capture.nesting import Forest
 from instrument.capture.rules import HONEST, TORCH, Rules
 from instrument.capture.table import Table
 from instrument.errors import ConfigError
+from instrument.names import STEP_PREFIX
 
 MEMORY_ROW = "[memory]"
 _TOTALS = frozenset({"host_ns", "device_ns", "host_bytes", "device_bytes"})

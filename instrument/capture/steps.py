@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from instrument.capture.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
-from instrument.capture.events import ANNOTATION, OPERATOR, STEP_PREFIX, Events, Flags, Ints, is_runtime, is_step
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, is_runtime, is_step
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, Timeline, sweep
+from instrument.names import STEP_PREFIX
 
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 # Calls in which the host waits for the device.
