@@ -71,6 +71,7 @@ RANGE_COLUMNS = (
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "host_ns_per_call",
     "cuda_time": "device_ns_per_call",
+    "xpu_time": "device_ns_per_call",
     "device_time": "device_ns_per_call",
 }
 

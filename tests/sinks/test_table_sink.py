@@ -15,7 +15,7 @@ from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
 from instrument.capture.table import TORCH_NAMES
 from instrument.errors import CaptureError, ConfigError
-from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, render, render_view
+from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, check_sort, render, render_view
 
 Write = Callable[..., Capture]
 
@@ -345,3 +345,8 @@ def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture
         assert names(render(capture, sort=column, columns=[column])), column
     for torch_name in TORCH_NAMES:
         assert TableSink(sort=torch_name, columns=[torch_name]).columns == [TORCH_NAMES[torch_name]]
+
+
+def test_torch_calls_a_device_by_its_kind() -> None:
+    for key in ("{}_time", "{}_time_total", "self_{}_time_total", "{}_memory_usage", "self_{}_memory_usage"):
+        assert check_sort(key.format("xpu")) == check_sort(key.format("cuda"))
