@@ -11,6 +11,8 @@ from typing import Any
 
 from loguru import logger
 
+from instrument import threads
+
 
 class Preemption:
     """Holds SIGTERM back while a window is open: until the next step's end, or half of `grace_s`, then passes it on.
@@ -104,8 +106,8 @@ class Preemption:
             half = (self._grace_s or 0) / 2
             self._timer = threading.Timer(half, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
-            self._timer.start()
             with suppress(Exception):  # this may have interrupted a handler of the log, which takes no second message
+                threads.start(self._timer, "the open window is saved at the end of this step, however long that takes")
                 logger.warning("SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half)
 
     def _forget_timer(self) -> None:

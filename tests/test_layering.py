@@ -19,6 +19,7 @@ ROOT = Path(instrument.__file__).parent
 LINES: list[tuple[set[str], set[str]]] = [
     ({"printable"}, set()),
     ({"errors", "files", "names", "redact", "schedule"}, set()),
+    ({"threads"}, {"loguru"}),
     ({"activities"}, set()),
     ({"options"}, {"pydantic"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),

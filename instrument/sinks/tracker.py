@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 from loguru import logger
 from pydantic import Field, PrivateAttr
 
+from instrument import threads
 from instrument.capture import Capture, files_of
 from instrument.errors import CaptureError
 from instrument.sinks import Sink
@@ -78,11 +79,12 @@ class Tracker(Sink):
             self.send(sent)
             return
         if self._waiting is None:
-            self._waiting = SimpleQueue()
-            self._thread = Thread(
-                target=self._work, args=[self._waiting], name=f"instrument {self.sink_name}", daemon=True
-            )
-            self._thread.start()
+            waiting: SimpleQueue[Sent | None] = SimpleQueue()
+            thread = Thread(target=self._work, args=[waiting], name=f"instrument {self.sink_name}", daemon=True)
+            if not threads.start(thread, f"{self.spoken()} sends each window as it ends, while training waits"):
+                self.send(sent)
+                return
+            self._waiting, self._thread = waiting, thread
         self._unsent.append(sent.folder)
         self._waiting.put(sent)
         if failures := self._told_failures():

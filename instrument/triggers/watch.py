@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
 from loguru import logger
 
+from instrument import threads
 from instrument.ranks import POLL_SECONDS, Ask, Call, Team
 from instrument.triggers import Hooks, Request, Step, Trigger
 from instrument.triggers.losses import Losses
@@ -76,7 +77,10 @@ class Watch:
         polled = [each for each in self._begun if each.hooks.poll is not None]
         self._thread = Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True)
         if polled or team is not None:
-            self._thread.start()
+            without = [f"the trigger {each.name} is not asked between steps" for each in polled]
+            without += ["this rank records by itself what its triggers ask for"] if team is not None else []
+            if not threads.start(self._thread, " and ".join(without)):
+                self._team = None
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
@@ -84,7 +88,8 @@ class Watch:
         cooldown, most = (getattr(trigger, option, defaults[option].default) for option in ("cooldown", "max_windows"))
         try:
             hooks = begin(folder, partial(self._rung.__setitem__, name)) if begin is not None else Hooks(trigger.fires)
-        except Exception:
+        except BaseException as error:
+            _let_interrupt_through(error)
             logger.exception("The trigger {} could not begin and is not asked.", name)
             hooks = None
         self._begun.append(_Trigger(name, hooks or Hooks(), cooldown, most))
@@ -101,7 +106,8 @@ class Watch:
         for fires, trigger in self.asked:
             try:
                 request = _request(answer) if (answer := fires(step)) else None
-            except Exception:
+            except BaseException as error:
+                _let_interrupt_through(error)
                 self._drop(trigger)
                 continue
             if request is not None and first is None and not recorded and trigger.admits(number):
@@ -155,7 +161,8 @@ class Watch:
             if trigger.name in rung and trigger.admits(number):
                 try:
                     return trigger.name, _request(rung[trigger.name])
-                except Exception:
+                except BaseException as error:
+                    _let_interrupt_through(error)
                     self._drop(trigger)
         return None
 
@@ -216,7 +223,8 @@ class Watch:
     def _do(self, trigger: _Trigger, act: Callable[[], None]) -> bool:
         try:
             act()
-        except Exception:
+        except BaseException as error:
+            _let_interrupt_through(error)
             self._drop(trigger)
             return False
         return True
@@ -225,6 +233,12 @@ class Watch:
         """Called within `except`: log what the trigger raised, and ask it no more."""
         logger.exception("The trigger {} failed and is not asked again.", trigger.name)
         self.asked = [pair for pair in self.asked if pair[1] is not trigger]
+
+
+def _let_interrupt_through(error: BaseException) -> None:
+    """Raise what Ctrl-C raised; whatever else leaves a trigger, as by `sys.exit()`, is the trigger's failure."""
+    if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+        raise error
 
 
 def _request(answer: Any) -> Request:

@@ -147,3 +147,48 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
             session.step()
     assert len(session.captures) == 1
     assert "The trigger mine could not begin and is not asked." in log.at("ERROR")[0]
+
+
+@pytest.mark.parametrize("where", ["begin", "fires", "poll", "failed", "end"])
+def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log, where: str
+) -> None:
+    log.errors_expected = True
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
+    left = Event()
+
+    def leave(*_: Any) -> None:
+        left.set()
+        raise SystemExit(3)
+
+    class Leaves(Trigger):
+        def begin(self, folder: Path, ask: Ask) -> Hooks:
+            if where == "begin":
+                leave()
+            return Hooks(**{where: leave})
+
+    session = Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Leaves()})
+
+    def train() -> None:
+        with session:
+            for _ in range(3):
+                session.step()
+            assert where in ("failed", "end") or left.wait(20)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert left.is_set()
+    assert len(session.captures) == 1
+    (error,) = log.at("ERROR")
+    assert error.startswith("The trigger mine ")
+
+
+def test_an_interrupt_within_a_trigger_ends_training_as_ever(tmp_path: Path) -> None:
+    class Interrupted(Trigger):
+        def fires(self, step: Step) -> bool:
+            raise KeyboardInterrupt
+
+    options = {"at_steps": [], "output_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt), Session(options, triggers={"mine": Interrupted()}) as session:
+        session.step()
