@@ -50,11 +50,7 @@ class Range:
         if emit.armed:
             opens, closes, _ = emit.backend
             opened = closes, opens(self._label)
-        thread = get_ident()
-        if thread in self._open:
-            self._open[thread].append(opened)
-        else:
-            self._open[thread] = [opened]
+        self._open.setdefault(get_ident(), []).append(opened)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -66,7 +62,7 @@ class Range:
             return
         opened = mine.pop()
         if not mine:
-            del self._open[thread]
+            self._open.pop(thread, None)  # another thread may have abandoned them
         if opened is not None:
             opened[0](opened[1])
 

@@ -6,8 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock, get_ident
-from typing import Any
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, NamedTuple
 
 from loguru import logger
 from torch import nn
@@ -17,13 +18,24 @@ from instrument.annotate import profiled
 from instrument.errors import ConfigError, InstrumentError
 from instrument.phases import Phases
 
+# The sessions whose recorded calls are around what runs now, in this thread or asynchronous task.
+_around: ContextVar[tuple[Calls, ...]] = ContextVar("_around", default=())
+
+
+class _Begun(NamedTuple):
+    """A call that counts: the step in which it began, and whether it is the session's first."""
+
+    step: int
+    first: bool
+
 
 class Calls:
-    """Takes each call of some functions for a step of a session, which starts with the first of them.
+    """Takes the end of each call of some functions for the end of a session's step.
 
-    A session that was started so is stopped when its plan holds no further window; of a window without end, when the
-    first call in it is over. The steps are the calls of the thread that made the first, as torch wants it; others just
-    run, and so do calls within a call, or beside a coroutine or generator that is not through.
+    The first call starts the session. A session that was started so is stopped when its plan holds no further window;
+    of a window without end, when that first call is over. Calls count from every thread and asynchronous task, so that
+    a step goes from one call's end to the next one's, whichever thread that is on. Two kinds of calls just run: those
+    within a call, and those that end in a window and began before it.
 
     Attributes:
         over: whether nothing is left to record, so that calls are left alone.
@@ -36,13 +48,12 @@ class Calls:
         step: Callable[[], None],
         stop: Callable[[], None],
         running: Callable[[], bool],
+        in_turn: Callable[..., Any],
     ) -> None:
         self.over = False
         self._phases = phases
-        self._start, self._step, self._stop, self._running = start, step, stop, running
+        self._start, self._step, self._stop, self._running, self._in_turn = start, step, stop, running, in_turn
         self._first = Lock()  # held from the first call on
-        self._thread: int | None = None
-        self._inside = False
         self._owns = False  # the session's start and stop
 
     def of(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
@@ -73,8 +84,11 @@ class Calls:
         def generator(*args: Any, **kwargs: Any) -> Any:
             if self.over:
                 return (yield from function(*args, **kwargs))
-            with self._one():
+            begun = self._begun()
+            try:  # without a note that it is around: other code runs wherever it is suspended
                 return (yield from ranged(*args, **kwargs))
+            finally:
+                self._end(begun)
 
         def plain(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or self.over:
@@ -88,22 +102,22 @@ class Calls:
 
     @contextmanager
     def _one(self) -> Iterator[None]:
-        if not self._counts():
-            yield
-            return
-        self._inside = True
+        begun, around = self._begun(), _around.get()
+        _around.set((*around, self))
         try:
             yield
         finally:
-            self._inside = False
-            self._end()
+            _around.set(around)
+            self._end(begun)
 
-    def _counts(self) -> bool:
-        """Whether the call that begins is a step."""
-        if not self.over and self._first.acquire(blocking=False):
-            self._thread = get_ident()
+    def _begun(self) -> _Begun | None:
+        """Note that a call begins; None: it does not count."""
+        if self in _around.get():
+            return None
+        first = not self.over and self._first.acquire(blocking=False)
+        if first:
             self._begin()
-        return not (self.over or self._inside) and self._thread == get_ident()
+        return None if self.over or not self._running() else _Begun(self._phases.train.step_number, first)
 
     def _begin(self) -> None:
         if self._running():
@@ -112,13 +126,19 @@ class Calls:
             self._start()
         except InstrumentError as error:
             logger.error("session.record cannot start the session, so the calls just run: {}", error)
-        self._owns = self._running()
+        self._owns = self._phases.by_calls = self._running()
         self.over = not self._owns
 
-    def _end(self) -> None:
-        whole = self._owns and self._phases.in_endless_window()
-        if not whole and self._running():
-            self._step()
-        if self._owns and (whole or self._phases.nothing_ahead()):
-            self.over = True
+    def _end(self, begun: _Begun | None) -> None:
+        if begun is not None and self._in_turn(self._count, begun):
             self._stop()
+
+    def _count(self, begun: _Begun) -> bool:
+        """Take the end of a call for that of a step; gives whether it was the last and the session is to be stopped."""
+        if self.over or not self._running():
+            return False
+        whole = self._owns and self._phases.in_endless_window()
+        if not whole and not self._phases.in_window_begun_after(begun.step):
+            self._step()
+        self.over = self._owns and (begun.first if whole else self._phases.nothing_ahead())
+        return self.over

@@ -7,16 +7,14 @@ from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     BaseModel,
-    ByteSize,
     ConfigDict,
     Field,
-    NonNegativeInt,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
@@ -29,7 +27,7 @@ from instrument import activities, schedule
 from instrument.activities import Activities
 from instrument.capture.patterns import check_pattern
 from instrument.errors import ConfigError, need_package
-from instrument.options import meant, unwrapped
+from instrument.options import Amount, Bytes, Count, meant, unwrapped
 from instrument.presets import preset
 from instrument.redact import blanked, public
 from instrument.sinks.chrome_trace import as_json
@@ -42,7 +40,7 @@ class ModulesConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
-    depth: int | None = Field(None, ge=0)
+    depth: Count | None = Field(None, ge=0)
     include: list[str] = Field(default_factory=list)
     exclude: list[str] = Field(default_factory=list)
     types: list[str] = Field(default_factory=list)
@@ -60,7 +58,7 @@ class TimingsConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    every: int = Field(100, ge=1)
+    every: Count = Field(100, ge=1)
     device: bool = True
     modules: bool = False
     tensorboard: bool = False
@@ -85,7 +83,11 @@ class ProfilerConfig(BaseModel):
         phases: in which phases the schedule is followed, of train, validation, test and predict; each counts its own
             steps.
         max_window_s: a window that has recorded for so many seconds ends with the step that runs then, labelled
-            truncated; later windows still come. None: no such limit.
+            truncated; later windows still come. Where no step ends, as in a server without requests, it ends after
+            twice the time, but not on a thread that cannot (`profile_memory`). None: no such limit.
+        max_window_memory: the same for a window during which the process grows by so many bytes, as a number or as in
+            "4GB"; but no more than an eighth of the machine's memory, as torch takes six times as much when it stops.
+            Linux only.
         activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
             name keeps only these types of it (torch 2.13). Steps and ranges are cpu's USER_ANNOTATION.
         record_shapes: keep the operators' input shapes.
@@ -137,17 +139,18 @@ class ProfilerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=False)
 
     enabled: bool = True
-    wait: int = Field(0, ge=0)
-    warmup: int = Field(0, ge=0)
-    active: int | None = Field(None, ge=1)
-    repeat: int = Field(1, ge=0)
-    skip_first: int = Field(0, ge=0)
-    skip_first_wait: int = Field(0, ge=0)
-    at_steps: list[NonNegativeInt] | None = None
-    every_n_steps: int | None = Field(None, ge=1)
-    total_steps: int | None = Field(None, ge=1)
+    wait: Count = Field(0, ge=0)
+    warmup: Count = Field(0, ge=0)
+    active: Count | None = Field(None, ge=1)
+    repeat: Count = Field(1, ge=0)
+    skip_first: Count = Field(0, ge=0)
+    skip_first_wait: Count = Field(0, ge=0)
+    at_steps: list[Annotated[Count, Field(ge=0)]] | None = None
+    every_n_steps: Count | None = Field(None, ge=1)
+    total_steps: Count | None = Field(None, ge=1)
     phases: list[Literal["train", "validation", "test", "predict"]] = Field(["train"], min_length=1)
-    max_window_s: float | None = Field(None, gt=0)
+    max_window_s: Amount | None = Field(None, gt=0)
+    max_window_memory: Bytes | None = Field(4_000_000_000, gt=0)  # type: ignore[assignment] # a ByteSize is no default that hydra-zen can build
     activities: Activities | None = None
     record_shapes: bool = False
     profile_memory: bool = False
@@ -167,13 +170,13 @@ class ProfilerConfig(BaseModel):
     output_dir: str | Path | None = None
     ranks: Literal["all", "first_per_node"] | list[int] = "all"
     export: Literal["process", "inline"] = "process"
-    export_queue: int = Field(8, ge=1)
-    export_timeout_s: float = Field(600, gt=0)
-    keep: int | None = Field(None, ge=1)
-    disk_budget: ByteSize | None = None
+    export_queue: Count = Field(8, ge=1)
+    export_timeout_s: Amount = Field(600, gt=0)
+    keep: Count | None = Field(None, ge=1)
+    disk_budget: Bytes | None = None
     upload_to: str | None = None
     upload_options: dict[str, Any] = Field(default_factory=dict, repr=False)
-    preemption_grace_s: float | None = Field(30, gt=0)
+    preemption_grace_s: Amount | None = Field(30, gt=0)
     sinks: dict[str, Any] = Field(default_factory=dict)
     triggers: dict[str, Any] = Field(default_factory=dict)
 
@@ -306,7 +309,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": source._like}
+        sinks = source._like if source.enabled else source.sinks  # a disabled one has built none
+        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": sinks}
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:

@@ -47,13 +47,42 @@ def _close_publicly(handle: Any) -> None:
     handle.__exit__(None, None, None)
 
 
+# torch writes a range's end into the recording that the range began in. Once that is gone, and another one is on, this
+# overwrites memory that is somebody else's by now. So a range that outlives its recording is never closed: it is kept
+# here until no recording is on.
+_recording = 0
+_outlived: list[Any] = []
+
+
 def _torch() -> Backend:
     autograd = getattr(torch._C, "_autograd", None)
-    private_open = getattr(autograd, "_record_function_with_args_enter", None)
-    private_close = getattr(autograd, "_record_function_with_args_exit", None)
-    if private_open is None or private_close is None:
-        return Backend(_open_publicly, _close_publicly)
-    return Backend(private_open, private_close)
+    torch_open = getattr(autograd, "_record_function_with_args_enter", None)
+    torch_close = getattr(autograd, "_record_function_with_args_exit", None)
+    if torch_open is None or torch_close is None:
+        torch_open, torch_close = _open_publicly, _close_publicly
+
+    def open_(name: str) -> tuple[int, Any]:
+        return _recording, torch_open(name)
+
+    def close(handle: tuple[int, Any]) -> None:
+        recording, inner = handle
+        if recording == _recording:
+            torch_close(inner)
+        else:
+            _outlived.append(inner)
+
+    return Backend(open_, close)
+
+
+def end_recording() -> None:
+    """Close no range in torch any more that is open now; called just before a recording stops."""
+    global _recording
+    _recording += 1
+
+
+def release_outlived() -> None:
+    """Let go of the ranges that were open when a recording stopped; called while no recording is on."""
+    _outlived.clear()
 
 
 def _nvtx() -> Backend:
@@ -120,7 +149,8 @@ def _emit_with(arming: tuple[Backend, ...]) -> None:
 
 
 # A worker forked in the middle of a window has no profiler to speak to.
-os.register_at_fork(after_in_child=disarm)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=disarm)
 
 
 def mark(moment: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,22 +25,27 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Choice:
-    """Which submodules of a model get a range; see `instrument_model`."""
+    """Which submodules of a model get a range; see `instrument_model`. Their names begin with `prefix`, if any."""
 
     depth: int | None = None
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     types: Sequence[str | type] = ()
+    prefix: str = ""
 
     def takes(self, path: str, module: nn.Module) -> bool:
         """Whether the submodule of this qualified name gets a range."""
-        depth = path.count(".") + 1 if path else 0
+        depth, name = path.count(".") + 1 if path else 0, self.named(path)
         return (
             (self.depth is None or depth <= self.depth)
-            and (not self.include or _matches(path, self.include))
-            and not _matches(path, self.exclude)
+            and (not self.include or _matches(name, self.include))
+            and not _matches(name, self.exclude)
             and (not self.types or any(_is_a(module, kind) for kind in self.types))
         )
+
+    def named(self, path: str) -> str:
+        """The qualified name with the prefix."""
+        return f"{self.prefix}.{path}" if self.prefix and path else self.prefix or path
 
 
 _instrumented: weakref.WeakKeyDictionary[nn.Module, Choice] = weakref.WeakKeyDictionary()
@@ -77,9 +82,7 @@ def instrument_model(
         ConfigError: the choice leaves no submodule at all, or a glob matches none; the nearest names are listed.
     """
     if not emit.disabled:
-        choice = Choice(depth, tuple(include), tuple(exclude), tuple(types))
-        _check(model, choice)
-        _instrumented[model] = choice
+        _instrument({"": model}, Choice(depth, tuple(include), tuple(exclude), tuple(types)))
     return model
 
 
@@ -88,12 +91,45 @@ def is_instrumented(model: nn.Module) -> bool:
     return model in _instrumented
 
 
-def instrument_chosen(model: nn.Module | None, config: ModulesConfig) -> nn.Module | None:
-    """Instrument a session's model as its config says, unless the owner has done so already; gives what it did."""
-    if model is None or not config.enabled or is_instrumented(model):
-        return None
-    chosen = {name: getattr(config, name) for name in ("include", "exclude", "types")}
-    return instrument_model(model, config.depth, **chosen)
+def named_models(given: Any) -> dict[str, nn.Module]:
+    """A session's models by the prefix of their ranges' names, which is empty for a single one.
+
+    Of a mapping these are its keys; in a list each model bears its index and class, as `0.Generator`.
+
+    Raises:
+        ConfigError: it is neither a module, nor a list, tuple or mapping of modules.
+    """
+    if given is None or isinstance(given, nn.Module):
+        return {} if given is None else {"": given}
+    if isinstance(given, Mapping):
+        models = {str(name): model for name, model in given.items()}
+    elif isinstance(given, list | tuple):
+        models = {f"{index}.{type(model).__name__}": model for index, model in enumerate(given)}
+    else:
+        models = {"": given}
+    for model in models.values():
+        if not isinstance(model, nn.Module):
+            held = "" if model is given else f"a {type(given).__name__} that holds "
+            raise ConfigError(
+                f"A session's model is {held}a {type(model).__name__}, but it must be an nn.Module, or a list, tuple "
+                "or dict of them."
+            )
+    return models
+
+
+def instrument_chosen(models: Mapping[str, nn.Module], config: ModulesConfig) -> list[nn.Module]:
+    """Instrument a session's models as its config says, but for those whose owner has; gives those that it did."""
+    models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
+    if not models or not config.enabled or emit.disabled:
+        return []
+    _instrument(models, Choice(config.depth, tuple(config.include), tuple(config.exclude), tuple(config.types)))
+    return list(models.values())
+
+
+def _instrument(models: Mapping[str, nn.Module], choice: Choice) -> None:
+    _check(models, choice)
+    for prefix, model in models.items():
+        _instrumented[model] = replace(choice, prefix=prefix)
 
 
 def forget(model: nn.Module) -> None:
@@ -155,7 +191,7 @@ def _chosen() -> Iterator[tuple[str, nn.Module]]:
         for path, module in model.named_modules():
             name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")  # what torch.compile puts around a module
             if choice.takes(name, module) and _has_forward(module):
-                yield name or type(getattr(module, "_orig_mod", module)).__name__, module
+                yield choice.named(name) or type(getattr(module, "_orig_mod", module)).__name__, module
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -164,8 +200,9 @@ def _has_forward(module: nn.Module) -> bool:
     return forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
 
-def _check(model: nn.Module, choice: Choice) -> None:
-    names = [path for path, _ in model.named_modules()]
+def _check(models: Mapping[str, nn.Module], choice: Choice) -> None:
+    choices = [(replace(choice, prefix=prefix), model) for prefix, model in models.items()]
+    names = [own.named(path) for own, model in choices for path, _ in model.named_modules()]
     for option in ("include", "exclude"):
         for glob in getattr(choice, option):
             if not any(fnmatchcase(name, glob) for name in names):
@@ -174,9 +211,10 @@ def _check(model: nn.Module, choice: Choice) -> None:
                     f"instrument_model was given {option}={glob!r}, which matches no submodule; near it are "
                     f"{', '.join(near) or 'none, for the model has none'}."
                 )
-    if not any(choice.takes(path, module) for path, module in model.named_modules()):
+    if not any(own.takes(path, module) for own, model in choices for path, module in model.named_modules()):
         raise ConfigError(
-            f"instrument_model was given a choice that leaves no submodule of {type(model).__name__}: "
+            "instrument_model was given a choice that leaves no submodule of "
+            f"{' or '.join(type(model).__name__ for model in models.values())}: "
             f"depth={choice.depth}, include={list(choice.include)}, exclude={list(choice.exclude)}, "
             f"types={list(choice.types)}; widen it."
         )

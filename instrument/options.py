@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from instrument.errors import ConfigError
 from instrument.redact import blanked
+
+
+def _no_bool(kind: str) -> BeforeValidator:
+    """Refuses true and false, which Python takes for the numbers 1 and 0."""
+
+    def refuse(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError(f"{kind}_type", "a bool is no number")
+        return value
+
+    return BeforeValidator(refuse)
+
+
+#: Types of options that hold numbers.
+Count = Annotated[int, _no_bool("int")]
+Amount = Annotated[float, _no_bool("float")]
+Bytes = Annotated[ByteSize, _no_bool("int")]
 
 
 class Options(BaseModel):

@@ -72,9 +72,11 @@ class Phases:
     Attributes:
         train: the one outside any `session.phase` block.
         present: the one that runs now.
+        by_calls: whether the steps are calls of functions, and not training steps.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
+        self.by_calls = False
         self._config = config
         self._recorded: list[str] = []  # in which the schedule is followed; none before the start
         self._behind: Window | None = None  # the last window that lay behind train's first step
@@ -113,6 +115,18 @@ class Phases:
         """Whether train's present step is recorded in a window that only the session's stop ends."""
         window = self.train.plan.window
         return window is not None and window.last is None and window.first <= self.train.step_number
+
+    def in_window_begun_after(self, step: int) -> bool:
+        """Whether train's present step is recorded in a window that began after this step."""
+        window = self.train.plan.window
+        return window is not None and step < window.first <= self.train.step_number
+
+    def may_record(self) -> bool:
+        """Whether any window is planned, or may be asked for."""
+        if schedule.triggers_ask(self._config):
+            return True
+        train_alone = self._recorded == ["train"]
+        return self.train.plan.window is not None if train_alone else any(schedule.planned(self._config))
 
     def nothing_ahead(self) -> bool:
         """Whether train has no window left, and neither triggers nor timings need further steps."""
@@ -180,11 +194,12 @@ class Phases:
             )
         done = phase.step_number - phase.began_at
         advice = (
-            schedule.remedy(self._config, window)
+            schedule.remedy(self._config, window, longer="make more calls" if self.by_calls else "train longer")
             if done
             else "call session.step() after each training step, or loop over session.steps(loader)"
         )
-        after = "1 step" if done == 1 else f"{done} steps"
+        unit = "call" if self.by_calls else "step"
+        after = f"1 {unit}" if done == 1 else f"{done} {unit}s"
         return f"The run ended after {after}, before the first window ({window.in_words()}) had recorded one: {advice}."
 
 

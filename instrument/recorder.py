@@ -6,30 +6,30 @@ over 11 µs on every step, also while it waits.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import shutil
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
+from threading import Thread, current_thread
 from typing import Any
 
 import torch
 from loguru import logger
+from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument import emit, module_calls, probe
+from instrument import emit, module_calls, one_profiler, probe
 from instrument.activities import chosen_types
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.execution_trace import ExecutionTrace
 from instrument.modules import ModuleRanges
+from instrument.names import STEP_PREFIX
 from instrument.profile_hook import ProfileHook
 
 # Below this much free space torch's export is not even tried: it would return as if all were well.
@@ -41,21 +41,28 @@ _SNAPSHOT_EVENTS = 100_000
 # Kineto opens no path that holds a quote, a backslash, a line break or the like, and torch none that is no UTF-8.
 _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
-# Who records in this process; torch can record one window at a time.
-_busy: weakref.ref[Recorder] | None = None
+# How long torch's callbacks, a microsecond each, may take to leave the profiler on all other threads. Of 900 windows
+# beside busy threads on two cores 30 ms lost none, 10 ms one; without, nearly every process ended within 100.
+_CALLBACKS_S = 0.05
+# All that torch can switch off in the midst of a window; it warns, on each call, of a choice.
+_TOGGLED = [member for name, member in ProfilerActivity.__members__.items() if name in ("CPU", "CUDA", "XPU")]
 
 
 class Recorder:
     """Records one window; a new one is made for each.
 
-    Every thread is recorded, except with `profile_memory` or in a torch that cannot: then only the one that starts the
-    window, which must also stop it. `stop` waits for the device, and holds the GIL while torch collects: about 4 s per
-    million events, 13–16 s with shapes. `save` holds it about 3.5 s.
+    Every thread is recorded, and any may go on with the window and stop it. Not so with `profile_memory`, or in a torch
+    that cannot: only the thread that starts the window is recorded, and only there can torch be stopped. When another
+    one goes on with the window, it is dropped, and `one_profiler.stop_abandoned` stops torch on the thread that can.
+
+    `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million events, 13–16 s with
+    shapes. `save` holds it about 3.5 s.
 
     `folder` is where torch writes what it writes while it records, under names with the id of the `run`.
 
     Attributes:
         started_at: seconds since the epoch when recording began; None before.
+        thread: the one that prepared it.
     """
 
     def __init__(
@@ -73,19 +80,18 @@ class Recorder:
         )
         self._emitting = emitting
         self._modules = ModuleRanges(stand_ins=config.graph)
-        self._thread = 0
+        self.thread: Thread = current_thread()
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None
         self._execution_trace_folder = folder if config.execution_trace else None
         self._run = run
         self._execution_trace: ExecutionTrace | None = None
-        self._max_s = config.max_window_s
-        self._ends_by_s = float("inf")
         self._graphs_before = 0
         self._prepared = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
         self._step_range: Any = None
+        self._step: int | None = None
         self.started_at: float | None = None
 
     def prepare(self) -> None:
@@ -94,12 +100,12 @@ class Recorder:
         Raises:
             CaptureError: another session records, or torch's own profiler is running.
         """
-        global _busy
-        refuse_company()
-        self._profile.prepare_trace()
-        self._prepared = True
-        self._thread = get_ident()
-        _busy = weakref.ref(self)
+        with one_profiler.turn:
+            one_profiler.refuse_company()
+            self._profile.prepare_trace()
+            self._prepared = True
+            self.thread = current_thread()
+            one_profiler.take(self)
         self._graphs_before = _compiled_graphs()
         self._modules.__enter__()
 
@@ -107,34 +113,47 @@ class Recorder:
         """Begin to keep what is recorded; prepares first where nobody has.
 
         Raises:
-            CaptureError: as `prepare`.
+            CaptureError: as `prepare`, or on another thread than that of `prepare`, as `stop`.
         """
         if not self._prepared:
             self.prepare()
+        self._refuse_other_thread()
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
-        if self._max_s is not None:
-            self._ends_by_s = time.monotonic() + self._max_s
-        self._start_trace()
+        with one_profiler.turn:
+            self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         emit.arm(self._emitting)
         emit.mark("window begins")
 
     @property
-    def overdue(self) -> bool:
-        """Whether the window has recorded for as long as `max_window_s` lets it."""
-        return time.monotonic() >= self._ends_by_s
+    def can_stop_here(self) -> bool:
+        """Whether the window can go on, and be ended, on this thread."""
+        return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
-        """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it."""
+        """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it.
+
+        Where several threads step at once, a number may be passed over: that step gets a range of no length.
+        """
         self.end_step()
-        self._step_range = emit.torch_backend.open(f"ProfilerStep#{number}")
+        for each in range(number if self._step is None else self._step + 1, number + 1):
+            self._close_step()
+            self._step_range, self._step = emit.torch_backend.open(f"{STEP_PREFIX}{each}"), each
 
     def end_step(self) -> None:
-        """End the step that is open, if any. One never ended is marked unfinished in the trace."""
+        """End the step that is open, if any. One never ended is marked unfinished in the trace.
+
+        Raises:
+            CaptureError: as `stop`.
+        """
+        self._refuse_other_thread()
+        self._close_step()
+
+    def _close_step(self) -> None:
         if self._step_range is not None:
             emit.torch_backend.close(self._step_range)
             self._step_range = None
@@ -143,41 +162,80 @@ class Recorder:
         """End the window and leave nothing of ours in the running program; harmless when repeated.
 
         Raises:
-            CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one;
-                torch would end the process.
+            CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one.
         """
-        if not self._prepared:
-            return
-        if not self._all_threads and get_ident() != self._thread:
-            raise CaptureError(
-                "The window was started on another thread, and only there can it be stopped: call start, step and stop "
-                "of a session on one thread."
-            )
-        emit.mark("window ends")
-        emit.disarm(self._emitting)
-        self._modules.__exit__()
+        with one_profiler.turn:
+            if not self._prepared or one_profiler.abandoned is self:
+                return
+            self._refuse_other_thread()
+            self.stop_here()
+
+    def stop_here(self) -> None:
+        """Stop on the thread that can; held by `one_profiler.turn`."""
+        self._withdraw()
         self._take_snapshot()
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
-        self._disturbed = not _profiling()
+        self._disturbed = not one_profiler.is_on()
+        self._let_callbacks_end()
+        emit.end_recording()
         try:
             self._profile.stop_trace()
         except Exception:
             if not self._disturbed:  # else older torch raises here, and `save` says why
-                self._let_go()
+                self.let_go()
                 raise
-        self._let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
-        self.end_step()
+        self.let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
+        self._close_step()
+        emit.release_outlived()
 
     def _start_trace(self) -> None:
         self._profile_hook = ProfileHook()
         with module_calls.unwrapped():
             self._profile.start_trace()
 
-    def _let_go(self) -> None:
-        global _busy
+    def _withdraw(self) -> None:
+        """Take our annotations and hooks out of the running program."""
+        emit.mark("window ends")
+        emit.disarm(self._emitting)
+        self._modules.__exit__()
+
+    def _let_callbacks_end(self) -> None:
+        """Have torch record nothing more, and wait until the other threads are out of its callbacks.
+
+        torch frees what it has recorded when it stops; a thread that still writes there ends the process.
+        """
+        toggle = getattr(self._profile, "toggle_collection_dynamic", None)
+        if toggle is None or not self._all_threads or self._disturbed or not one_profiler.others_run():
+            return
+        device: Any = getattr(torch, self._profile.use_device or "", None)
+        if hasattr(device, "synchronize"):  # as torch does before it stops: what runs there is recorded to its end
+            device.synchronize()
+        toggle(False, _TOGGLED)
+        time.sleep(_CALLBACKS_S)
+
+    def _refuse_other_thread(self) -> None:
+        """Abandon the window where this thread can neither be recorded nor stop it.
+
+        Raises:
+            CaptureError: it is so.
+        """
+        if not self._prepared or self.can_stop_here:
+            return
+        if one_profiler.abandoned is not self:
+            one_profiler.abandon(self)
+            self._withdraw()
+        memory = self._profile.profile_memory
+        raise CaptureError(
+            f"A window began on one thread and another went on with it, but {'with profiler.profile_memory ' * memory}"
+            f"torch {torch.__version__} records only the first and ends the window only there, so the window is "
+            f"dropped: step on one thread{', or leave profile_memory out' * memory}."
+        )
+
+    def let_go(self) -> None:
+        """Note that torch records no more."""
         self._prepared = False
-        _busy = None
+        one_profiler.release()
         if self._profile_hook is not None:
             self._profile_hook.give_back()
         if self._execution_trace is not None:
@@ -250,19 +308,10 @@ class Recorder:
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def refuse_company() -> None:
-    """Make sure that nobody else records in this process.
-
-    Raises:
-        CaptureError: another session records, or torch's own profiler is running.
-    """
-    if _busy is not None and _busy() is not None:
-        raise CaptureError(
-            "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
-            "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
-        )
-    if torch._C._autograd._profiler_enabled() or _profiling(default=False):
-        raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
+def import_early() -> None:
+    """Import what torch imports when it prepares its first window, in the loop: up to 818 modules, 1.4 s of CPU."""
+    with suppress(Exception):  # a torch without it, or one that cannot import it: then its profiler does not either
+        import torch._inductor.config  # noqa: F401
 
 
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
@@ -286,20 +335,6 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
         raise ConfigError(
             f"torch {torch.__version__} refuses profiler.activities or profiler.experimental_config: {reason}."
         ) from error
-
-
-def _profiling(*, default: bool = True) -> bool:
-    """What torch notes in Python of its profiler being on, on whatever thread; `default` where it does not."""
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", default))
-
-
-def _forget_parent() -> None:
-    global _busy
-    _busy = None
-
-
-# A forked child records nothing yet, whatever its parent does.
-os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _compiled_graphs() -> int:

@@ -192,12 +192,12 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
     return None
 
 
-def remedy(schedule: Schedule, window: Window, *, within: bool = False) -> str:
+def remedy(schedule: Schedule, window: Window, *, within: bool = False, longer: str = "train longer") -> str:
     """What gives a window room in a run that ends before it, or `within` it: "lower profiler.wait, or train longer"."""
     names = [f"profiler.{name}" for name in _to_lower(schedule, window, within)]
     *others, last = names or [""]
     listed = f"{', '.join(others)} or {last}" if others else last
-    return f"lower {listed}, or train longer" if listed else "train longer"
+    return f"lower {listed}, or {longer}" if listed else longer
 
 
 def _to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:

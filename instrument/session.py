@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -22,10 +23,11 @@ from instrument.capture import Capture
 from instrument.config import ProfilerConfig, as_config
 from instrument.delivery import Delivery
 from instrument.errors import CaptureError, ConfigError
-from instrument.modules import forget, instrument_chosen
+from instrument.modules import forget, instrument_chosen, named_models
+from instrument.one_profiler import refuse_company
 from instrument.phases import NAMES, Phase, Phases, Steps
 from instrument.preemption import Preemption
-from instrument.recorder import refuse_company, refuse_options
+from instrument.recorder import import_early, refuse_options
 from instrument.redact import blanked
 from instrument.sinks.chrome_trace import as_json
 from instrument.timings import Timings
@@ -35,6 +37,7 @@ from instrument.windows import Windows
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
 
 class Session:
@@ -42,8 +45,9 @@ class Session:
 
     `config` is anything `as_config` takes: a Hydra config, a mapping, a preset's name, a `ProfilerConfig`; keyword
     options win over it. Without either, the whole block is recorded, and with triggers alone what they ask for; None
-    records nothing. With `model`, every submodule gets a range while a window warms up or records. Use it as a context
-    manager, or call `start`, `step` once after each training step, and `stop`.
+    records nothing. With `model`, every submodule gets a range while a window warms up or records; of a list or dict of
+    models their names begin with `0.Generator` or the key. Use it as a context manager, or call `start`, `step` once
+    after each training step, and `stop`.
 
     Attributes:
         config: the checked `ProfilerConfig`.
@@ -63,7 +67,7 @@ class Session:
         ConfigError: from the constructor, for an option that cannot work.
     """
 
-    def __init__(self, *config: Any, model: nn.Module | None = None, **options: Any) -> None:
+    def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
         self.captures: list[Capture] = []
         self.activities: list[str] = []
@@ -71,19 +75,21 @@ class Session:
         self.timings: Timings | None = None
         self._metadata = dict(self.config.metadata)  # of the user's own
         self._model = model
+        named_models(model)  # now, and not at the start, where it is none
         self._running, self._idle = False, not self.config.enabled  # idle: nothing is recorded, as the config says
         self._phases = Phases(self.config)
         self._total_steps: int | None = None
         self._windows: Windows  # from the start on
         self._watch: Watch | None = None
-        self._instrumented: nn.Module | None = None  # by this session
+        self._instrumented: list[nn.Module] = []  # by this session
         self._ended_at: int | None = None  # the one at the last stop; None: never stopped
         self._delivery: Delivery | None = None
         self._preemption = Preemption(
             self.config.preemption_grace_s, lambda: self._windows.recording, lambda: self._windows.save()
         )
         self._said: set[str] = set()
-        self._calls = Calls(self._phases, self.start, self.step, self.stop, lambda: self._running)
+        in_turn = lambda act, *args: self._windows.in_turn(act, *args)  # noqa: E731 # of windows that are not there yet
+        self._calls = Calls(self._phases, self.start, self.step, self.stop, lambda: self._running, in_turn)
 
     @property
     def step_number(self) -> int:
@@ -122,7 +128,7 @@ class Session:
             self._watch.failed(error, self.step_number)
         self._stop(f"exception {kind.__name__}" if kind else None)
 
-    def start(self, model: nn.Module | None = None, *, total_steps: int | None = None) -> Session:
+    def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
         """Say the plan, check the output folder, and begin with the first step.
 
         `model` is for the ranges of submodules, unless the constructor was given one: a trainer's callback gives its
@@ -155,7 +161,8 @@ class Session:
         instrument = instrument_chosen
         if self.config.graph:
             from instrument.graph.forward import instrument_nodes as instrument  # torch.export, which is slow to load
-        self._instrumented = instrument(self._model if self._model is not None else model, self.config.modules)
+        models = named_models(self._model if self._model is not None else model)
+        self._instrumented = instrument(models, self.config.modules)
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0
@@ -176,6 +183,8 @@ class Session:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         if self.timings is not None:
             self.timings.start()
+        if self._phases.may_record():
+            import_early()
         self._windows.safely(self._grant, None)
         if self.timings is not None:
             self.timings.begin_step()
@@ -233,8 +242,10 @@ class Session:
 
         The first call starts the session, unless it runs already; the one that ends its last window stops it, and waits
         for the captures as `stop` does. Without a schedule the first call is the window. Each call is a range, `name`
-        or the function's own. Only the thread of the first call is counted, and no call within another; coroutines and
-        generators count when they are through. Once all is recorded a call costs the check of a flag.
+        or the function's own. Calls count from any thread or asynchronous task, coroutines and generators when they are
+        through, no call within another, and in a window none that began before it. A step lasts from one call's end to
+        the next one's: where calls run side by side, their ranges tell how long each took. Once all is recorded a call
+        costs the check of a flag.
 
         Raises:
             ConfigError: it is a module, a class or an asynchronous generator.
@@ -261,6 +272,8 @@ class Session:
     def _enter(self, name: str) -> None:
         if name not in NAMES:
             self._say(f"session.phase({name!r}) is never recorded: profiler.phases knows {', '.join(NAMES)}.")
+        if name == self._phases.present.name:
+            return
         self._phases.enter(name)
         if self.timings is not None:
             self.timings.leave_out_step()
@@ -282,31 +295,41 @@ class Session:
 
     def _advance(self, loss: Any) -> None:
         phase = self._phases.present
-        phase.step_number += 1
         if not self._running:
+            phase.step_number += 1
             if not self._idle and self._ended_at is None:
                 self._say(
                     "The session was never started, so nothing is recorded: use `with session:`, or session.start()."
                 )
             return
         if self.timings is not None and phase is self._phases.train:
-            self.timings.end_step(phase.step_number - 1)
-        if phase.step_number >= phase.wakes_at:
-            warming_up = self._windows.recorder is not None and not self._windows.recording
-            took_ns = phase.cost.step_ended(recorded=None if warming_up else self._windows.recording)
-            self._windows.safely(self._end_step, phase, took_ns, loss)
-            phase.cost.resume()
-        elif self._windows.recorder is None:  # no step within the window of another phase, which would not count
-            took_ns = phase.cost.step_ended(recorded=False)
-            if self._watch is not None and phase is self._phases.train:
-                asked = self._watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
-                if asked is not None:
-                    self._windows.safely(self._grant, asked)
-                    phase.cost.resume()
+            self.timings.end_step(phase.step_number)
+        if phase.step_number + 1 < phase.wakes_at:  # without a lock, nor a call in which another thread could come in
+            phase.step_number += 1
+            if self._windows.recorder is None:  # no step within the window of another phase, which would not count
+                took_ns = phase.cost.step_ended(recorded=False)
+                if self._watch is not None and phase is self._phases.train:
+                    self._windows.in_turn(self._ask_triggers, self._watch, phase, took_ns, loss)
+        elif not self._windows.in_turn(self._pass_boundary, phase, loss):
+            phase.step_number += 1
         if self._preemption.noticed:
             self._preemption.save()
         if self.timings is not None and phase is self._phases.train:
             self.timings.begin_step()
+
+    def _pass_boundary(self, phase: Phase, loss: Any) -> bool:
+        phase.step_number += 1
+        warming_up = self._windows.recorder is not None and not self._windows.recording
+        took_ns = phase.cost.step_ended(recorded=None if warming_up else self._windows.recording)
+        self._windows.safely(self._end_step, phase, took_ns, loss)
+        phase.cost.resume()
+        return True
+
+    def _ask_triggers(self, watch: Watch, phase: Phase, took_ns: int, loss: Any) -> None:
+        asked = watch.after(phase.step_number - 1, took_ns, loss, recorded=False)
+        if asked is not None:
+            self._windows.safely(self._grant, asked)
+            phase.cost.resume()
 
     def _end_step(self, phase: Phase, took_ns: int, loss: Any) -> None:
         """Do what is due between step `step_number - 1` of a phase and its next."""
@@ -331,6 +354,7 @@ class Session:
             if not (self._delivery and self._delivery.taken) and not self._windows.hold_something(cut):
                 _warn(self._phases.nothing_recorded())
             self._windows.safely(self._windows.finish, cut, "the run ended")
+            self._windows.safely(self._windows.settle)
             if self._watch is not None:
                 self._watch.end()
                 self._watch = None
@@ -342,9 +366,9 @@ class Session:
             self._running, self._ended_at = False, self.step_number
             _sessions.discard(self)
             atexit.unregister(self._stop)
-            if self._instrumented is not None:
-                forget(self._instrumented)
-                self._instrumented = None
+            for model in self._instrumented:
+                forget(model)
+            self._instrumented = []
             if self._delivery is not None:
                 self._windows.safely(self._delivery.close, cut)
 
@@ -362,12 +386,13 @@ _sessions: WeakSet[Session] = WeakSet()
 def _leave_to_parent() -> None:
     """In a forked child: the runs, their windows and what watches signals for them are its parent's."""
     for session in _sessions:
-        session._running, session._windows.recorder = False, None
+        session._running, session._windows.recorder, session._windows.lock = False, None, RLock()
         session._preemption.uninstall()
     _sessions.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _warn(sentence: str | None) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from threading import RLock
+from typing import Any, TypeVar
 
 from loguru import logger
 
@@ -12,18 +14,27 @@ from instrument import emit, metadata
 from instrument.config import ProfilerConfig
 from instrument.delivery import Delivery
 from instrument.errors import InstrumentError
+from instrument.limits import Limits
+from instrument.one_profiler import stop_abandoned
 from instrument.phases import NEVER, Phase, Phases
 from instrument.recorder import Recorder
 from instrument.schedule import Window
+
+T = TypeVar("T")
+
+# How long a step waits at most while another thread begins or ends a window.
+_TURN_S = 0.1
 
 
 class Windows:
     """Opens windows, goes on with them and ends them, at the boundaries of steps; one for a run.
 
     `user_metadata` is looked at when a window ends, and `held` keeps signals away while torch starts, stops and saves.
-    What is raised costs the window; called by `safely`, it is logged and goes no further.
+    What is raised costs the window; called by `safely`, it is logged and goes no further. Any thread may call it, and a
+    thread of the window's limits does: all but `recording` are to be called by `safely`, or with `lock` held.
 
     Attributes:
+        lock: held by the thread that begins, goes on with or ends a window.
         recorder: of the window that is open or warming up; None: there is none.
         owner: the phase whose window that is, or was.
     """
@@ -38,6 +49,7 @@ class Windows:
         user_metadata: dict[str, Any],
         held: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self.lock = RLock()
         self.recorder: Recorder | None = None
         self.owner = Phase("train")
         self._config = config
@@ -47,15 +59,20 @@ class Windows:
         self._delivery = delivery
         self._user_metadata = user_metadata
         self._held = held
+        self._limits: Limits | None = None
         self._said: set[str] = set()
 
     @property
     def recording(self) -> bool:
         """Whether a window is open, and not only warming up."""
-        return self.recorder is not None and self.recorder.started_at is not None
+        recorder = self.recorder  # which another thread may take away
+        return recorder is not None and recorder.started_at is not None
 
     def begin_step(self, phase: Phase) -> None:
         """Do what the plan says for the start of a phase's step; nothing where another phase's window is open."""
+        if stop_abandoned():
+            phase.wakes_at = phase.step_number + 1
+            return
         if self.recorder is None:
             phase.plan.skip_to(phase.step_number)
         elif self.owner is not phase:
@@ -73,6 +90,7 @@ class Windows:
             self._begin_recorded_step(phase, window)
 
     def _begin_recorded_step(self, phase: Phase, window: Window) -> None:
+        number = phase.step_number  # with which other threads may go on, where beginning takes long
         if self.recorder is None:
             phase.cost.begin_window()
             self.owner = phase
@@ -83,11 +101,12 @@ class Windows:
             )
             with phase.cost.standing_still("start"):
                 self.recorder.prepare()
-        if phase.step_number >= window.first:
+        if number >= window.first:
             if not self.recording:
                 with phase.cost.standing_still("start"):
                     self.recorder.start()
-            self.recorder.next_step(phase.step_number)
+                self._limits = Limits(self._config, partial(self._end_midway, self.recorder))
+            self.recorder.next_step(number)
 
     def _config_of(self, window: Window) -> ProfilerConfig:
         """The run's options, but for those that the window's trigger has its windows recorded with."""
@@ -107,8 +126,14 @@ class Windows:
             return
         if window.last is not None and window.last < phase.step_number:
             self._end(None)
-        elif recorder.overdue:
-            self._end(f"profiler.max_window_s={self._config.max_window_s:g} was reached")
+        elif self._limits is not None and (reason := self._limits.reached()):
+            self._end(reason)
+
+    def _end_midway(self, recorder: Recorder, reason: str) -> None:
+        """End a window of which no step ends; called on a thread of its limits."""
+        with self.lock:
+            if self.recorder is recorder and recorder.can_stop_here:
+                self.safely(self._end, reason)
 
     def hold_something(self, cut: str | None) -> bool:
         """Whether a window is open that is worth keeping: not one that has just begun, unless `cut` ends the run."""
@@ -124,8 +149,7 @@ class Windows:
             return
         if not self.hold_something(cut):
             self.recorder = None
-            with self._held():
-                recorder.stop()
+            self._stop(recorder)
             return
         stepped = phase.step_number > phase.began_at
         if window.last is None:
@@ -135,6 +159,11 @@ class Windows:
         else:
             cut = cut or (ended if stepped else "session.step() was never called")
         self._end(cut)
+
+    def settle(self) -> None:
+        """Stop the profiler that a dropped window left on, if it can be done here; otherwise say what is on."""
+        if why := stop_abandoned():
+            logger.warning("{}", why)
 
     def save(self) -> None:
         """End the window that is open because SIGTERM came."""
@@ -151,14 +180,27 @@ class Windows:
         elif self.recorder is not None:
             self._give_up(self.recorder)
 
+    def in_turn(self, act: Callable[..., T], *args: Any) -> T | None:
+        """Do what one thread at a time may do; not where another one is long about it, as it begins or ends a window.
+
+        A step that is passed over so is made up for by the next.
+        """
+        if not self.lock.acquire(timeout=_TURN_S):
+            return None
+        try:
+            return act(*args)
+        finally:
+            self.lock.release()
+
     def safely(self, act: Callable[..., None], *args: Any) -> None:
         """Do a part of ours; what goes wrong in it costs this window, is logged once, and never reaches the caller."""
-        recorder = self.recorder
-        try:
-            act(*args)
-        except Exception as error:
-            self._recover(recorder)
-            self._say(f"Recording failed and training goes on: {error}", error)
+        with self.lock:
+            recorder = self.recorder
+            try:
+                act(*args)
+            except Exception as error:
+                self._recover(recorder)
+                self._say(f"Recording failed and training goes on: {error}", error)
 
     def _recover(self, recorder: Recorder | None) -> None:
         try:
@@ -179,8 +221,13 @@ class Windows:
             recorder, self.recorder = self.recorder, None
             self.owner.plan.turn()
         if recorder is not None:
-            with self._held():
-                recorder.stop()
+            self._stop(recorder)
+
+    def _stop(self, recorder: Recorder) -> None:
+        if self._limits is not None:
+            self._limits.close()
+        with self._held():
+            recorder.stop()
 
     def _end(self, cut: str | None) -> None:
         """Stop recording, deliver the capture, and turn to the next window. `cut` says why it ends early."""
@@ -190,11 +237,12 @@ class Windows:
             return
         if cut:
             logger.warning("{}", window.cut_short(phase.step_number - window.first, cut))
-        facts, config = metadata.facts(window, phase.name, phase.step_number, cut), self._config_of(window)
-        name = phase.folder_name(window.first, max(window.first, phase.step_number - 1))
+        ended = phase.step_number if window.last is None else min(phase.step_number, window.last + 1)
+        facts, config = metadata.facts(window, phase.name, ended, cut), self._config_of(window)
+        name = phase.folder_name(window.first, max(window.first, ended - 1))
         with self._held():
             with phase.cost.standing_still("stop"):
-                recorder.stop()
+                self._stop(recorder)
             self.recorder = None
             phase.plan.turn()
             self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts, config))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import Session, emit
+from instrument import Session, emit, limits, profiled
 from instrument.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -107,7 +109,7 @@ def test_an_exception_comes_out_unchanged_and_the_call_counts(tmp_path: Path) ->
 
 
 def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -> None:
-    session = Session(active=2, output_dir=tmp_path)
+    session = Session(active=3, output_dir=tmp_path)
 
     @session.record
     async def answer(x: int) -> int:
@@ -120,20 +122,24 @@ def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -
         return "end"
 
     async def both() -> list[int]:
-        return await asyncio.gather(answer(1), answer(2))  # the second runs beside the first
+        return await asyncio.gather(answer(1), nested())
+
+    @session.record
+    async def nested() -> int:
+        return await answer(2)  # a call within a call
 
     assert asyncio.run(both()) == [2, 3]
-    assert session.step_number == 1
+    assert session.step_number == 2
     stream = tokens(3)
     assert next(stream) == 0
-    assert session.step_number == 1
-    assert list(stream) == [1, 2]
-    assert windows(session) == [[0, 1]]
-    assert (asyncio.run(answer(3)), list(tokens(2))) == (4, [0, 1])
     assert session.step_number == 2
+    assert list(stream) == [1, 2]
+    assert windows(session) == [[0, 1, 2]]
+    assert (asyncio.run(answer(3)), list(tokens(2))) == (4, [0, 1])
+    assert session.step_number == 3
 
 
-def test_the_calls_of_another_thread_just_run(tmp_path: Path) -> None:
+def test_calls_count_from_any_thread(tmp_path: Path) -> None:
     session = Session(active=2, output_dir=tmp_path)
     seen: list[Any] = []
     predict = session.record(seen.append)
@@ -141,10 +147,86 @@ def test_the_calls_of_another_thread_just_run(tmp_path: Path) -> None:
     other = Thread(target=predict, args=("other",))
     other.start()
     other.join()
-    assert session.step_number == 1
+    assert session.step_number == 2
     predict("last")
     assert seen == ["first", "other", "last"]
     assert windows(session) == [[0, 1]]
+
+
+def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(tmp_path: Path) -> None:
+    session = Session(wait=4, active=12, output_dir=tmp_path)
+
+    @session.record
+    def predict(x: torch.Tensor) -> torch.Tensor:
+        with profiled("inside"):
+            time.sleep(0.005)
+        return x.mul(2)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(predict, [torch.ones(2)] * 60))
+    (capture,) = session.captures
+    steps = capture.steps
+    assert steps.column("number") == list(range(4, 16))
+    ends = [start + length for start, length in zip(steps.column("start_ns"), steps.column("duration_ns"))]
+    assert all(end <= start for end, start in zip(ends, steps.column("start_ns")[1:]))
+    assert capture.metadata["window"]["truncated"] is False
+    (row,) = [row for row in capture.ranges if row.name.endswith("predict")]
+    assert 12 <= row.calls <= 16, "those that ended as steps, and those that still ran"
+    inside = sum(row.calls for row in capture.ranges.where(name="inside"))
+    assert inside == row.calls
+    assert "not running" in repr(session)
+
+
+def test_a_call_that_began_before_the_window_is_none_of_its_steps(tmp_path: Path) -> None:
+    session, begun, go_on = Session(wait=1, active=2, output_dir=tmp_path), Event(), Event()
+
+    @session.record
+    def predict(waits: bool) -> None:
+        if waits:
+            begun.set()
+            go_on.wait(60)
+
+    early = Thread(target=predict, args=(True,))
+    early.start()
+    begun.wait(60)
+    predict(False)  # the step before the window
+    predict(False)
+    assert session.step_number == 2
+    go_on.set()
+    early.join()
+    assert session.step_number == 2
+    predict(False)
+    assert windows(session) == [[1, 2]]
+
+
+def test_in_a_server_without_requests_time_ends_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    monkeypatch.setattr(limits, "_LOOK_S", 0.01)
+    monkeypatch.setattr(limits, "_LEAST_EXTRA_S", 0.01)
+    session = Session(active=5, max_window_s=0.2, output_dir=tmp_path)
+    predict = session.record(lambda: torch.ones(2).sum())
+    predict()
+    until = time.monotonic() + 60
+    while not session.captures and time.monotonic() < until:
+        time.sleep(0.01)
+    (capture,) = session.captures
+    about = capture.metadata["window"]
+    assert (about["steps"], about["truncated"], about["reason"]) == (1, True, "profiler.max_window_s=0.2 was reached")
+    assert not emit.armed
+    predict()
+    assert not session.running, "the next call finds that nothing is ahead"
+    assert "was cut short after 1 of 5 steps" in log.at("WARNING")[0]
+
+
+def test_too_few_calls_are_told_as_calls(tmp_path: Path, log: Log) -> None:
+    session = Session(wait=3, active=2, output_dir=tmp_path)
+    session.record(lambda: None)()
+    session.stop()
+    assert log.at("WARNING") == [
+        "The run ended after 1 call, before the first window (steps 3–4) had recorded one: lower profiler.wait, or "
+        "make more calls."
+    ]
 
 
 def test_a_session_that_runs_stays_its_owners(tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ class Never:
             "profiler.profile_memory=true asks for: leave one of the two out.",
         ),
         ({"max_window_s": 0}, "profiler.max_window_s is 0, but it must be more than 0."),
+        ({"active": True}, "profiler.active is True, but it must be a whole number."),
+        ({"at_steps": [True, 5], "active": 1}, "profiler.at_steps.0 is True, but it must be a whole number."),
+        ({"max_window_s": True}, "profiler.max_window_s is True, but it must be a number."),
+        ({"disk_budget": False}, "profiler.disk_budget is False, but it must be a whole number."),
+        ({"timings": {"every": True}}, "profiler.timings.every is True, but it must be a whole number."),
         ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
         ({"metadata": {"traceEvents": 1}}, "profiler.metadata cannot hold 'traceEvents': torch writes that key."),
         (
@@ -302,3 +307,10 @@ def test_each_trigger_that_ships_lists_all_its_options_with_their_defaults(name:
     assert trigger.spoken() == f"The {name} trigger"
     config = ProfilerConfig(triggers={name: listed})
     assert as_config(config.plain()) == config
+
+
+def test_what_was_disabled_keeps_its_sinks_when_it_is_enabled() -> None:
+    disabled = ProfilerConfig(enabled=False, sinks={"table": {"rows": 3}, "stacks": None}, triggers=["slow_step"])
+    config = as_config(disabled, enabled=True, active=2)
+    assert {name: sink.rows for name, sink in config.sinks.items()} == {"table": 3}
+    assert list(config.triggers) == ["slow_step"]

@@ -361,3 +361,63 @@ def test_a_model_instrumented_by_its_owner_keeps_that_choice(tmp_path: Path) -> 
         session.step()
     assert is_instrumented(model)
     assert [r.name for r in session.captures[0].ranges] == ["head"]
+
+
+class Generator(Model):
+    """The same, by another name."""
+
+
+def ranges_of(session: Session, *models: nn.Module) -> list[str]:
+    """The outermost ranges of a step that calls the models."""
+    for model in models:
+        model(X)
+    session.step()
+    session.stop()
+    return [row.name for row in session.captures[0].ranges if row.depth == 0]
+
+
+def test_several_models_bear_their_index_and_class_or_their_key(tmp_path: Path) -> None:
+    models = [Generator(), Model()]
+    by_name = dict(zip(("G", "D"), models))
+    options: dict[str, Any] = {"active": 1, "modules": {"depth": 0}, "output_dir": tmp_path}
+    for given, expected in (
+        (models, ["0.Generator", "1.Model"]),
+        (tuple(models), ["0.Generator", "1.Model"]),
+        (by_name, ["G", "D"]),
+        (models[1], ["Model"]),
+    ):
+        assert ranges_of(Session(options, model=given).start(), *models) == expected
+        assert ranges_of(Session(options).start(given), *models) == expected
+    assert not any(map(hooked, models))
+    assert not any(map(is_instrumented, models))
+
+
+def test_globs_match_the_names_that_ranges_bear(tmp_path: Path) -> None:
+    models = {"G": Generator(), "D": Model()}
+    chosen = {"include": ["G.head", "*.layers.0*"]}
+    with Session(active=1, modules=chosen, model=models, output_dir=tmp_path) as session:
+        for model in models.values():
+            model(X)
+        session.step()
+    layer = ["layers.0", *(f"layers.0.{name}" for name in LAYER)]
+    assert sorted(row.name for row in session.captures[0].ranges) == sorted(
+        ["G.head", *(f"{key}.{name}" for key in models for name in layer)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [("net", "a str"), ([1, 2], "a list that holds a int"), ({"G": None}, "a dict that holds a NoneType")],
+)
+def test_what_is_no_model_is_refused(given: Any, held: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Session(model=given)
+    assert str(refused.value) == (
+        f"A session's model is {held}, but it must be an nn.Module, or a list, tuple or dict of them."
+    )
+
+
+def test_no_models_at_all_are_none(tmp_path: Path) -> None:
+    with Session(active=1, model=[], output_dir=tmp_path) as session:
+        session.step()
+    assert list(session.captures[0].ranges) == []

@@ -200,3 +200,16 @@ def test_a_disabled_session_counts_and_records_nothing(tmp_path: Path, monkeypat
         epoch(session, train=3, validation=4)
     assert session.step_number == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"at_steps": [1, 4], "active": 1, "timings": {"device": False}, "output_dir": tmp_path}
+    with Session(options) as session:
+        for _ in range(2):
+            with session.phase("train"):
+                for _ in session.steps(range(3)):
+                    work()
+    assert session.step_number == 6
+    assert [numbers(capture) for capture in session.captures] == [[1], [4]]
+    assert session.timings is not None
+    assert {row.name: row.calls for row in session.timings.table()} == {"ProfilerStep*": 6, "data": 6, "train": 2}

@@ -1,13 +1,16 @@
-"""`max_window_s`: a window that has recorded for long enough ends early, and training and later windows go on."""
+"""`max_window_s` and `max_window_memory`: a window over its limit ends early, and training and later windows go on."""
 
 from __future__ import annotations
 
+import time
+from itertools import count
 from pathlib import Path
 
+import pytest
 import torch
 from collected import Log
 
-from instrument import Session
+from instrument import Session, limits
 
 AT_ONCE = 1e-9
 REASON = "profiler.max_window_s=1e-09 was reached"
@@ -51,3 +54,54 @@ def test_a_window_in_time_is_whole(tmp_path: Path) -> None:
 def test_the_last_step_of_a_window_is_no_early_end(tmp_path: Path) -> None:
     (capture,) = run(Session(active=1, max_window_s=AT_ONCE, output_dir=tmp_path), 2).captures
     assert capture.metadata["window"]["truncated"] is False
+
+
+def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count(10**9, 30_000_000)  # 30 MB from each look to the next
+    monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
+    (capture,) = run(Session(active=5, max_window_memory="80MB", output_dir=tmp_path), 5).captures
+    about = capture.metadata["window"]
+    assert (about["steps"], about["truncated"]) == (3, True)
+    assert about["reason"] == (
+        "the process grew by 0.09 GB while it recorded, beyond the 0.08 GB of profiler.max_window_memory"
+    )
+
+
+def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_LOOK_S", 0.01)
+    held = 10**9
+    monkeypatch.setattr(limits, "resident_bytes", lambda: held)
+    with Session(max_window_memory="1MB", output_dir=tmp_path) as session:
+        held += 1_900_000
+        time.sleep(0.2)
+        assert session._windows.recording
+        held += 200_000
+        until = time.monotonic() + 60
+        while session._windows.recording and time.monotonic() < until:
+            torch.ones(2) + 1
+    (capture,) = session.captures
+    assert capture.metadata["window"]["truncated"] is True
+    assert "profiler.max_window_memory" in capture.metadata["window"]["reason"]
+
+
+def test_no_window_may_take_more_than_an_eighth_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_machine_bytes", lambda: 800)
+    sizes = count(0, 60)
+    monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))
+    (capture,) = run(Session(active=5, output_dir=tmp_path), 5).captures
+    assert capture.metadata["window"]["steps"] == 2
+
+
+def test_what_the_process_holds_is_told_by_the_system() -> None:
+    before = limits.resident_bytes()
+    held = bytearray(b"x" * 200_000_000)
+    assert limits.resident_bytes() - before > 100_000_000
+    del held
+
+
+def test_no_limit_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.threads, "start", lambda *_: pytest.fail("a thread"))
+    (capture,) = run(Session(active=2, max_window_memory=None, output_dir=tmp_path), 3).captures
+    assert capture.metadata["window"]["steps"] == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy as copy_of
 from threading import get_ident
 from typing import Any
@@ -22,7 +22,6 @@ from instrument.modules import (
     ModuleRanges,
     forget,
     instrument_chosen,
-    instrument_model,
     is_instrumented,
     stand_in,
 )
@@ -30,24 +29,29 @@ from instrument.modules import (
 _MOST_GRAPHS = 8  # one for each kind of inputs, as of a last batch that is smaller
 
 
-def instrument_nodes(model: nn.Module | None, config: ModulesConfig) -> nn.Module | None:
-    """Have a session's model run node by node in windows, unless its owner has chosen ranges; gives what it did.
+def instrument_nodes(models: Mapping[str, nn.Module], config: ModulesConfig) -> list[nn.Module]:
+    """Have a session's models run node by node in windows, unless their owner has chosen ranges; gives those it did.
 
     Where its graph cannot be captured, `config` says which submodules get a range, as without a graph.
     """
-    if model is None or is_instrumented(model):
+    chosen = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
+    if len(chosen) < len(models) or not models:
         none = "the session has no model: give it one, as in Session(config, model=model)"
-        why = none if model is None else "instrument_model has chosen ranges: leave that out"
+        why = "instrument_model has chosen ranges: leave that out" if models else none
         logger.warning("profiler.graph=true does nothing, for {}.", why)
-        return None
-    instrument_model(model, depth=0)
+    for prefix, model in chosen.items():
+        _instrument_nodes(prefix, model, config)
+    return list(chosen.values())
+
+
+def _instrument_nodes(prefix: str, model: nn.Module, config: ModulesConfig) -> None:
+    instrument_chosen({prefix: model}, ModulesConfig(depth=0))
 
     def choose_submodules() -> None:
         forget(model)
-        instrument_chosen(model, config)
+        instrument_chosen({prefix: model}, config)
 
     stand_in(model, GraphForward(model, choose_submodules))
-    return model
 
 
 class GraphForward:

@@ -1,0 +1,125 @@
+"""Torch has one profiler in a process: who has it, whose turn it is, and what is left on by whom."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from threading import RLock, Thread, current_thread
+from typing import Protocol
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler.profiler import _KinetoProfile
+
+from instrument.errors import CaptureError
+
+
+class Owner(Protocol):
+    """Who has the profiler; see `Recorder`."""
+
+    thread: Thread
+
+    def stop_here(self) -> None:
+        """Stop the profiler on this thread."""
+
+    def let_go(self) -> None:
+        """Note that torch records no more."""
+
+
+#: Held while the profiler is prepared, started and stopped.
+turn = RLock()
+#: Who left it on, as another thread went on with a window that its own alone can stop.
+abandoned: Owner | None = None
+_busy: weakref.ref[Owner] | None = None
+
+
+def take(owner: Owner) -> None:
+    """Note who has the profiler."""
+    global _busy
+    _busy = weakref.ref(owner)
+
+
+def release() -> None:
+    """Note that nobody has it."""
+    global _busy
+    _busy = None
+
+
+def abandon(owner: Owner) -> None:
+    """Leave the profiler on, as it cannot be stopped here."""
+    global abandoned
+    abandoned = owner
+    atexit.register(stop_abandoned)  # torch would end the process there
+
+
+def stop_abandoned() -> str | None:
+    """Stop the profiler that was left on, as can be done on its own thread, or once that has ended.
+
+    None: nothing is left on; otherwise a sentence that says what is.
+    """
+    global abandoned
+    with turn:
+        owner = abandoned
+        if owner is None:
+            return None
+        if current_thread() is not owner.thread and owner.thread.is_alive():
+            return (
+                f"torch's profiler is still on in the thread {owner.thread.name}, where a window was dropped, and can "
+                "be stopped only there: take a step or stop a session on it, or let it end."
+            )
+        abandoned = None
+        atexit.unregister(stop_abandoned)
+        if current_thread() is owner.thread:
+            owner.stop_here()
+        else:
+            owner.let_go()
+            _restart()
+    return None
+
+
+def _restart() -> None:
+    """Have torch let go of a recording whose thread has ended, which would fail at exit."""
+    again = _KinetoProfile(activities=[ProfilerActivity.CPU])
+    again.prepare_trace()
+    again.start_trace()
+    again.stop_trace()
+
+
+def refuse_company() -> None:
+    """Make sure that nobody else records in this process.
+
+    Raises:
+        CaptureError: another session records, or torch's own profiler is running.
+    """
+    if why := stop_abandoned():
+        raise CaptureError(why)
+    if _busy is not None and _busy() is not None:
+        raise CaptureError(
+            "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
+            "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
+        )
+    if torch._C._autograd._profiler_enabled() or is_on(default=False):
+        raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
+
+
+def is_on(*, default: bool = True) -> bool:
+    """What torch notes in Python of its profiler being on, on whatever thread; `default` where it does not."""
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", default))
+
+
+def others_run() -> bool:
+    """Whether another thread than this one and ours may be running operators."""
+    others = (thread for thread in threading.enumerate() if thread is not current_thread())
+    return any(not thread.name.startswith("instrument") for thread in others)
+
+
+def _forget_parent() -> None:
+    global turn, abandoned, _busy
+    turn, abandoned, _busy = RLock(), None, None
+
+
+# A forked child records nothing yet, whatever its parent does.
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,231 @@
+"""Sessions and threads: who may step, what torch cannot record, and what becomes of it. No thread ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from threading import Barrier, Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+
+from instrument import Session, threads
+from instrument.triggers import Ask, Hooks, Request, Trigger
+
+pytestmark = pytest.mark.usefixtures("inline_export")
+
+
+def in_thread(act: Callable[[], Any]) -> None:
+    thread = Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def profiler_is_on() -> bool:
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def outcome(code: str) -> str:
+    """What a process of its own prints, which must not be ended by a signal."""
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_windows_begin_and_end_beside_threads_that_run_operators(tmp_path: Path) -> None:
+    """torch alone ends the process within a hundred such windows, nearly always."""
+    said = outcome(f"""
+        import threading, torch
+        from instrument import Session
+        torch.set_num_threads(1)
+        net, over = torch.nn.Linear(8, 1), threading.Event()
+        def work():
+            while not over.is_set():
+                net(torch.ones(4, 8)).sum().backward()
+        workers = [threading.Thread(target=work) for _ in range(3)]
+        [worker.start() for worker in workers]
+        with Session(active=1, repeat=0, keep=1, export="inline", output_dir={str(tmp_path)!r}) as session:
+            for _ in range(40):
+                net(torch.ones(4, 8))
+                session.step()
+        over.set()
+        print("STEPS", session.step_number, len(session.captures))
+    """)
+    assert "STEPS 40 1" in said
+
+
+def test_a_range_that_outlives_its_window_writes_into_no_other(tmp_path: Path) -> None:
+    """torch would write its end into memory that is somebody else's by then."""
+    said = outcome(f"""
+        import gc, torch
+        from instrument import Session, profiled
+        with Session(active=1, repeat=0, keep=1, export="inline", output_dir={str(tmp_path)!r}) as session:
+            for _ in range(4):
+                ranges = [profiled(f"range {{k}}").__enter__() for k in range(3000)]
+                session.step()
+                junk = [str(k) * 20 for k in range(50_000)]
+                tensors = [torch.zeros(7) for _ in range(3000)]
+                for each in reversed(ranges):
+                    each.__exit__()
+                assert junk == [str(k) * 20 for k in range(50_000)]
+                assert all(tensor.sum() == 0 for tensor in tensors)
+                session.step()
+        print("CAPTURE", len(session.captures))
+    """)
+    assert "CAPTURE 1" in said
+
+
+def test_two_sessions_in_two_threads_take_turns(tmp_path: Path) -> None:
+    said = outcome(f"""
+        import threading, torch
+        from instrument import Session
+        net = torch.nn.Linear(8, 1)
+        def run():
+            with Session(wait=1, active=1, repeat=0, export="inline", output_dir={str(tmp_path)!r}) as session:
+                for _ in session.steps(range(20)):
+                    net(torch.ones(4, 8)).sum().backward()
+            print("STEPS", session.step_number)
+        both = [threading.Thread(target=run) for _ in range(2)]
+        [each.start() for each in both]
+        [each.join() for each in both]
+    """)
+    assert said.count("STEPS 20") == 2
+
+
+def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(tmp_path: Path, log: Log) -> None:
+    log.errors_expected = True
+    with Session(active=3, repeat=3, profile_memory=True, output_dir=tmp_path) as session:
+        for _ in range(2):
+            session.step()
+        for _ in range(2):
+            in_thread(session.step)
+        assert profiler_is_on(), "only this thread can stop it"
+        session.step()
+        assert not profiler_is_on(), "its own thread has come back"
+        for _ in range(6):
+            torch.ones(2) + 1
+            session.step()
+    assert not profiler_is_on()
+    assert [capture.steps.column("number") for capture in session.captures] == [[6, 7, 8]]
+    (error,) = log.at("ERROR")
+    assert "but with profiler.profile_memory torch" in error
+    assert error.endswith("step on one thread, or leave profile_memory out.")
+
+
+def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_stops_it_later(
+    tmp_path: Path, log: Log
+) -> None:
+    log.errors_expected = True
+    session = Session(active=3, profile_memory=True, output_dir=tmp_path / "first").start()
+    session.step()
+    in_thread(session.stop)
+    assert profiler_is_on()
+    assert "torch's profiler is still on in the thread MainThread" in log.at("WARNING")[-1]
+    with Session(active=1, output_dir=tmp_path / "second") as later:
+        later.step()
+    assert not profiler_is_on()
+    assert (len(session.captures), len(later.captures)) == (0, 1)
+
+
+def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> None:
+    said = outcome(f"""
+        import torch
+        from threading import Thread
+        from instrument import Session
+        session = Session(active=2, repeat=3, profile_memory=True, export="inline", output_dir={str(tmp_path)!r})
+        def begin():
+            session.start()
+            session.step()
+        for act in (begin, session.step, session.step):
+            thread = Thread(target=act)
+            thread.start()
+            thread.join()
+        for _ in range(4):
+            torch.ones(2) + 1
+            session.step()
+        session.stop()
+        print("STEPS", [capture.steps.column("number") for capture in session.captures])
+    """)
+    assert "STEPS [[4, 5]]" in said
+
+
+def test_left_on_in_a_thread_that_has_ended_the_profiler_ends_no_process_at_exit(tmp_path: Path) -> None:
+    outcome(f"""
+        from threading import Thread
+        from instrument import Session
+        session = Session(active=2, profile_memory=True, export="inline", output_dir={str(tmp_path)!r})
+        thread = Thread(target=session.start)
+        thread.start()
+        thread.join()
+    """)
+
+
+def test_one_session_stepped_from_several_threads_records_every_step_once(tmp_path: Path) -> None:
+    begin = Barrier(3)
+
+    def train() -> None:
+        begin.wait()
+        for _ in range(40):
+            torch.ones(8).sum()
+            session.step()
+
+    with Session(wait=5, active=20, repeat=2, output_dir=tmp_path) as session:
+        workers = [Thread(target=train) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    first = session.captures[0].steps
+    assert first.column("number") == list(range(5, 25))
+    ends = [start + length for start, length in zip(first.column("start_ns"), first.column("duration_ns"))]
+    assert all(end <= start for end, start in zip(ends, first.column("start_ns")[1:])), "no two steps at once"
+
+
+def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
+    with Session(wait=100, active=1, output_dir=tmp_path) as session:
+        locked, over = Event(), Event()
+
+        def hold() -> None:
+            with session._windows.lock:
+                locked.set()
+                over.wait(60)
+
+        holder = Thread(target=hold)
+        holder.start()
+        locked.wait(60)
+        for _ in range(50):
+            session.step()
+        assert session.step_number == 50
+        over.set()
+        holder.join()
+
+
+class Polled(Trigger):
+    """Is asked between steps."""
+
+    def begin(self, folder: Path, ask: Ask) -> Hooks:
+        return Hooks(lambda step: Request("third") if step.number == 2 else None, poll=lambda: ask(Request()))
+
+
+def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    def none(self: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "_told", set())
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", none)
+        with Session(at_steps=[1, 6], active=1, output_dir=tmp_path, triggers={"mine": Polled()}) as session:
+            for _ in range(9):
+                session.step()
+    assert [capture.steps.column("number") for capture in session.captures] == [[1], [3], [6]]
+    assert log.at("WARNING") == [
+        "No thread can be started (can't start new thread): the trigger mine is not asked between steps.",
+        "No thread can be started (can't start new thread): a window's limits are looked at only when a step ends.",
+    ]
