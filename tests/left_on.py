@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from instrument import emit, modules, recorder, session
+from instrument import emit, modules, one_profiler, session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -58,11 +58,11 @@ def _sessions_stopped() -> Iterator[str]:
 
 
 def _profiler_stopped() -> Iterator[str]:
-    busy = recorder._busy and recorder._busy()
+    busy: Any = one_profiler._busy and one_profiler._busy()
     if busy is not None:
         with suppress(Exception):
             busy.stop()
-        recorder._busy = None
+        one_profiler.release()
         yield "a recorder that records"
     if torch._C._autograd._profiler_enabled():
         torch._C._autograd._disable_profiler()

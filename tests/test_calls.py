@@ -140,7 +140,7 @@ def test_coroutines_and_generators_count_when_they_are_through(tmp_path: Path) -
 
 
 def test_calls_count_from_any_thread(tmp_path: Path) -> None:
-    session = Session(active=2, output_dir=tmp_path)
+    session = Session(active=2, preemption_grace_s=None, output_dir=tmp_path)
     seen: list[Any] = []
     predict = session.record(seen.append)
     predict("first")

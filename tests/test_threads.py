@@ -121,7 +121,7 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
     tmp_path: Path, log: Log
 ) -> None:
     log.errors_expected = True
-    session = Session(active=3, profile_memory=True, output_dir=tmp_path / "first").start()
+    session = Session(active=3, profile_memory=True, preemption_grace_s=None, output_dir=tmp_path / "first").start()
     session.step()
     in_thread(session.stop)
     assert profiler_is_on()
