@@ -13,7 +13,7 @@ from loguru import logger
 from instrument import emit, metadata
 from instrument.config import ProfilerConfig
 from instrument.delivery import Delivery
-from instrument.errors import InstrumentError
+from instrument.errors import InstrumentError, reason_of
 from instrument.limits import Limits
 from instrument.one_profiler import stop_abandoned
 from instrument.phases import NEVER, Phase, Phases
@@ -200,13 +200,13 @@ class Windows:
                 act(*args)
             except Exception as error:
                 self._recover(recorder)
-                self._say(f"Recording failed and training goes on: {error}", error)
+                self._say(f"Recording failed and training goes on: {reason_of(error)}.", error)
 
     def _recover(self, recorder: Recorder | None) -> None:
         try:
             self._give_up(recorder)
         except Exception as error:
-            self._say(f"The profiler could not be stopped: {error}", error)
+            self._say(f"The profiler could not be stopped: {reason_of(error)}.", error)
         self._phases.present.wakes_at = self._phases.present.step_number + 1
 
     def _say(self, sentence: str, error: Exception) -> None:

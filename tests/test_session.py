@@ -540,6 +540,23 @@ def test_what_fails_while_recording_never_reaches_the_loop(
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
 
 
+def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    class Mute(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fails(*_: Any) -> None:
+        raise Mute
+
+    log.errors_expected = True
+    monkeypatch.setattr(recorder.Recorder, "save", fails)
+    with Session(active=1, output_dir=tmp_path) as session:
+        session.step()
+    assert log.at("ERROR")[0].startswith("Recording failed and training goes on: Mute.")
+
+
 def test_a_full_disk_costs_one_line_and_the_window(
     tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
