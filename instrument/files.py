@@ -54,9 +54,7 @@ def open_regular(path: Path) -> IO[bytes]:
     try:
         handle = os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise OSError(error.errno, "is a symbolic link, which is not followed", str(path)) from None
-        raise
+        raise _sentence(error, path) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode) or (not _NO_LINK and path.is_symlink()):
         os.close(handle)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
@@ -91,6 +89,28 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
+    """Open a file for reading, and for writing at its end; it is made where it is missing.
+
+    Raises:
+        OSError: it cannot be written, or is a symbolic link, no regular file, or a file that has another name too.
+    """
+    try:
+        handle = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
+    except OSError as error:
+        raise _sentence(error, target) from None
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no regular file of one name, which alone is written on", str(target))
+    return os.fdopen(handle, "a+b", buffering)
+
+
+def _sentence(error: OSError, path: Path) -> OSError:
+    linked = error.errno in (errno.ELOOP, errno.EMLINK)
+    return OSError(error.errno, "is a symbolic link, which is not followed", str(path)) if linked else error
 
 
 def write(target: Path, content: str | bytes) -> None:

@@ -90,7 +90,8 @@ def origin() -> dict[str, Any]:
     """What was run: the command line, Hydra's overrides (None where Hydra runs nothing), and `git`'s state.
 
     Of the working tree that the script lies in, git's commit, and whether a tracked file differs from it; None where
-    there is no repository, no git, or no answer within two seconds. Asked once in a process.
+    there is no repository, no git, or no answer within two seconds. Asked once in a process. `dirty` is None where the
+    repository's own config names programs to compare files with.
     """
     hydra = export.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -103,15 +104,32 @@ def origin() -> dict[str, Any]:
 
 @cache
 def _git(folder: Path) -> dict[str, Any] | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # nothing is written into the user's repository
     try:
-        said = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_GIT_S, check=True
-        ).stdout.strip()
+        commit = _asked_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        scopes = _asked_git(folder, "config", "--list", "--show-scope", "--name-only")
+        own = [line for line in scopes.splitlines() if line.startswith(("local\t", "worktree\t"))]
+        if any(line.partition("\t")[2].startswith("filter.") for line in own):
+            return {"commit": commit, "dirty": None}  # to compare files git would run what the repository names
+        changed = _asked_git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
     except (OSError, subprocess.SubprocessError, UnicodeError):
         return None
-    return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")} if said else None
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _asked_git(folder: Path, *arguments: str) -> str:
+    """What git says of the repository that a folder lies in, with nothing run that the repository's config names.
+
+    Raises:
+        OSError, subprocess.SubprocessError, UnicodeError: there is no git or no repository, or no answer in time.
+    """
+    safe = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}", "protocol.allow=never"]
+    command = ["git", *(word for option in safe for word in ("-c", option)), *arguments]
+    # nothing is written into the user's repository, and nothing fetched for one that is a part of another
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_GIT_S, check=True
+    )
+    return done.stdout.strip()
 
 
 class Place(NamedTuple):

@@ -27,6 +27,7 @@ from instrument import emit
 from instrument.capture.table import Table
 from instrument.capture.timings import summary_table
 from instrument.config import TimingsConfig
+from instrument.files import make_folder, open_to_append
 from instrument.modules import ModuleRanges
 from instrument.names import from_trace
 
@@ -360,7 +361,7 @@ def _prefixed(prefix: str, tally: Tally) -> dict[str, int]:
 
 def _append(path: Path, line: str) -> None:
     """Add a line, on a new one where what was written last is cut short."""
-    with path.open("a+b", buffering=0) as file:
+    with open_to_append(path, buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         cut = size > 0 and file.read(1) != b"\n"
@@ -377,12 +378,11 @@ def _curves(folder: Path, rank: int) -> Callable[[int, dict[str, dict[str, int]]
 
     from instrument.sinks.tensorboard import append_scalars, event_file_name
 
-    into = folder / "tensorboard" / (f"timings_rank{rank}" if rank else "timings")
-    target = into / event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")
+    below = ("tensorboard", f"timings_rank{rank}" if rank else "timings")
+    name = event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")
 
     def write(step: int, summaries: dict[str, dict[str, int]]) -> None:
-        into.mkdir(parents=True, exist_ok=True)
-        append_scalars(target, time.time(), step, _tagged(summaries).items())
+        append_scalars(make_folder(folder, *below) / name, time.time(), step, _tagged(summaries).items())
 
     return write
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,19 @@ def test_links_are_not_listed(tmp_path: Path, secret: Path) -> None:
     (folder / "behind").symlink_to(secret.parent)
     os.mkfifo(folder / "pipe")
     assert files.regular_files(folder) == [folder / "b", folder / "inner/a"]
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_nothing_is_added_to_a_file_through_another_name(tmp_path: Path, secret: Path, link: Any) -> None:
+    link(tmp_path / "lines", secret)
+    with pytest.raises(OSError, match=r"not followed|one name"):
+        files.open_to_append(tmp_path / "lines")
+    assert secret.read_text() == "hunter2"
+    for line in (b"one\n", b"two\n"):
+        with files.open_to_append(tmp_path / "own") as file:
+            file.write(line)
+    assert (tmp_path / "own").read_bytes() == b"one\ntwo\n"
+    (tmp_path / "dangling").symlink_to(tmp_path / "made")
+    with pytest.raises(OSError, match="not followed"):
+        files.open_to_append(tmp_path / "dangling")
+    assert not (tmp_path / "made").exists()

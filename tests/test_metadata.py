@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,23 @@ def test_gits_commit_and_whether_the_tree_is_dirty(repository: Path) -> None:
     assert metadata._git(repository) == {"commit": commit, "dirty": False}, "asked once in a process"
     metadata._git.cache_clear()
     assert metadata._git(repository) == {"commit": commit, "dirty": True}
+
+
+@pytest.mark.parametrize("part", ["core", "filter"])
+def test_no_program_is_run_that_a_repositorys_config_names(repository: Path, part: str) -> None:
+    named = {
+        "core": '[core]\n\tfsmonitor = "touch {made}; false"\n\thooksPath = {made}\n',
+        "filter": '[filter "own"]\n\tclean = "touch {made}; cat"\n\tprocess = "touch {made}"\n',
+    }
+    (repository / ".gitattributes").write_text("* filter=own\n")
+    with (repository / ".git" / "config").open("a") as config:
+        config.write(named[part].format(made=repository / "made"))
+    for file in repository.glob("*.*"):
+        os.utime(file, (1, 1))  # so that git looks into it
+    found = metadata._git(repository)
+    assert found is not None
+    assert found["dirty"] is (None if part == "filter" else False)
+    assert not (repository / "made").exists()
 
 
 def test_without_an_answer_of_git_there_is_none(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar
 from instrument.capture import Capture
 from instrument.capture.metadata import unix_time
 from instrument.errors import need_package
-from instrument.files import make_folder, replacing
+from instrument.files import make_folder, open_to_append, replacing
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import rewrite, trace_of
 from instrument.sinks.scalars import last_step, scalars
@@ -86,8 +86,8 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 
 def append_scalars(target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]) -> None:
     """Add scalars to an event file, which is made where it is missing; what a full disk cuts short is taken back."""
-    with target.open("ab") as raw:
-        size = raw.tell()
+    with open_to_append(target) as raw:
+        size = raw.seek(0, os.SEEK_END)
         try:
             if size == 0:
                 _write_event(raw, wall_time_s, file_version="brain.Event:2")
