@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from torch import nn
 from torch.optim import optimizer as optimizers
 from trainers import TRAINERS, VALIDATION, Job, Trainer
 
@@ -78,6 +79,7 @@ def installed(job: Job) -> dict[str, Any]:
     of_steps = [(len(each._optimizer_step_pre_hooks), len(each._optimizer_step_post_hooks)) for each in job.optimizers]
     return {
         "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in job.model.modules()],
+        "calls of modules": nn.Module.__call__,
         "forward": ["forward" in vars(module) for module in job.model.modules()],
         # the first tells of all threads together, the second of this one
         "profiler": torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled(),
@@ -139,7 +141,9 @@ def test_nothing_is_left_installed(
         time.sleep(0.1)
     assert left == before
     differs = {name for name in before if during[0][name] != before[name]}
-    assert {"module hooks", "profiler", "annotations", "signals", "atexit", "threads"} <= differs, "the test sees them"
+    assert {"calls of modules", "profiler", "annotations", "signals", "atexit", "threads"} <= differs, (
+        "the test sees them"
+    )
     assert len(trainer.session(adapter).captures) == 1
 
 
@@ -193,7 +197,15 @@ def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.Monkey
     job.at_batch = at_batch
     adapter = trainer.make(config)
     trainer.fit(adapter, job)
-    ours = {"module hooks", "forward", "profiler", "annotations", "optimizer hooks", "hooks of an optimizer"}
+    ours = {
+        "module hooks",
+        "calls of modules",
+        "forward",
+        "profiler",
+        "annotations",
+        "optimizer hooks",
+        "hooks of an optimizer",
+    }
     assert {name: during[0][name] for name in ours} == {name: before[name] for name in ours}
     assert not [name for name in during[0]["threads"] if name.startswith("instrument")]
     assert len(calls.seen) <= 5 * trainer.calls_when_off, calls.seen
