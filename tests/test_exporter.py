@@ -503,7 +503,6 @@ def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
     monkeypatch.setattr(threading.Thread, "start", start)
     session = run(profiler, sinks={"table": {}})
     assert names(session) == ALL
-    assert log.at("WARNING") == [
-        "No thread can be started (can't start new thread), so training waits while windows are finished."
-    ]
+    said = "No thread can be started (can't start new thread), so training waits while windows are finished."
+    assert log.at("WARNING").count(said) == 1
     assert all((capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures)
