@@ -23,10 +23,10 @@ class Limits:
     """Looks after one window, from the moment that it begins to record until `close`.
 
     A window that has `reached` a limit ends with the step that runs then. Where no step ends, as in a server without
-    requests, a thread calls `end` with the reason at twice the limit.
+    requests, a thread calls `end`, with these limits and the reason, at twice the limit.
     """
 
-    def __init__(self, config: ProfilerConfig, end: Callable[[str], None]) -> None:
+    def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
         self._max_s = config.max_window_s
         memory = config.max_window_memory
         self._max_bytes = None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
@@ -57,7 +57,7 @@ class Limits:
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):
             if reason := self.reached(2, _LEAST_EXTRA_S):
-                self._end(reason)
+                self._end(self, reason)
                 return
 
 

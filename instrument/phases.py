@@ -122,11 +122,10 @@ class Phases:
         return window is not None and step < window.first <= self.train.step_number
 
     def may_record(self) -> bool:
-        """Whether any window is planned, or may be asked for."""
-        if schedule.triggers_ask(self._config):
-            return True
-        train_alone = self._recorded == ["train"]
-        return self.train.plan.window is not None if train_alone else any(schedule.planned(self._config))
+        """Whether any window is planned from the present step on, or may be asked for; known before the start."""
+        first = self.train.step_number if self._config.phases == ["train"] else 0
+        ahead = (window for window in schedule.planned(self._config) if window.first >= first)
+        return schedule.triggers_ask(self._config) or next(ahead, None) is not None
 
     def nothing_ahead(self) -> bool:
         """Whether train has no window left, and neither triggers nor timings need further steps."""

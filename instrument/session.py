@@ -27,7 +27,7 @@ from instrument.modules import forget, instrument_chosen, named_models
 from instrument.one_profiler import refuse_company
 from instrument.phases import NAMES, Phase, Phases, Steps
 from instrument.preemption import Preemption
-from instrument.recorder import import_early, refuse_options
+from instrument.recorder import refuse_options
 from instrument.redact import blanked
 from instrument.sinks.chrome_trace import as_json
 from instrument.timings import Timings
@@ -156,40 +156,40 @@ class Session:
         self._windows = Windows(
             self.config, self.activities, emitting, self._phases, self._delivery, self._metadata, self._preemption.held
         )
-        timed = self.config.timings
-        self.timings = Timings(timed, self.output_dir, place.rank) if timed is not None else None
+        self.timings = Timings(self.config.timings, self.output_dir, place.rank) if self.config.timings else None
         instrument = instrument_chosen
         if self.config.graph:
             from instrument.graph.forward import instrument_nodes as instrument  # torch.export, which is slow to load
         models = named_models(self._model if self._model is not None else model)
         self._instrumented = instrument(models, self.config.modules)
+        self._windows.in_turn(
+            self._begin, self.output_dir, team, total_steps
+        )  # no step of another thread comes between
+        return self
+
+    def _begin(self, output_dir: Path, team: ranks.Team | None, total_steps: int | None) -> None:
         self._running = True
         if self.step_number == self._ended_at:  # a second run, unless its owner has set the number
             self.step_number = 0
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
         self._preemption.install()
-        self._watch = Watch(self.config.triggers, self.output_dir, team) if self.config.triggers else None
+        self._watch = Watch(self.config.triggers, output_dir, team) if self.config.triggers else None
         self._phases.begin()
         if emit.disabled:
             logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
         for note in self.config.notes:
             logger.info(note)
         what, where = self._phases.in_words(), " and ".join(self.activities)
-        logger.info("Profiler {} on {}, into {}", what, where, self.output_dir)
+        logger.info("Profiler {} on {}, into {}", what, where, output_dir)
         self._total_steps = total_steps or self.config.total_steps
         _warn(self._phases.misfit(self._total_steps))
-        if self.config.memory_snapshot and "cuda" not in self.activities:
-            logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         if self.timings is not None:
             self.timings.start()
-        if self._phases.may_record():
-            import_early()
         self._windows.safely(self._grant, None)
         if self.timings is not None:
             self.timings.begin_step()
         self._phases.present.cost.resume()
-        return self
 
     def step(self, loss: Any = None) -> None:
         """Tell that a training step has ended; `loss` (a number or a tensor of one element) is for triggers.

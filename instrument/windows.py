@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from instrument.errors import InstrumentError, reason_of
 from instrument.limits import Limits
 from instrument.one_profiler import stop_abandoned
 from instrument.phases import NEVER, Phase, Phases
-from instrument.recorder import Recorder
+from instrument.recorder import Recorder, import_early
 from instrument.schedule import Window
 
 T = TypeVar("T")
@@ -61,6 +60,10 @@ class Windows:
         self._held = held
         self._limits: Limits | None = None
         self._said: set[str] = set()
+        if phases.may_record():
+            import_early()
+        if config.memory_snapshot and "cuda" not in activities:
+            logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
 
     @property
     def recording(self) -> bool:
@@ -105,7 +108,7 @@ class Windows:
             if not self.recording:
                 with phase.cost.standing_still("start"):
                     self.recorder.start()
-                self._limits = Limits(self._config, partial(self._end_midway, self.recorder))
+                self._limits = Limits(self._config, self._end_midway)
             self.recorder.next_step(number)
 
     def _config_of(self, window: Window) -> ProfilerConfig:
@@ -129,10 +132,10 @@ class Windows:
         elif self._limits is not None and (reason := self._limits.reached()):
             self._end(reason)
 
-    def _end_midway(self, recorder: Recorder, reason: str) -> None:
+    def _end_midway(self, limits: Limits, reason: str) -> None:
         """End a window of which no step ends; called on a thread of its limits."""
         with self.lock:
-            if self.recorder is recorder and recorder.can_stop_here:
+            if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self.safely(self._end, reason)
 
     def hold_something(self, cut: str | None) -> bool:
@@ -226,6 +229,7 @@ class Windows:
     def _stop(self, recorder: Recorder) -> None:
         if self._limits is not None:
             self._limits.close()
+            self._limits = None
         with self._held():
             recorder.stop()
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from instrument import Session, emit, limits, profiled
 from instrument.errors import ConfigError
+from instrument.phases import Phases
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -273,3 +274,27 @@ def test_what_is_no_function_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match=r"^session\.record was given stream, an asynchronous generator"):
         session.record(stream)
+
+
+def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, go_on = Event(), Event()
+
+    def slowly(_: Phases) -> bool:
+        starting.set()
+        return go_on.wait(60)
+
+    monkeypatch.setattr(Phases, "may_record", slowly)
+    session = Session(wait=1, active=2, output_dir=tmp_path)
+    predict = session.record(lambda: None)
+    first = Thread(target=predict)
+    first.start()
+    starting.wait(60)
+    for _ in range(20):
+        predict()
+    go_on.set()
+    first.join()
+    for _ in range(3):
+        predict()
+    assert windows(session) == [[1, 2]]
