@@ -61,7 +61,8 @@ class Exporter:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: list[Path] = []  # submitted and not answered, in order
+        self._pending: dict[Path, int] = {}  # submitted and not answered, in order: by which line it was told
+        self._told = 0  # lines to the present process
         self._early: set[Path] = set()  # answered before they were submitted: the worker looks for itself
         self._sending: list[Path] = []  # finished, and neither sent nor left
         self._answered = False  # by the present process
@@ -88,14 +89,15 @@ class Exporter:
         with self._changed:
             if folder in self._early:
                 return
-            self._pending.append(folder)
+            self._pending[folder] = self._told + 1
             if self._process is not None:
+                self._told += 1
                 _write(self._process, "")
                 return
             try:
                 self._start()
             except Exception:
-                self._pending.remove(folder)
+                del self._pending[folder]
                 raise
 
     def close(self, *, failed: bool) -> None:
@@ -148,6 +150,8 @@ class Exporter:
         job = msgspec.structs.replace(self._job, unsent=[str(folder) for folder in self._sending])
         _write(process, to_line(job).rstrip())
         _write(process, "")
+        self._told = 1
+        self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         at: Path | None = None
@@ -161,9 +165,9 @@ class Exporter:
         with self._changed:
             self._process = None
             if at is None and self._pending and not self._answered:
-                at = self._pending[0]  # one that cannot even begin is not asked again for the same window
+                at = next(iter(self._pending))  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
-                self._pending.remove(at)
+                del self._pending[at]
                 self._job.given_up.append(at.name)
             elif at is None and self._sending:
                 at = self._sending.pop(0)
@@ -181,6 +185,9 @@ class Exporter:
                 self._closed = True
                 self._changed.notify_all()
             return None
+        if "looked" in answer:
+            self._hear_looked(answer["looked"])
+            return None
         self._answered, folder = True, Path(answer["folder"])
         if "sent" in answer:
             self._hear_sent(folder, answer["sent"])
@@ -194,12 +201,21 @@ class Exporter:
                 self._finished(Path(answer["finished"]))
         finally:
             with self._changed:
-                if folder in self._pending:
-                    self._pending.remove(folder)
-                else:
+                if self._pending.pop(folder, None) is None:
                     self._early.add(folder)
                 self._changed.notify_all()
         return None
+
+    def _hear_looked(self, told: int) -> None:
+        """Wait no longer for what the worker has looked for and not found: nobody will finish it."""
+        with self._changed:
+            missing = [folder for folder, line in self._pending.items() if line <= told]
+            for folder in missing:
+                del self._pending[folder]
+            self._changed.notify_all()
+        if missing:
+            names = ", ".join(map(export.name_of, missing))
+            logger.error("The exporter cannot find or read {} in {}: somebody removed it.", names, self._job.folder)
 
     def _hear_sent(self, folder: Path, arrived: bool) -> None:
         self._sent(folder, arrived)
@@ -251,7 +267,7 @@ def main() -> None:
     failed = set[str]()
     sinks = built(job.sinks, failed)
     last: Path | None = None
-    for folder in _queue(job):
+    for folder in _queue(job, answers):
         _tell(answers, folder=str(folder))
         _allow(job.timeout_s)
         place = _finished(folder, sinks, failed)
@@ -281,9 +297,12 @@ def _allow(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 
-def _queue(job: Job) -> Iterator[Path]:
-    """The folders to finish, as they come; each is given once, whatever becomes of it."""
-    seen, line = set(job.given_up), "\n"
+def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
+    """The folders to finish, as they come; each is given once, whatever becomes of it.
+
+    After each line, when all that was there is finished, the answer says how many lines have been heeded.
+    """
+    seen, line, lines = set(job.given_up), "\n", 0
     while line:
         line = sys.stdin.readline()
         if line.strip() == _END:
@@ -292,6 +311,8 @@ def _queue(job: Job) -> Iterator[Path]:
             if folder.name not in seen:
                 seen.add(folder.name)
                 yield folder
+        lines += 1
+        _tell(answers, looked=lines)
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:

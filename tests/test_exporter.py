@@ -485,6 +485,26 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
     assert f"The folder {link} is a link to {scratch}, which is gone, so the window is lost" in error
 
 
+def test_a_queued_window_that_somebody_removed_is_not_waited_for(
+    profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = export.queue
+
+    def remove_first(staging: Path, metadata: dict[str, Any]) -> Path:
+        folder = queue(staging, metadata)
+        if export.name_of(folder) == ALL[0]:
+            shutil.rmtree(folder)
+        return folder
+
+    log.errors_expected = True
+    monkeypatch.setattr(export, "queue", remove_first)
+    session = run(profiler, export_timeout_s=100_000)
+    assert names(session) == ALL[1:]
+    assert log.at("ERROR") == [
+        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: somebody removed it."
+    ]
+
+
 def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     output = tmp_path / "a" / "b"
     with Session(active=1, repeat=2, output_dir=output, export="inline") as session:
