@@ -86,10 +86,6 @@ def refuse_unknown(config: ProfilerConfig) -> None:
         ConfigError: this torch has no such experimental option, wants another value for it, or knows no types of an
             activity.
     """
-    if config.capture_overload_names and not _takes("capture_overload_names", True):
-        raise ConfigError(
-            f"profiler.capture_overload_names is unknown to torch {torch.__version__}: torch 2.13 has it."
-        )
     for name, value in config.experimental_config.items():
         if not _takes(name, value):
             raise ConfigError(_refusal(name, value))

@@ -29,7 +29,7 @@ class Recording:
 def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
     """Record the block with torch's own profiler and read the user annotations from its trace."""
     result = Recording()
-    config = torch._C._profiler._ExperimentalConfig(**({"profile_all_threads": True} if all_threads else {}))
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
         emit.arm()
         try:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
-from installed import needs_option, torch_has
 from torch import nn
 
 from instrument import ProfilerConfig, Session, Sink, emit, profiled, recorder
@@ -776,7 +775,6 @@ def test_steps_are_as_long_as_their_loader() -> None:
         len(session.steps(iter([1])))
 
 
-@needs_option("profile_all_threads")
 def test_other_threads_are_recorded_too(tmp_path: Path) -> None:
     @profiled("in a thread")
     def work() -> None:
@@ -806,9 +804,8 @@ def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memor
         print("CAPTURES", len(session.captures))
     """
     done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
-    tied = memory or not torch_has("profile_all_threads")
-    assert f"CAPTURES {0 if tied else 1}" in done.stdout
-    assert ("ends the window only there" in done.stderr) == tied
+    assert f"CAPTURES {0 if memory else 1}" in done.stdout
+    assert ("ends the window only there" in done.stderr) == memory
     assert done.returncode == 0
 
 
@@ -1037,7 +1034,6 @@ def test_what_counts_as_communication_is_kept_with_the_capture(tmp_path: Path) -
     assert capture._added.search("My_Exchange_kernel")
 
 
-@needs_option("capture_overload_names")
 @pytest.mark.parametrize("with_stack", [False, True])
 def test_overloads_are_recorded_where_they_are_asked_for(tmp_path: Path, *, with_stack: bool) -> None:
     options = {"capture_overload_names": True, "with_stack": with_stack, "output_dir": str(tmp_path)}

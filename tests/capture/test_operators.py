@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from installed import needs_option
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -412,7 +411,6 @@ def test_what_the_trace_cannot_tell_is_none_throughout(tmp_path, what) -> None:
     assert [getattr(row, what) for row in table] == [None, None]
 
 
-@needs_option("capture_overload_names")
 def test_overloads_equal_torchs_own(tmp_path) -> None:
     def body() -> None:
         torch.empty(2).fill_(1.0).add(1).add(torch.ones(2)).sum().sum(dim=0)
