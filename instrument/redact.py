@@ -15,7 +15,8 @@ _HIDDEN = "***"
 # Names are cut into words at "-", "_", "." and camelCase, and matched as "_words_of_the_name_".
 _WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET = re.compile(
-    "pass_?(w|phrase|code)|pwds?_|secrets?_|credentials?_|_creds?_|_authorization_|_bearer_|cookies?_|_jwts?_|oauth|webhook"
+    "pass_?(w|phrase|code|key)|(db|root|user)_?pass_|pwds?_|_pw_|secrets?_|credentials?_|_creds?_|_authorization_|_bearer_|cookies?_|_jwts?_|oauth|webhook"
+    "|_sig(nature)?_|_(otp|mfa|sas)_"
     "|_(upload|storage)_options_|apikey"
     "|_(access|api|auth|deploy|encryption|master|private|refresh|secret|shared|signing|ssh)_?(key|token)s?_"
 )
@@ -27,7 +28,7 @@ _HARMLESS = re.compile(
     "|output|pad|padding|per|prediction|primary|prompt|proj|query|ratio|response|sep|sequence|size|sort|special|start"
     "|state|stop|target|text|through|total|types?|unk|vocab)_"
 )
-_NUMBER = r"[-+]?[\d._]*\d[\d._]*(?:e[-+]?\d+)?"
+_NUMBER = r"[-+]?[\d._]*\d[\d._]*(?:e[-+]?\d+|[kmgtb])?"
 _COUNTED = re.compile("(tokens|keys)$")  # where a number tells how many
 
 # A name and what stands between it and its value in an override, a mapping, JSON, YAML, a header or a query.
@@ -50,7 +51,7 @@ _QUERY = r"(://[^\s?'\"]*\?)[^\s'\"]+"
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w\-]{16,}|hf_[A-Za-z0-9]{16,}"
     r"|sk-(?=[\w\-]{0,64}\d)[\w\-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|xox[a-z]-[\w\-]{8,}|AIza[\w\-]{30,}"
-    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w\-]{30,}|eyJ[\w\-]{8,512}\.[\w\-.]+|[Bb]earer[\s:]+[^\s\"']+"
+    r"|hooks\.slack\.com/services/\S+|discord(?:app)?\.com/api/webhooks/\S+|npm_[A-Za-z0-9]{30,}|pypi-[\w\-]{30,}|eyJ[\w\-]{8,512}\.[\w\-.]+|[Bb]earer[\s:]+[^\s\"']+"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*)",
     re.S,
 )
@@ -130,10 +131,11 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 
 
 def _is_plain(name: str, value: str) -> bool:
-    """Whether a value tells nothing even under a secret's name: true, none, empty, or how many tokens there are."""
-    counts = _COUNTED.search("_".join(_WORD.findall(name)).lower()) and not _is_secret(name, surely=True)
+    """Whether a value tells nothing even under a secret's name: none, true, or a number that counts or is short."""
+    many = _COUNTED.search("_".join(_WORD.findall(name)).lower())
+    may_count = (many or len(value) < 6) and not _is_secret(name, surely=True)
     nothing = rf"|\[\]|{{}}|{_SWITCH}"
-    return re.fullmatch(f"{nothing}|{_NUMBER}" if counts else nothing, value, re.I) is not None
+    return re.fullmatch(f"{nothing}|{_NUMBER}" if may_count else nothing, value, re.I) is not None
 
 
 def _secret_at(text: str) -> int:

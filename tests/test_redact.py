@@ -76,6 +76,9 @@ HIDDEN = "hUnter2-of-7"
         ["db_pass=§"],
         ["oauth2=§"],
         ["--webhook=https://host/§"],
+        ["--sas", "?sv=1&sig=§"],
+        ["--db_pw=§"],
+        ["token=§", "--token", "1234567"],
     ],
     ids=" ".join,
 )
@@ -99,6 +102,7 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
         ["pass_through=identity", "passes=3", "compass=north", "bypass=all"],
         ["monkey=1", "keyboard=us", "turkey", "author=me", "authors=[a,b]"],
         ["session.max_steps=10", "session.name=first"],
+        ["token_dropout=0.1", "token_id=4", "train.tokens=300B", "dataset.session=3"],
         ["use_auth_token=false", "--token=null", "password=None", "model={token: true, lr: 0.1}"],
         ["--use-auth-token", "--lr", "0.1"],
         ["--password", "--lr", "0.1"],
