@@ -17,6 +17,7 @@ from made_captures import DEVICE, HOST, REDUCES, annotation, span, write_capture
 from instrument import cli
 from instrument.capture import Capture
 from instrument.capture.rank import write
+from instrument.capture.stacks import Stack, folded
 from instrument.cli import main
 from instrument.sinks.memory import Memory
 from instrument.sinks.table import TableSink
@@ -154,3 +155,32 @@ def test_a_path_that_no_file_can_have_gets_one_line(
     assert err.startswith("instrument: ")
     assert is_harmless(err)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show", "t.json"],
+        ["show", "t.json.gz"],
+        ["ranks", "t.json"],
+        ["export", "t.json", "--sink", "table"],
+        ["show", "timings_rank0.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
+    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(command[1])
+    assert main(command) == 2
+    assert "is no regular file" in capsys.readouterr().err
+
+
+def test_a_file_of_stacks_has_no_control_characters() -> None:
+    text = folded([Stack((EVIL, "inner"), 5_000)])
+    assert text == SHOWN_IN_STACKS + ";inner 5\n"
+    assert text.rstrip("\n").isprintable()
+
+
+SHOWN_IN_STACKS = r"e\x1b]0,owned\x07\x1b[2J\x9b31m_forged_9_\u202edetrever</script><b>"

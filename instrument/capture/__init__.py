@@ -96,6 +96,8 @@ class Capture:
             return capture
         if kind is None:
             raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
+        if not path.is_file():  # a pipe that nobody writes into would be waited for
+            raise CaptureError(f"{path} is no regular file: give a capture folder or a trace file.")
         return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
 
     @property

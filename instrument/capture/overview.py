@@ -79,9 +79,14 @@ def devices(events: Events, work: Work) -> Table:
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     process = [process for process, _ in events.threads]
-    device = np.array([process.index(p) for p in process], np.int64)[events.thread[work.event[kernels]]]
-    present = np.unique(device).tolist() if len(steps.event) else []
-    rows = [_usage(events, work.event[kernels[device == k]], steps) for k in present]
+    first: dict[int | str, int] = {}
+    device = np.array([first.setdefault(p, k) for k, p in enumerate(process)], np.int64)
+    device = device[events.thread[work.event[kernels]]]
+    order = np.argsort(device, kind="stable")
+    found, starts = np.unique(device[order], return_index=True)
+    present = found.tolist() if len(steps.event) else []
+    of_each = np.split(work.event[kernels[order]], starts[1:])
+    rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
     names = ("kernels", "busy_ns", "total_ns", "utilization", "sm_efficiency", "occupancy")
     return Table({"device": [process[k] for k in present], **{name: [row[name] for row in rows] for name in names}})
 

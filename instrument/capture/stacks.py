@@ -14,6 +14,7 @@ from instrument.capture.events import PYTHON, Events, Flags, Ints, decoded
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest, nest, number_paths
 from instrument.errors import CaptureError, ConfigError
+from instrument.printable import printable
 
 # An object's address tells runs apart, not code: without it equal frames of different objects are one.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -81,14 +82,15 @@ def _belonging(marks: Marks, wanted: str) -> Flags:
 def folded(found: Sequence[Stack]) -> str:
     """Stacks as text for `flamegraph.pl` and its like: a line "outer;inner 12" each, in whole microseconds.
 
-    Semicolons in a frame become commas and white space underscores. What is below half a microsecond is left out.
+    Semicolons in a frame become commas, white space underscores, and what does not print an escape. What is below half
+    a microsecond is left out.
     """
     lines = ((";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found)
     return "".join(f"{path} {value}\n" for path, value in lines if value > 0)
 
 
 def _safe(frame: str) -> str:
-    return "_".join(frame.replace(";", ",").split()) or "_"
+    return printable("_".join(frame.replace(";", ",").split())) or "_"
 
 
 def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> list[Stack]:

@@ -53,6 +53,8 @@ def read_timings(path: Path) -> tuple[Table, str]:
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
+    if path.exists() and not path.is_file():  # a pipe that nobody writes into would be waited for
+        raise CaptureError(f"The timings {path} cannot be read: it is no regular file.")
     try:
         with path.open("rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
