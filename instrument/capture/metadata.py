@@ -58,7 +58,7 @@ class Cost(Struct):
 class Config(Struct):
     """Those options of the recording that its readers look at."""
 
-    activities: str | list[str] | None = None
+    activities: Any = None  # names, or mappings from them to chosen types
     profile_memory: bool | None = None
     with_flops: bool | None = None
     communication: list[str] = field(default_factory=list)
