@@ -326,9 +326,14 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
     record(tmp_path, sink)
     assert [sent.step for sent in sink._got] == [1]
     (said,) = log.at("ERROR")
+    # with the window after it, or at the end where its thread was late
     assert said.startswith(
-        "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, and could not send the one "
-        "before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is kept in "
+        (
+            "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, and could not send the "
+            "one before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is kept in ",
+            "The tracker sink failed in close(): The Remembers sink could not send steps_000000-000000_rank0 "
+            "(ConnectionError: nobody answers)",
+        )
     )
 
 
