@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from instrument import emit, modules, one_profiler, session
+from instrument import emit, module_calls, modules, one_profiler, session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -20,6 +20,8 @@ class Before:
     """How things stood before a test: the handlers of the log and of signals."""
 
     def __init__(self) -> None:
+        module_calls._changes = 0  # of a class; after hundreds of windows, as of the tests before, the wrapper stays in
+        module_calls._refresh()
         self._handlers = _log_handlers()
         self._signals = {number: signal.getsignal(number) for number in _SIGNALS}
 
