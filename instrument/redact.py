@@ -82,7 +82,7 @@ def blanked_words(words: Iterable[str]) -> list[str]:
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
-    for word in words:
+    for word in map(_by_form, words):  # first, so that no key in a URL's query counts as the name of what follows
         if _asks(before, word):
             hiding, only_one = True, _ASKS_FOR_ONE.fullmatch(before) is not None
         elif only_one or _OPTION.fullmatch(word) or _OVERRIDE.fullmatch(word):
@@ -91,7 +91,7 @@ def blanked_words(words: Iterable[str]) -> list[str]:
         hidden = word[start:]
         if open_brackets > 0 or hidden.startswith(("{", "[")):  # a mapping or list that the shell has cut at its blanks
             open_brackets += sum(map(hidden.count, "{[")) - sum(map(hidden.count, "]}"))
-        shown.append(_by_form(word[:start]) + (_HIDDEN if hidden else ""))
+        shown.append(word[:start] + (_HIDDEN if hidden else ""))
         before = word
     return shown
 
