@@ -80,9 +80,19 @@ def stop_abandoned() -> str | None:
 
 
 def _restart() -> None:
-    """Have torch let go of a recording whose thread has ended, which would fail at exit."""
+    """Have torch let go of a recording whose thread has ended, which would fail at exit.
+
+    Raises:
+        CaptureError: this torch cannot, and records no more in this process.
+    """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
-    again.prepare_trace()
+    try:
+        again.prepare_trace()
+    except RuntimeError:
+        raise CaptureError(
+            "The thread that recorded a window has ended with torch's profiler on, after which torch "
+            f"{torch.__version__} records no more in this process: take steps on a thread that goes on."
+        ) from None
     again.start_trace()
     again.stop_trace()
 
