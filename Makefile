@@ -17,6 +17,8 @@ BIN := $(VENV)/bin
 # constraints.txt alone says which torch. On Linux the one from PyPI brings CUDA along, several GB; pip's own settings
 # (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected, and may name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# Four processes at most: each loads torch.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
@@ -44,13 +46,13 @@ demo: $(VENV)/.installed-demo
 	@echo "tensorboard/   curves over the windows: $(BIN)/tensorboard --logdir $(DEMO)/profile/tensorboard"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Each file that can be run prints its table; all are run, and the target fails where one missed a ratio.
 bench: $(VENV)/.installed-bench

@@ -22,6 +22,7 @@ OLDEST = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
 BETWEEN = "2.10.0"
 PAIRS = [*((python, NEWEST) for python in PYTHONS), ("3.11", OLDEST), ("3.11", BETWEEN)]
 LEFT_OUT = ("--ignore=tests/integrations",)
+PARALLEL = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")
 
 
 def interpreters(python: str) -> Iterator[str]:
@@ -63,7 +64,7 @@ def tested(python: str, torch: str) -> tuple[str, ...]:
         run(*install, f"torch=={torch}", "-e", ".[test]")
         versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
         found = run(own, "-c", versions).split()[-2:]
-        printed = run(own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LEFT_OUT)
+        printed = run(own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, *LEFT_OUT)
     ended = re.findall(r"^(\d+ .*) in [\d.]+s", printed, re.MULTILINE)
     return *found, ended[-1] if ended else "did not run"
 

@@ -181,9 +181,9 @@ def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Pa
     with recorded(tmp_path) as seen:
         with pytest.raises(ValueError, match="no"), ModuleRanges():
             model(X)
-        assert not hooked(model)
-        with profiled("after"):
-            pass
+        with profiled("after"), pytest.raises(ValueError, match="no"):
+            model(X)
+    assert not hooked(model)
     assert seen.ranges == [("Sequential", None), ("0", "Sequential"), ("1", "Sequential"), ("after", None)]
 
 

@@ -214,7 +214,7 @@ def test_a_run_writes_no_secret_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
     for command in (["git", "init", "-q"], remote):
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
     monkeypatch.setattr(sys, "argv", ["train.py", "--password", HIDDEN, "steps=3"])
     monkeypatch.setenv("HF_TOKEN", HIDDEN)
     metadata = {"db": f"postgres://u:{HIDDEN}@h/db", "keys": {"k": HIDDEN}, "model": "vit"}
