@@ -13,7 +13,6 @@ import numpy as np
 
 from instrument.capture.events import (
     ANNOTATION,
-    DEVICE,
     DEVICE_ANNOTATION,
     OPERATOR,
     Codes,
@@ -21,6 +20,7 @@ from instrument.capture.events import (
     Flags,
     Ints,
     is_runtime,
+    works_on_device,
 )
 from instrument.capture.nesting import Forest, nest
 
@@ -46,7 +46,7 @@ def launches(events: Events, *, annotations: bool = False) -> Launches:
     Some versions of torch write the correlation as the external id too; that names no operator. With
     `annotations` the device's copies of annotations count as device events, as they do for torch.
     """
-    device = np.flatnonzero(events.among(DEVICE | DEVICE_ANNOTATION if annotations else DEVICE))
+    device = np.flatnonzero(works_on_device(events) | (events.among(DEVICE_ANNOTATION) if annotations else False))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
     through_call = np.where(call >= 0, launching_operator(events, call), -1)
