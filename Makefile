@@ -17,8 +17,8 @@ BIN := $(VENV)/bin
 # constraints.txt alone says which torch. On Linux the one from PyPI brings CUDA along, several GB; pip's own settings
 # (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected, and may name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# Four processes at most: each loads torch.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
+# Four processes at most: each loads torch. Tests of one file share what they make.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 

@@ -69,32 +69,31 @@ def stop_abandoned() -> str | None:
                 f"torch's profiler is still on in the thread {owner.thread.name}, where a window was dropped, and can "
                 "be stopped only there: take a step or stop a session on it, or let it end."
             )
+        is_its_own = current_thread() is owner.thread
+        if not is_its_own and _busy is not None and _busy() is owner:
+            owner.let_go()
+        if not is_its_own and not _restarted():
+            return (
+                f"The thread {owner.thread.name} ended while torch's profiler was on, after which torch "
+                f"{torch.__version__} records nothing in this process: step on a thread that goes on."
+            )
         abandoned = None
         atexit.unregister(stop_abandoned)
-        if current_thread() is owner.thread:
+        if is_its_own:
             owner.stop_here()
-        else:
-            owner.let_go()
-            _restart()
     return None
 
 
-def _restart() -> None:
-    """Have torch let go of a recording whose thread has ended, which would fail at exit.
-
-    Raises:
-        CaptureError: this torch cannot, and records no more in this process.
-    """
+def _restarted() -> bool:
+    """Have torch let go of a recording whose thread has ended, which would fail at exit; not every torch can."""
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
     try:
         again.prepare_trace()
     except RuntimeError:
-        raise CaptureError(
-            "The thread that recorded a window has ended with torch's profiler on, after which torch "
-            f"{torch.__version__} records no more in this process: take steps on a thread that goes on."
-        ) from None
+        return False
     again.start_trace()
     again.stop_trace()
+    return True
 
 
 def refuse_company() -> None:

@@ -22,7 +22,7 @@ OLDEST = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
 BETWEEN = "2.10.0"
 PAIRS = [*((python, NEWEST) for python in PYTHONS), ("3.11", OLDEST), ("3.11", BETWEEN)]
 LEFT_OUT = ("--ignore=tests/integrations", "--ignore=tests/test_compat.py")
-PARALLEL = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")
+PARALLEL = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile")
 
 
 def interpreters(python: str) -> Iterator[str]:

@@ -17,15 +17,6 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share what is made once for their file run in one worker, in their order."""
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs
-        if shared := [name for name, found in fixtures.items() if found[-1].scope == "module"]:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}:{shared[0]}"))
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What runs remember for later lies in a folder of the tests'."""

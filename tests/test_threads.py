@@ -10,6 +10,7 @@ from textwrap import dedent
 from threading import Barrier, Event, Thread
 from typing import Any
 
+import compat
 import pytest
 import torch
 from collected import Log
@@ -151,7 +152,11 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         session.stop()
         print("STEPS", [capture.steps.column("number") for capture in session.captures])
     """)
-    assert "STEPS [[4, 5]]" in said
+    if "records nothing in this process: step on a thread that goes on" in said:
+        assert not torch.__version__.startswith(compat.NEWEST), "older torch alone"
+        assert "STEPS []" in said
+    else:
+        assert "STEPS [[4, 5]]" in said
 
 
 def test_left_on_in_a_thread_that_has_ended_the_profiler_ends_no_process_at_exit(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.capture.events import Codes, Events, Flags, Ints, is_runtime
+from instrument.capture.events import Codes, Events, Flags, Ints
 from instrument.capture.host import Host
-from instrument.capture.launches import launches
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,13 +39,16 @@ def to_arrow(events: Events) -> pyarrow.Table:
 
 def _spans(events: Events) -> dict[str, Any]:
     categories = [_TODAY.get(category, category) for category in events.categories]
-    forest = Host(events).forest
+    host = Host(events)
+    forest = host.forest
     is_host = np.zeros(len(events), np.bool_)
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
     is_host[forest.index] = True
     parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
     own[forest.index] = forest.own(forest.total_ns)
-    launcher = _launchers(events, parent)
+    device, node = host.launched
+    launcher = np.full(len(events), -1)
+    launcher[device] = np.append(forest.index, -1)[node]
     texts = [text.decode("utf-8", "replace") for text in events.texts]  # as it stood in the file, so it may be no UTF-8
     return {
         "event": _known(np.arange(len(events))),
@@ -112,19 +114,3 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     import pyarrow
 
     return pyarrow.DictionaryArray.from_arrays(_known(codes, codes >= 0), pyarrow.array(values, pyarrow.string()))
-
-
-def _launchers(events: Events, parent: Ints) -> Ints:
-    """The position of the operator or annotation that launched each device event, or -1.
-
-    Where the trace names none, it is the one around the runtime call.
-    """
-    found = launches(events)
-    around = np.append(parent, -1)
-    runtime = np.append(events.among(is_runtime), False)
-    launch = np.where(found.operator >= 0, found.operator, found.call)
-    while runtime[launch].any():
-        launch = np.where(runtime[launch], around[launch], launch)
-    launcher = np.full(len(events), -1)
-    launcher[found.device] = launch
-    return launcher

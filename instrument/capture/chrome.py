@@ -78,7 +78,7 @@ def _collector_off() -> Iterator[None]:
 
 # No window lasts so long: 104 days.
 _ENDLESS_NS = 2**53
-_DEVICE_ARGS = ("moved_bytes", "grid", "block", "group", "blocks_per_sm", "occupancy")
+_DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "group", "blocks_per_sm", "occupancy")
 
 
 class _Columns:
@@ -122,7 +122,7 @@ class _Columns:
         category = self._categories.codes(event["cat"], count)
         return {
             "category": category,
-            "name": self._names.codes(event["name"], count),
+            "name": self._names.codes(_with_directions(event["name"], arg["direction"]), count),
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
             "end_ns": start + np.clip(as_ns(event["dur"]), -_ENDLESS_NS, _ENDLESS_NS),
@@ -144,6 +144,7 @@ class _Columns:
         """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
         there = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category])
         few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
+        few["moved_bytes"] = [size if moved is None else moved for moved, size in zip(few["moved_bytes"], few["size"])]
         sizes = [int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in few["moved_bytes"]]
         values: dict[str, tuple[NDArray[Any], float]] = {
             "moved_bytes": (np.array(sizes, np.int64), -1),
@@ -205,6 +206,13 @@ class _Columns:
             **columns | {"thread": threads[columns["thread"]]},
             **about,
         )
+
+
+def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
+    """Names as CUDA's copies have them, that say from where to where: "dma_request HOST_TO_DEVICE"."""
+    if directions.count(None) == len(directions):
+        return names
+    return [name if direction is None else f"{name} {direction}" for name, direction in zip(names, directions)]
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:

@@ -24,7 +24,10 @@ OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
 DEVICE_ANNOTATION = frozenset({"gpu_user_annotation"})
 PYTHON = frozenset({"python_function"})
-DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events", "hpu_op"})
+_MTIA = frozenset({"mtia_ccp_events"})
+DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"}) | _MTIA
+# What MTIA writes among its device events where a stream waits for another.
+_DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # of a step's number
 
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
@@ -81,10 +84,10 @@ class Events:
     stood in the file, and -1 where nothing was recorded. `call_stack` is left out of traces that hold Python frames as
     events. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A `thread` is a
     pair of process and thread, on a device of device and stream. `group` is the ranks that take part in a collective's
-    kernel, `moved_bytes` what a copy or memset moves, `blocks_per_sm` a kernel's blocks over the device's
-    multiprocessors, `occupancy` Kineto's estimate in percent. Missing numbers: 0 in `external_id`, `correlation` and
-    `forward_thread`, -1 in `sequence`, `python_id`, `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and
-    `occupancy`.
+    kernel, `moved_bytes` what a copy or memset moves (the direction of MTIA's copies stands behind their name),
+    `blocks_per_sm` a kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in percent, 0
+    where it made none. Missing numbers: 0 in `external_id`, `correlation` and `forward_thread`, -1 in `sequence`,
+    `python_id`, `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and `occupancy`.
 
     `rank` and `world_size` are the recording process's, where the trace itself tells. `cut_short`: the file ends too
     early, and these are the events before its end. `negative_durations` is how many of them end before they begin, as
@@ -155,6 +158,11 @@ class Events:
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test; the test runs once for each distinct name."""
         return flags(test, self.names)[self.name]
+
+
+def works_on_device(events: Events) -> Flags:
+    """The kernels, copies and memsets."""
+    return events.among(DEVICE) & ~(events.among(_MTIA) & events.named(_DEVICE_WAITS.__contains__))
 
 
 def decoded(text: bytes) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from instrument.capture.autograd import Marks, marks
 from instrument.capture.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 from instrument.capture.flops import node_flops
-from instrument.capture.launches import launching_nodes, launching_operator
+from instrument.capture.launches import launching_nodes, threads_of_calls
 from instrument.capture.nesting import Forest, nest
 
 # Utility operators that torch leaves out of its tables.
@@ -37,15 +37,11 @@ class Host:
 
     @cached_property
     def forest(self) -> Forest:
-        """The nesting; a runtime call belongs to the thread of the operator that it names, as for torch."""
+        """The nesting; a runtime call lies in what is around it, see `instrument.capture.launches`."""
         events = self.events
-        runtime = events.among(is_runtime)
-        chosen = (events.among(self._kinds) | runtime) & ~events.named(_HIDDEN.__contains__)
-        calls = np.flatnonzero(runtime)
-        operator = launching_operator(events, calls)
-        thread = events.thread.copy()
-        thread[calls[operator >= 0]] = events.thread[operator[operator >= 0]]
-        return nest(events, chosen, thread)
+        shown = ~events.named(_HIDDEN.__contains__)
+        around = events.among(self._kinds) & shown
+        return nest(events, around | (events.among(is_runtime) & shown), threads_of_calls(events, around))
 
     @cached_property
     def marks(self) -> Marks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,16 @@ from instrument.capture.table import Table
 def kernels(events: Events, work: Work) -> Table:
     """One row for each kernel by name, the costliest first.
 
-    Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy`.
+    Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy
+    occupancy_covered`.
 
     `kind` is "kernel" or "communication". `launch_ns` is the host time of the calls that launched them; one that
     launched several, such as a graph's, counts for the first of them. `short_calls` counts those whose launch took
     longer on the host than all that it launched on the device; both are None where no launch is in the trace. `grid`
     and `block` are those of the longest call. `blocks_per_sm` and `occupancy`, Kineto's estimate as a fraction, are
-    means weighted by time. These four are None where they were not recorded, as on ROCm.
+    means weighted by time. These four are None where they were not recorded, as on ROCm. Kineto makes no estimate for
+    many kernels, those of cuBLAS and NCCL among them, and writes 0: `occupancy_covered` is the share of the time for
+    which there is one.
 
     Cost: a sort of the device events.
     """
@@ -31,6 +35,7 @@ def kernels(events: Events, work: Work) -> Table:
     longest = event[groups.last]
     launch, short = (values[chosen] for values in _launch_costs(events, work))
     launched = groups.sum(launch >= 0) > 0
+    occupancy = estimated_occupancy(events, event)
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[longest].tolist()],
         "kind": [KINDS[k] for k in work.kind[chosen][groups.last].tolist()],
@@ -39,8 +44,9 @@ def kernels(events: Events, work: Work) -> Table:
         "short_calls": _known(groups.sum(short), launched),
         "grid": _texts(events, events.grid[longest]),
         "block": _texts(events, events.block[longest]),
-        "blocks_per_sm": _means(groups, events.blocks_per_sm[event], duration),
-        "occupancy": _means(groups, events.occupancy[event].astype(np.float64) / 100, duration),
+        "blocks_per_sm": [weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in groups.rows()],
+        "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in groups.rows()],
+        "occupancy_covered": [covered(occupancy[row], duration[row]) for row in groups.rows()],
     }
     return Table(columns).sort("device_ns")
 
@@ -125,6 +131,18 @@ def streams(events: Events, work: Work) -> Table:
     return Table(columns).sort("busy_ns")
 
 
+def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
+    """Kineto's estimates for some kernels, as fractions; NaN where it made none, which it writes as 0."""
+    percent = events.occupancy[kernel].astype(np.float64)
+    return np.where(percent > 0, percent / 100, np.nan)
+
+
+def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
+    """The share of all weight that lies on known values; None where there is no weight."""
+    whole = int(weights.sum())
+    return int(weights[~np.isnan(values)].sum()) / whole if whole else None
+
+
 def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
     """The mean of those values that are known, by weight; None where they have none."""
     known = ~np.isnan(values)
@@ -153,6 +171,10 @@ class _Groups(NamedTuple):
         rows: Ints = self.order[self.start + (self.size - 1) // 2]
         return rows
 
+    def rows(self) -> Iterator[Ints]:
+        """The rows of each group."""
+        return (self.order[at : at + n] for at, n in zip(self.start.tolist(), self.size.tolist()))
+
     def sum(self, values: Ints | Flags) -> Ints:
         sums: Ints = np.add.reduceat(values[self.order].astype(np.int64), self.start)
         return sums
@@ -166,9 +188,10 @@ def _group(key: Ints | Codes, value: Ints) -> _Groups:
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     """For each device event the host time of its launch, -1 where unknown, and whether the launch took longer."""
-    host = np.where(work.call >= 0, events.duration_ns[work.call], -1)
+    known = work.call >= 0
+    host = np.where(known, events.duration_ns[work.call], -1)
     ran = np.zeros(len(events), np.int64)
-    np.add.at(ran, work.call, events.duration_ns[work.event])
+    np.add.at(ran, work.call[known], events.duration_ns[work.event[known]])
     _, first = np.unique(work.call, return_index=True)
     counts = np.isin(np.arange(len(host)), first) | (host < 0)
     return np.where(counts, host, 0), (host >= 0) & (ran[work.call] < host)
@@ -183,11 +206,6 @@ def _spread(groups: _Groups, duration: Ints) -> dict[str, list[int]]:
         "mean_ns": (total // groups.size).tolist(),
         "max_ns": duration[groups.last].tolist(),
     }
-
-
-def _means(groups: _Groups, values: NDArray[np.floating[Any]], weights: Ints) -> list[float | None]:
-    rows = (groups.order[at : at + n] for at, n in zip(groups.start.tolist(), groups.size.tolist()))
-    return [weighted_mean(values[row], weights[row]) for row in rows]
 
 
 def _known(values: Ints, known: Flags) -> list[int | None]:

@@ -1,4 +1,9 @@
-"""Which host call launched which device event."""
+"""Which host call launched which device event.
+
+A launch belongs to the innermost operator or annotation around its runtime call, on the call's own thread. The external
+id that torch writes on both names the innermost *operator* alone, not a range in it; some traces write ids there that
+name nothing around the call. So it is asked only where nothing is around, or where no call was recorded.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, DEVICE, DEVICE_ANNOTATION, OPERATOR, Events, Flags, Ints, is_runtime
-from instrument.capture.nesting import Forest
+from instrument.capture.events import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    OPERATOR,
+    Codes,
+    Events,
+    Flags,
+    Ints,
+    is_runtime,
+    works_on_device,
+)
+from instrument.capture.nesting import Forest, nest
 
 _LINKED = ANNOTATION | OPERATOR
 
@@ -31,7 +46,7 @@ def launches(events: Events, *, annotations: bool = False) -> Launches:
     Some versions of torch write the correlation as the external id too; that names no operator. With
     `annotations` the device's copies of annotations count as device events, as they do for torch.
     """
-    device = np.flatnonzero(events.among(DEVICE | DEVICE_ANNOTATION if annotations else DEVICE))
+    device = np.flatnonzero(works_on_device(events) | (events.among(DEVICE_ANNOTATION) if annotations else False))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
     through_call = np.where(call >= 0, launching_operator(events, call), -1)
@@ -55,16 +70,30 @@ def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
 
 
-def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
-    """The device events, as positions among the events, and the node that launched each, -1 where none is known.
+def threads_of_calls(events: Events, others: Flags) -> Codes:
+    """The thread of each event; a runtime call with none of `others` around it has that of the operator it names.
 
-    A launch that names no operator goes to the operator or annotation around its runtime call.
+    `others` are the operators and annotations that calls may lie in.
     """
+    calls = np.flatnonzero(events.among(is_runtime))
+    operator = launching_operator(events, calls)
+    thread = events.thread.copy()
+    elsewhere = (operator >= 0) & (events.thread[operator] != events.thread[calls])
+    if elsewhere.any():
+        calls, operator = calls[elsewhere], operator[elsewhere]
+        around = nest(events, others & np.isin(events.thread, events.thread[calls]))
+        bare = around.around(events.thread[calls], events.start_ns[calls]) < 0
+        thread[calls[bare]] = events.thread[operator[bare]]
+    return thread
+
+
+def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
+    """The device events, as positions among the events, and the node that launched each, -1 where none is known."""
     found = launches(events, annotations=annotations)
     if not len(found.device):
         return found.device, found.device
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
-    around = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
-    node = np.where(found.operator >= 0, position[found.operator], around[position[found.call]])
-    return found.device, node
+    nearest = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
+    around = nearest[position[found.call]]
+    return found.device, np.where(around >= 0, around, position[found.operator])

@@ -80,7 +80,7 @@ class Metadata(Struct):
 
     name: str | None = None
     window: Window = field(default_factory=Window)
-    started_at: str | None = None
+    started_at: Annotated[str, Meta(max_length=64)] | None = None
     rank: Rank | None = None
     world_size: WorldSize | None = None
     pid: Number | None = None

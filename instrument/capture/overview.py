@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.capture.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
-from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Floats, Ints, is_runtime, is_step
-from instrument.capture.kernels import weighted_mean
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Floats, Ints, is_runtime, is_step, works_on_device
+from instrument.capture.kernels import covered, estimated_occupancy, weighted_mean
 from instrument.capture.steps import finished_steps, launching_step, loading, step_number
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, merged, sweep
@@ -50,9 +50,9 @@ def overview(events: Events, work: Work) -> Table:
     timeline = sweep(_layers(events, work))
     left = np.ones(len(timeline.group), np.bool_)
     columns: dict[str, Ints] = {}
-    for name, covered in zip(_ROLES, timeline.active):
-        columns[name] = timeline.within(covered & left, steps.start_ns, steps.end_ns)
-        left &= ~covered
+    for name, active in zip(_ROLES, timeline.active):
+        columns[name] = timeline.within(active & left, steps.start_ns, steps.end_ns)
+        left &= ~active
     duration = steps.end_ns - steps.start_ns
     columns["other_ns"] = duration - sum(columns.values())
     return Table(
@@ -69,12 +69,15 @@ def overview(events: Events, work: Work) -> Table:
 def devices(events: Events, work: Work) -> Table:
     """How well each device was used between the start of the first step of `overview` and the end of the last.
 
-    Columns: `device kernels busy_ns total_ns utilization sm_efficiency occupancy`. The last three are fractions:
+    Columns: `device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered`. The last four are
+    fractions:
 
     `utilization` is the share of the time in which a kernel ran, `busy_ns` over `total_ns`. `sm_efficiency` averages
     over all of the time how many of the multiprocessors had a block to run: the sum of blocks per multiprocessor over
     the kernels running, at most 1. `occupancy` averages Kineto's estimated achieved occupancy over the kernels,
-    weighted by their time. The last two are None where the trace does not hold what they need, as on ROCm.
+    weighted by their time; `occupancy_covered` is the share of that time for which there is an estimate. The plugin
+    takes a missing one for 0: its figure is the product of the two. `sm_efficiency` and `occupancy` are None where the
+    trace does not hold what they need, as on ROCm.
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
@@ -87,7 +90,7 @@ def devices(events: Events, work: Work) -> Table:
     present = found.tolist() if len(steps.event) else []
     of_each = np.split(work.event[kernels[order]], starts[1:])
     rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
-    names = ("kernels", "busy_ns", "total_ns", "utilization", "sm_efficiency", "occupancy")
+    names = ("kernels", "busy_ns", "total_ns", "utilization", "sm_efficiency", "occupancy", "occupancy_covered")
     return Table({"device": [process[k] for k in present], **{name: [row[name] for row in rows] for name in names}})
 
 
@@ -96,7 +99,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
     start, end = (np.clip(times[kernel], first, last) for times in (events.start_ns, events.end_ns))
     timeline = sweep([(start, end)])
     busy, total = int(timeline.total_ns(timeline.active[0])[0]), int(last - first)
-    blocks, occupancy = events.blocks_per_sm[kernel], events.occupancy[kernel].astype(np.float64) / 100
+    blocks, occupancy = events.blocks_per_sm[kernel], estimated_occupancy(events, kernel)
     return {
         "kernels": len(kernel),
         "busy_ns": busy,
@@ -104,6 +107,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
         "utilization": busy / total if total else None,
         "sm_efficiency": _filled_ns(start, end, blocks) / total if total and (blocks > 0).any() else None,
         "occupancy": weighted_mean(occupancy, end - start),
+        "occupancy_covered": covered(occupancy, end - start),
     }
 
 
@@ -135,7 +139,7 @@ def _steps(events: Events, work: Work) -> Steps:
 
 
 def _whole_recording(events: Events) -> Steps:
-    chosen = np.flatnonzero(events.among(OPERATOR | DEVICE))
+    chosen = np.flatnonzero(events.among(OPERATOR) | works_on_device(events))
     whole = [(-1, events.start_ns[chosen].min(), events.end_ns[chosen].max())] if len(chosen) else []
     return Steps(*np.array(whole, np.int64).reshape(-1, 3).T)
 

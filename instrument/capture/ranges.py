@@ -10,7 +10,17 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, DEVICE, OPERATOR, Events, Flags, Ints, flags, is_runtime, is_step
+from instrument.capture.events import (
+    ANNOTATION,
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    flags,
+    is_runtime,
+    is_step,
+    works_on_device,
+)
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
 from instrument.capture.paths import Paths
@@ -241,7 +251,7 @@ def ranges(host: Host) -> RangeTable:
 
 def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
-    device = np.flatnonzero(events.among(DEVICE))
+    device = np.flatnonzero(works_on_device(events))
     found: dict[str, Ints | None] = {"device_idle_ns": _idle_ns(events, device, opened) if len(device) else None}
     sizes = memory.sizes(events.memory, HONEST)
     everywhere = events.memory.size_bytes if len(events.memory) else None

@@ -44,6 +44,8 @@ class Args(Struct, gc=False, frozen=True, rename={
     allocated_bytes: int | None = 0
     reserved_bytes: int | None = 0
     moved_bytes: int | str | None = None  # text in ROCm's calls
+    size: int | None = None  # the same, of MTIA's copies
+    direction: str | None = None
     grid: Raw = Raw()
     block: Raw = Raw()
     group: Raw = Raw()

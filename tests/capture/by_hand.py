@@ -23,15 +23,22 @@ def top_level_ns(events: Events) -> int:
     for k, kind in enumerate(category):
         if kind in HOST:
             owner.setdefault(external[k], thread[k])
-    lanes = defaultdict(list)
+    lanes, calls = defaultdict(list), []
     for k, (kind, start, end) in enumerate(zip(category, events.start_ns.tolist(), events.end_ns.tolist())):
         if events.names[events.name[k]] in _HIDDEN:
             continue
         if kind in HOST:
             lanes[thread[k]].append((start, -end))
         elif kind == "Runtime" or kind.endswith(("_runtime", "_driver")):
-            named = external[k] if external[k] and external[k] != correlation[k] else None
-            lanes[owner.get(named, thread[k])].append((start, -end))
+            calls.append((k, start, end))
+    of_calls = []
+    for k, start, end in calls:
+        named = external[k] if external[k] and external[k] != correlation[k] else None
+        elsewhere = owner.get(named, thread[k]) != thread[k]
+        bare = elsewhere and not any(first <= start <= -last for first, last in lanes[thread[k]])
+        of_calls.append((owner[named] if bare else thread[k], (start, -end)))
+    for lane, interval in of_calls:
+        lanes[lane].append(interval)
     return sum(map(_top_of_one_thread, lanes.values()))
 
 

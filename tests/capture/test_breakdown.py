@@ -176,6 +176,30 @@ def test_devices_that_write_one_category_tell_copies_by_name(tmp_path) -> None:
     assert (row.compute_ns, row.copy_ns, row.exposed_copy_ns) == (4000, 5000, 3000)
 
 
+def test_mtias_copies_have_a_size_and_a_direction_and_its_waits_are_no_work(tmp_path) -> None:
+    def on_mtia(name, start, duration, **args):
+        return span(name, start, duration, cat="mtia_ccp_events", tid=801, **args)
+
+    found = capture(
+        tmp_path,
+        [
+            on_mtia("dma_request", 1, 8, direction="DEVICE_TO_HOST", size=163840, sqid=1),
+            on_mtia("dma_request", 10, 4, direction="HOST_TO_DEVICE", size=1852),
+            on_mtia("event_wait", 20, 1000, stream=112, wait_on_stream=104),
+            on_mtia("event_record", 1020, 5, stream=112),
+            annotation("after", 30, 10),
+        ],
+    )
+    assert [(row.name, row.bytes, row.bytes_per_second) for row in found.copies] == [
+        ("dma_request DEVICE_TO_HOST", 163840, 163840 * 10**9 // 8000),
+        ("dma_request HOST_TO_DEVICE", 1852, 1852 * 10**9 // 4000),
+    ]
+    assert len(found.kernels) == 0
+    (row,) = found.breakdown
+    assert (row.compute_ns, row.copy_ns, row.total_ns, row.idle_ns) == (0, 12000, 13000, 1000)
+    assert found.ranges[0].device_idle_ns == 10000
+
+
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=25
 )  # group, layer, start, length

@@ -41,13 +41,34 @@ def test_kernels_by_name_with_their_launches(tmp_path) -> None:
     """The second gemm took 10 on the device and 30 to launch; the graph took 6 to launch 7, and counts for relu."""
     table = capture(tmp_path, KERNELS).kernels
     columns = "name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy"
-    assert table.columns == tuple(columns.split())
+    assert table.columns == (*columns.split(), "occupancy_covered")
     gemm, relu, nccl = table
     assert tuple(gemm)[:9] == ("gemm", "kernel", 2, 30000, 10000, 15000, 20000, 35000, 1)
     assert tuple(gemm)[9:11] == ("[8, 1, 1]", "[128, 1, 1]")
-    assert gemm[11:] == pytest.approx(((20 * 0.5 + 10 * 2) / 30, (20 * 0.1 + 10 * 0.4) / 30))
-    assert tuple(relu) == ("relu", "kernel", 2, 6000, 2000, 3000, 4000, 6000, 0, None, None, None, None)
+    assert gemm[11:] == pytest.approx(((20 * 0.5 + 10 * 2) / 30, (20 * 0.1 + 10 * 0.4) / 30, 1))
+    assert tuple(relu) == ("relu", "kernel", 2, 6000, 2000, 3000, 4000, 6000, 0, None, None, None, None, 0)
     assert tuple(nccl)[:9] == ("ncclDevKernel", "communication", 1, 3000, 3000, 3000, 3000, 0, 0)
+
+
+def test_an_occupancy_of_zero_is_none_estimated(tmp_path) -> None:
+    events = [
+        kernel("gemm", 0, 30, **launch_shape(8, 0.5, 0)),
+        kernel("gemm", 40, 10, **launch_shape(8, 0.5, 40)),
+        kernel("nccl", 60, 10, **launch_shape(8, 0.5, 0)),
+    ]
+    found = capture(tmp_path, events)
+    assert [(row.occupancy, row.occupancy_covered) for row in found.kernels] == [(pytest.approx(0.4), 0.25), (None, 0)]
+    (device,) = found.devices
+    assert (device.occupancy, device.occupancy_covered) == (pytest.approx(0.4), 0.2)
+
+
+def test_work_that_nothing_launched_is_no_work_of_the_last_event(tmp_path) -> None:
+    events = [
+        kernel("stray", 0, 500),
+        kernel("relu", 600, 4, correlation=1),
+        call("cudaLaunchKernel", 550, 30, 1),
+    ]
+    assert capture(tmp_path, events).kernels.where(name="relu")[0].short_calls == 1
 
 
 def test_launch_calls_by_name(tmp_path) -> None:

@@ -50,6 +50,7 @@ def described(folder: Path, metadata: Any) -> Path:
         ({"host": "../../box"}, "- at `$.host`"),
         ({"host": "a\x00b"}, "- at `$.host`"),
         ({"started_at": "yesterday"}, "'yesterday' is no time"),
+        ({"started_at": "9" * 65}, "`str` of length <= 64 - at `$.started_at`"),
         ({"started_at": 5}, "- at `$.started_at`"),
         ({"user_metadata": []}, "- at `$.user_metadata`"),
         ({"scalars": {"a": "b"}}, "- at `$.scalars[...]`"),

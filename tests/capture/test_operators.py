@@ -208,6 +208,29 @@ def test_a_launch_counts_on_the_thread_of_its_operator(tmp_path) -> None:
     assert capture(tmp_path, events).operators[0].self_host_ns == 8000
 
 
+def test_a_launch_belongs_to_what_is_around_it_and_not_to_the_operator_further_out_that_its_id_names(tmp_path) -> None:
+    events = [
+        span("mylib::fused", 0, 100, External_id=1),
+        annotation("mine", 10, 80, External_id=2),
+        span("cuLaunchKernel", 20, 5, cat="cuda_driver", External_id=1, correlation=7),
+        kernel("triton", 30, 60, External_id=1, correlation=7),
+        span("elsewhere", 0, 50, tid=2, External_id=9),
+        span("cuLaunchKernel", 40, 5, cat="cuda_driver", External_id=9, correlation=8),  # around it on thread 1: "mine"
+        kernel("second", 90, 7, External_id=9, correlation=8),
+        kernel("no call", 120, 3, External_id=9, correlation=10),
+    ]
+    found = capture(tmp_path, events)
+    times = device_times(found.operators)
+    assert times == {
+        "mylib::fused": (67000, 0),
+        "mine": (67000, 67000),
+        "elsewhere": (3000, 3000),
+        "cuLaunchKernel": (0, 0),
+    }
+    assert found.operators.where(name="mine")[0].self_host_ns == 70000
+    assert [(row.path, row.device_ns) for row in found.ranges] == [("mine", 67000)]
+
+
 def test_folded_calls_keep_their_kernels_but_not_by_torchs_rules(tmp_path) -> None:
     events = [
         span("aten::copy_", 0, 20, External_id=1),

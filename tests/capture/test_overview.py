@@ -28,7 +28,7 @@ def test_what_the_plugin_shows(name) -> None:
     assert [row.number for row in table] == [5, 6, 7, 8, 9, 10]
     assert tuple(round(sum(table.column(part)) / 6 / 1000) for part in PARTS.split()) == parts
     (device,) = found.devices
-    shares = (device.utilization, device.sm_efficiency, device.occupancy)
+    shares = (device.utilization, device.sm_efficiency, device.occupancy * device.occupancy_covered)
     assert tuple(round(share * 100, 2) for share in shares) == percents
 
 
@@ -103,11 +103,11 @@ def test_devices_by_hand(tmp_path) -> None:
         copy(0, 100),
     ]
     first, second = capture(tmp_path, events).devices
-    columns = "device kernels busy_ns total_ns utilization sm_efficiency occupancy"
+    columns = "device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
     assert first._fields == tuple(columns.split())
     assert tuple(first)[:4] == (7, 2, 60000, 100000)
-    assert first[4:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35))
-    assert tuple(second) == (8, 1, 10000, 100000, 0.1, None, None)
+    assert first[4:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35, 1))
+    assert tuple(second) == (8, 1, 10000, 100000, 0.1, None, None, 0)
 
 
 def test_a_trace_without_device_events_has_no_devices(tmp_path) -> None:

@@ -100,6 +100,16 @@ def test_all_device_time_is_found_to_the_nanosecond(name) -> None:
     assert total == round(KNOWN[name]["exact"]["busy_time"] * 1e6)
 
 
+def test_collectives_are_the_range_that_is_around_their_launch() -> None:
+    """Its kernels' External ids name the operator outside of it."""
+    capture = load("a100_nccl_2ranks_rank0")
+    found = {row.name: row.device_ns for row in capture.ranges.by("name") if row.name.startswith("nccl:")}
+    assert found == {"nccl:broadcast": 114_334, "nccl:all_reduce": 46_762_159}
+    events = capture.events
+    communication = events.among(frozenset({"kernel"})) & events.named(lambda name: "nccl" in name.lower())
+    assert sum(found.values()) == events.duration_ns[communication].sum()
+
+
 def test_only_kernels_that_a_host_operator_launched_count() -> None:
     known = KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"]["busy_time"]  # in floats of absolute microseconds
     total = sum(load("h100_qwen_0.5b_inference").operators.column("self_device_ns"))

@@ -90,7 +90,7 @@ def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_work_of_a_call_that_names_no_operator_belongs_to_the_one_around_it(write: Write, tmp_path: Path) -> None:
+def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_names(write: Write, tmp_path: Path) -> None:
     events = [
         annotation("block", 0, 100),
         span("aten::mm", 10, 50, **{"External id": 9}),
@@ -98,12 +98,13 @@ def test_work_of_a_call_that_names_no_operator_belongs_to_the_one_around_it(writ
         span("cuLaunchKernel", 25, 10, "cuda_driver", correlation=5),
         span("gemm", 30, 7, "kernel", correlation=5),
         span("cudaLaunchKernel", 70, 5, "cuda_runtime", correlation=6, **{"External id": 9}),
-        span("named", 80, 7, "kernel", correlation=6, **{"External id": 9}),
+        span("around", 80, 7, "kernel", correlation=6, **{"External id": 9}),
+        span("named", 80, 7, "kernel", correlation=8, **{"External id": 9}),
         span("bare", 90, 7, "kernel", correlation=7),
     ]
     Parquet(dir=str(tmp_path / "lake")).write(write(events), tmp_path)
     found = ask(tmp_path / "lake", "SELECT name, launched_by FROM 'lake/**/*.parquet' WHERE category = 'kernel'")
-    assert dict(found) == {"gemm": 1, "named": 1, "bare": None}
+    assert dict(found) == {"gemm": 1, "around": 0, "named": 1, "bare": None}
 
 
 def test_categories_are_todays(write: Write, tmp_path: Path) -> None:
