@@ -135,9 +135,11 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
 
 def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> None:
     said = outcome(f"""
-        import torch
+        import sys, torch
+        from loguru import logger
         from threading import Thread
         from instrument import Session
+        logger.add(sys.stdout)
         session = Session(active=2, repeat=3, profile_memory=True, export="inline", output_dir={str(tmp_path)!r})
         def begin():
             session.start()
