@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,7 +103,9 @@ class Recorder:
         """
         with one_profiler.turn:
             one_profiler.refuse_company()
-            self._profile.prepare_trace()
+            with warnings.catch_warnings():  # as torch 2.10's, that events of earlier windows are gone
+                warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+                self._profile.prepare_trace()
             self._prepared = True
             self.thread = current_thread()
             one_profiler.take(self)

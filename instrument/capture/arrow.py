@@ -45,7 +45,7 @@ def _spans(events: Events) -> dict[str, Any]:
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
     is_host[forest.index] = True
     parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
-    own[forest.index] = forest.own(forest.total_ns)
+    own[forest.index] = forest.own(host.spent_ns)
     device, node = host.launched
     launcher = np.full(len(events), -1)
     launcher[device] = np.append(forest.index, -1)[node]

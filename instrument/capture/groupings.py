@@ -22,6 +22,7 @@ class Calls:
     """The calls of a table: parallel columns, those of no recorded kind None.
 
     `event` is a call's position among the events, -1 for memory that no call covers; `name` an index into `names`.
+    `counted` is what shares are made of: of the calls' own times what counts; see `Host.counted_ns`.
     `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
     """
 
@@ -34,6 +35,7 @@ class Calls:
     is_annotation: Flags
     names: tuple[str, ...]
     quantities: Quantities
+    counted: dict[str, Ints]
 
 
 def by_input_shapes(host: Host, calls: Calls, _: int) -> Grouping:

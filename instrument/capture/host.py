@@ -9,8 +9,9 @@ import numpy as np
 from instrument.capture.autograd import Marks, marks
 from instrument.capture.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 from instrument.capture.flops import node_flops
-from instrument.capture.launches import launching_nodes, threads_of_calls
+from instrument.capture.launches import Launches, launches, launching_nodes, threads_of_calls
 from instrument.capture.nesting import Forest, nest
+from instrument.capture.steps import finished_steps, step_at, stepped_ns
 
 # Utility operators that torch leaves out of its tables.
 _HIDDEN = frozenset(
@@ -54,9 +55,44 @@ class Host:
         return node_flops(self.events, self.forest)
 
     @cached_property
+    def launches(self) -> Launches:
+        """The device events and what launched them; see `instrument.capture.launches.launches`."""
+        return launches(self.events)
+
+    @cached_property
     def launched(self) -> tuple[Ints, Ints]:
         """The device events and the node that launched each; see `instrument.capture.launches.launching_nodes`."""
-        return launching_nodes(self.events, self.forest)
+        return self.launches.device, launching_nodes(self.events, self.forest, self.launches)
+
+    @cached_property
+    def spent_ns(self) -> Ints:
+        """The time of each node, its overlap with a later one of the same thread counted there alone."""
+        return self._until_ns - self.forest.start_ns
+
+    @cached_property
+    def counted_ns(self) -> Ints:
+        """How much of that lies in finished steps, which shares are of; all of it where there are none."""
+        steps = finished_steps(self.events)
+        return stepped_ns(self.events, steps, self.forest.start_ns, self._until_ns) if len(steps) else self.spent_ns
+
+    @cached_property
+    def _until_ns(self) -> Ints:
+        return self.forest.last_begun()
+
+    @cached_property
+    def counted_device_ns(self) -> Ints:
+        """The time of each device event that was launched in a finished step, 0 of others; see `counted_ns`."""
+        events, (device, node), steps = self.events, self.launched, finished_steps(self.events)
+        launch = np.where(self.launches.call >= 0, self.launches.call, self.launches.operator)
+        counts = node >= 0
+        if len(steps):
+            counts &= step_at(events, steps, events.start_ns[launch]) >= 0
+        return np.where(counts, events.duration_ns[device], 0)
+
+    @cached_property
+    def counted_device_own_ns(self) -> Ints | None:
+        """For each node the time of the device events that it launched itself in finished steps; see `counted_ns`."""
+        return self._own_of_device(*self.launched, self.counted_device_ns)
 
     def device_own_ns(self, *, annotations: bool = False) -> Ints | None:
         """For each node the time of the device events that it launched itself; None where the trace has none.
@@ -64,10 +100,15 @@ class Host:
         A device event whose launch was not recorded counts nowhere. With `annotations` the device's copies of
         annotations count as device events, as they do for torch.
         """
-        found = launching_nodes(self.events, self.forest, annotations=True) if annotations else self.launched
-        device, node = found
+        device, node = self.launched
+        if annotations:
+            found = launches(self.events, annotations=True)
+            device, node = found.device, launching_nodes(self.events, self.forest, found)
+        return self._own_of_device(device, node, self.events.duration_ns[device])
+
+    def _own_of_device(self, device: Ints, node: Ints, duration_ns: Ints) -> Ints | None:
         if not len(device):
             return None
         own = np.zeros(len(self.forest), np.int64)
-        np.add.at(own, node[node >= 0], self.events.duration_ns[device[node >= 0]])
+        np.add.at(own, node[node >= 0], duration_ns[node >= 0])
         return own

@@ -87,13 +87,12 @@ def threads_of_calls(events: Events, others: Flags) -> Codes:
     return thread
 
 
-def launching_nodes(events: Events, forest: Forest, *, annotations: bool = False) -> tuple[Ints, Ints]:
-    """The device events, as positions among the events, and the node that launched each, -1 where none is known."""
-    found = launches(events, annotations=annotations)
+def launching_nodes(events: Events, forest: Forest, found: Launches) -> Ints:
+    """The node that launched each device event, -1 where none is known."""
     if not len(found.device):
-        return found.device, found.device
+        return found.device
     position = np.full(len(events) + 1, -1)
     position[forest.index] = np.arange(len(forest))
     nearest = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
     around = nearest[position[found.call]]
-    return found.device, np.where(around >= 0, around, position[found.operator])
+    return np.where(around >= 0, around, position[found.operator])

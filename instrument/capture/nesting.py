@@ -46,6 +46,24 @@ class Forest:
         np.add.at(held, self.parent[inner], totals[inner])
         return totals - held
 
+    def last_begun(self) -> Ints:
+        """When each node stops being among the last begun: its end, or the start of a sibling that it overlaps.
+
+        Where siblings overlap, as those of coroutines do, this counts each nanosecond of a thread once: of the two the
+        one that began later has it.
+        """
+        order = np.argsort(self.parent, kind="stable")
+        one, other = order[:-1], order[1:]
+        overlaps = (self.parent[one] == self.parent[other]) & (self.thread[one] == self.thread[other])
+        overlaps &= self.start_ns[other] < self.end_ns[one]
+        if not overlaps.any():
+            return self.end_ns
+        end = self.end_ns.copy()
+        end[one[overlaps]] = self.start_ns[other[overlaps]]
+        for nodes in [*self.levels()][1:]:
+            end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
+        return np.maximum(end, self.start_ns)
+
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
         narrow = self.depth.astype(np.min_scalar_type(int(self.depth.max(initial=0))))  # 16 bits are sorted by radix

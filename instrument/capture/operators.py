@@ -30,6 +30,10 @@ class OperatorTable(Table):
     both. torch's own table counts it in its totals again; see `instrument.capture.rules` for what else differs. A
     cell that the trace cannot tell is None: device columns without device events, bytes without memory events.
 
+    `share` is a row's own host time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
+    threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
+    the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same.
+
     The row "[memory]" holds the allocations and frees that lie in no call.
     """
 
@@ -37,6 +41,11 @@ class OperatorTable(Table):
         super().__init__(_rows(calls, np.zeros(len(calls.name), np.int64), {}))
         self._host = host
         self._calls = calls
+
+    @property
+    def shared_ns(self) -> int:
+        """The host time that shares are of, in ns."""
+        return int(self._calls.counted["share"].sum())
 
     def by(self, what: By, *, depth: int = 5) -> Table:
         """The table with a row for each name and one thing more, in a column of that name after `name`.
@@ -110,11 +119,14 @@ def _calls(host: Host, rules: Rules) -> Calls:
     kept, top = _folded(forest, name)
     quantities: Quantities = {
         "host_ns": forest.total_ns[kept],
-        "self_host_ns": _at_top(forest.own(forest.total_ns), top)[kept],
+        "self_host_ns": _at_top(forest.own(forest.total_ns if rules.overlaps_twice else host.spent_ns), top)[kept],
         **_device_times(host, kept, top, rules),
         **_bytes(events, forest, kept, top, rules),
         "flops": _flops(host.flops, kept, top),
     }
+    counted = {"share": _at_top(forest.own(host.counted_ns), top)[kept]}
+    if (device := host.counted_device_own_ns) is not None:
+        counted["device_share"] = _at_top(device, top)[kept]
     nodes = np.arange(len(forest))
     size = np.ones(len(forest), np.int64)
     calls = Calls(
@@ -127,6 +139,7 @@ def _calls(host: Host, rules: Rules) -> Calls:
         is_annotation=events.among(ANNOTATION)[forest.index[kept]],
         names=names,
         quantities=quantities,
+        counted=counted,
     )
     return _with_uncovered_memory(calls, events, forest, rules)
 
@@ -211,6 +224,7 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: 
         is_annotation=np.concatenate([calls.is_annotation, np.zeros(len(bare), np.bool_)]),
         names=calls.names,
         quantities=more,
+        counted={key: np.concatenate([values, np.zeros(len(bare), np.int64)]) for key, values in calls.counted.items()},
     )
 
 
@@ -231,7 +245,16 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     for name, quantity in calls.quantities.items():
         counts = quantity != UNKNOWN if name == "flops" and quantity is not None else everything
         columns[name] = _sums(quantity, group, order, outer if name in _TOTALS else counts)
+    for name in ("share", "device_share"):
+        columns[name] = _shares(calls.counted.get(name), group, order)
     return columns
+
+
+def _shares(counted: Ints | None, group: Ints, order: Ints) -> list[float | None]:
+    """The part of each group of the whole; None where there is no whole."""
+    whole = 0 if counted is None else int(counted.sum())
+    parts = _sums(counted if whole else None, group, order, np.ones(len(group), np.bool_))
+    return [None if part is None else part / whole for part in parts]
 
 
 def _distinct(codes: Ints) -> tuple[Ints, Ints]:

@@ -16,7 +16,6 @@ from instrument.capture.autograd import is_accumulation
 from instrument.capture.events import OPERATOR, Flags, Ints
 from instrument.capture.flops import UNKNOWN
 from instrument.capture.host import Host
-from instrument.capture.nesting import Forest
 
 OPTIMIZER_STEP = "Optimizer.step#"
 KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
@@ -27,7 +26,8 @@ FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED = range(5)
 class Places:
     """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
 
-    `device` holds the place, start and end of each device event whose launch is known; `operations` counts the
+    `counted_host_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
+    of. `device` holds the place, start and end of each device event whose launch is known; `operations` counts the
     operators whose FLOPs are.
     """
 
@@ -36,6 +36,8 @@ class Places:
     kind: Ints
     host_ns: Ints
     device_ns: Ints | None
+    counted_host_ns: Ints
+    counted_device_ns: Ints | None
     flops: Ints | None
     operations: Ints | None
     device: tuple[Ints, Ints, Ints]
@@ -50,18 +52,27 @@ def places(host: Host) -> Places:
     distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
     place = place.reshape(-1)
     count = len(distinct)
-    own = marks.nodes.own(marks.nodes.total_ns)
-    outside = _roots_ns(host.forest) - _roots_ns(marks.nodes)
+    roots, position = host.forest.parent < 0, np.zeros(len(events), np.int64)
+    position[host.forest.index] = np.arange(len(host.forest))
+
+    def own(total_ns: Ints) -> Ints:
+        """Each mark's own part of the time of the nodes, then what lies outside of all marks."""
+        of_marks = total_ns[position[marks.nodes.index]]
+        outside = total_ns[roots].sum() - of_marks[marks.nodes.parent < 0].sum()
+        return np.append(marks.nodes.own(of_marks), outside)
+
     recorded, launcher = host.launched
-    device, launched = recorded[launcher >= 0], place[marks.inner[launcher[launcher >= 0]]]
-    device_ns = summed(events.duration_ns[device], launched, count) if len(recorded) else None
+    known = launcher >= 0
+    device, launched = recorded[known], place[marks.inner[launcher[known]]]
     flops, operations = _operations(host, place, count)
     return Places(
         around=distinct // len(KINDS) // width - 1,
         placed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
-        host_ns=summed(np.append(own, outside), place, count),
-        device_ns=device_ns,
+        host_ns=summed(own(host.spent_ns), place, count),
+        device_ns=summed(events.duration_ns[device], launched, count) if len(recorded) else None,
+        counted_host_ns=summed(own(host.counted_ns), place, count),
+        counted_device_ns=summed(host.counted_device_ns[known], launched, count) if len(recorded) else None,
         flops=flops,
         operations=operations,
         device=(launched, events.start_ns[device], events.end_ns[device]),
@@ -73,10 +84,6 @@ def summed(values: Ints, group: Ints, count: int) -> Ints:
     totals = np.zeros(count, np.int64)
     np.add.at(totals, group, values)
     return totals
-
-
-def _roots_ns(forest: Forest) -> int:
-    return int(forest.total_ns[forest.parent < 0].sum())
 
 
 def _kinds(host: Host) -> Ints:

@@ -11,14 +11,10 @@ import numpy as np
 
 from instrument.capture import memory
 from instrument.capture.events import (
-    ANNOTATION,
-    OPERATOR,
     Events,
     Flags,
     Ints,
     flags,
-    is_runtime,
-    is_step,
     works_on_device,
 )
 from instrument.capture.host import Host
@@ -27,19 +23,22 @@ from instrument.capture.paths import Paths
 from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Places, places
 from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
-from instrument.capture.steps import finished_steps
+from instrument.capture.steps import finished_steps, stepped_ns
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, merged, sweep
 from instrument.errors import ConfigError
 from instrument.names import RESUMED
 
-NO_RANGE = "(no range)"
+NO_RANGE, NO_RANGES_BACKWARD = "(no range)", "(backward of no range)"
 _ORDER = (
-    "calls", "slices", "host_ns", "self_host_ns", "forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns",
+    "calls", "slices", "host_ns", "self_host_ns", "total_ns", "self_total_ns",
+    "forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns",
     "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
     "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
-    "share", "host_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
+    "share", "device_share", "host_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
 )  # fmt: skip
+
+_OF_REST = ("name", "self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,8 @@ class RangeTable(Table):
     - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
       they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `host_ns`, without the
       backward nodes that ran inside.
+    - `total_ns`, `self_total_ns`: all host time that the range caused, each nanosecond once: `forward_ns`,
+      `backward_ns`, `accumulate_ns` and `optimizer_ns` together, and the same without that of the ranges inside.
     - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
       `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
       went: a guess. Both None where the trace shows no engine.
@@ -76,9 +77,10 @@ class RangeTable(Table):
       is not here, as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is.
     - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the host
       time of both where no device was recorded.
-    - `share`: `host_ns` as a fraction of the recorded whole: the finished steps where there are any, or the time from
-      the first host event to the last where there are none or one was cut short. `host_ns_per_step` is of what lies in
-      finished steps, None without them.
+    - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded host
+      time of all threads in the finished steps, or in the whole recording where no step is finished. `device_share` is
+      the same of the device time that was launched there. Both add up to 1 with those of `rest`.
+    - `host_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
     - `min_ns median_ns p95_ns max_ns`: a call's `host_ns`, by nearest rank. None where calls were suspended: the trace
       does not tell which slice belongs to which call.
 
@@ -86,9 +88,8 @@ class RangeTable(Table):
     ranges.
     """
 
-    def __init__(self, paths: Paths, slices: Slices, places: Places, whole_ns: int, steps: int) -> None:
-        self._paths, self._slices, self._places = paths, slices, places
-        self._whole_ns, self._steps = whole_ns, steps
+    def __init__(self, paths: Paths, slices: Slices, places: Places, steps: int) -> None:
+        self._paths, self._slices, self._places, self._steps = paths, slices, places, steps
         labels: dict[str, Sequence[Any]] = {"path": paths.texts, "name": paths.names, "depth": paths.depths}
         super().__init__({**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))})
 
@@ -110,10 +111,10 @@ class RangeTable(Table):
     def parts(self) -> Table:
         """The whole in parts: `path kind host_ns device_ns`, each nanosecond of the host in exactly one row.
 
-        The sum of `host_ns` is that of the top-level host events (operators, ranges, steps, runtime calls) over all
-        threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess), optimizer, unplaced
-        (backward nodes whose forward operator is not in the trace), or forward: all else. `device_ns` sums what each
-        part launched.
+        The sum of `host_ns` is the time in which a thread was in any host event (an operator, range, step or runtime
+        call), over all threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess),
+        optimizer, unplaced (backward nodes whose forward operator is not in the trace), or forward: all else.
+        `device_ns` sums what each part launched.
         """
         places, device = self._places, self._places.device_ns
         key, row = np.unique((places.placed + 1) * len(KINDS) + places.kind, return_inverse=True)
@@ -127,6 +128,43 @@ class RangeTable(Table):
             }
         )
 
+    @property
+    def shared_ns(self) -> int:
+        """The host time that shares are of, in ns."""
+        return int(self._places.counted_host_ns.sum())
+
+    @cached_property
+    def rest(self) -> Table:
+        """What belongs to no range, in the columns of the ranges where they are known; one row for each that is there.
+
+        "(backward of no range)" is the backward of what ran outside of all ranges, or before the window;
+        "(no range)" the time between the ranges and around them, which for a step's thread is all that Python does.
+        """
+        places = self._places
+        backward = np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED))
+        rows: list[dict[str, Any]] = []
+        for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
+            part = chosen & (places.placed < 0)
+            host, device = places.host_ns[part], None if places.device_ns is None else places.device_ns[part]
+            if host.sum() or (device is not None and device.sum()):
+                shares = self._shares(np.where(part, 0, -1), 1)
+                own = {"self_device_ns": None if device is None else int(device.sum())}
+                own |= dict.fromkeys(("self_host_ns", "self_total_ns"), int(host.sum()))
+                rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
+        return Table({key: [row[key] for row in rows] for key in _OF_REST})
+
+    def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
+        """The shares of each group of places; -1 for those of none."""
+        places = self._places
+        found: dict[str, list[float | None]] = {}
+        for name, values in (("share", places.counted_host_ns), ("device_share", places.counted_device_ns)):
+            whole = 0 if values is None else int(values.sum())
+            if values is None or not whole:
+                found[name] = [None] * count
+                continue
+            found[name] = [part / whole for part in _summed(values[group >= 0], group[group >= 0], count).tolist()]
+        return found
+
     def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
         """Every quantity of each group of paths."""
         host, spans = self._host(group, count), self._spans(group, count)
@@ -136,7 +174,7 @@ class RangeTable(Table):
             **host,
             **self._work(group, count),
             **spans,
-            "share": [ns / self._whole_ns if self._whole_ns else None for ns in host["host_ns"]],
+            **self._shares(np.append(group, -1)[self._places.placed], count),
             "host_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _ORDER}
@@ -157,11 +195,14 @@ class RangeTable(Table):
     def _host(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """Host time by the range around it, and by kind at the range where it is placed."""
         places, summed = self._places, self._paths.summed
-        columns = {"host_ns": _cells(summed(places.host_ns, group, count, places.around), count)}
-        columns["self_host_ns"] = _cells(self._own(places.host_ns, group, count), count)
+        columns = {"self_host_ns": _cells(self._own(places.host_ns, group, count), count)}
         for kind in (FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER):
             values = np.where(places.kind == kind, places.host_ns, 0)
             columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
+        columns["total_ns"] = _cells(summed(places.host_ns, group, count, places.placed), count)
+        columns["self_total_ns"] = _cells(
+            _summed(places.host_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
+        )
         if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
             columns["backward_ns"] = columns["accumulate_ns"] = [None] * count
         return columns
@@ -182,6 +223,8 @@ class RangeTable(Table):
         flops, known = of_both(places.flops), of_both(places.operations)
         columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}
         columns["device_busy_ns"] = _cells(busy, count)
+        stepped = of_both(places.counted_device_ns) if self._steps else None
+        columns["device_ns_per_step"] = _cells(None if stepped is None else stepped // self._steps, count)
         columns["flops"] = _cells(flops, count, known)
         time = _cells(of_both(places.host_ns) if busy is None else busy, count)
         pairs = zip(columns["flops"], time)
@@ -246,20 +289,21 @@ def ranges(host: Host) -> RangeTable:
     events, marks = host.events, host.marks
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
     slices = Slices(marks.ranges, marks.opened, resumed, _spans(events, marks.ranges))
-    return RangeTable(marks.paths, slices, places(host), _whole_ns(events), len(finished_steps(events)))
+    return RangeTable(marks.paths, slices, places(host), len(finished_steps(events)))
 
 
 def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
     device = np.flatnonzero(works_on_device(events))
-    found: dict[str, Ints | None] = {"device_idle_ns": _idle_ns(events, device, opened) if len(device) else None}
+    found: dict[str, Ints | None] = {"host_ns": opened.total_ns}
+    found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
     sizes = memory.sizes(events.memory, HONEST)
     everywhere = events.memory.size_bytes if len(events.memory) else None
     for prefix, size in (("", everywhere), ("device_", sizes["device"])):
         for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
             total = None if part is None else memory.within(opened, events.memory, part, HONEST)
             found[f"{prefix}{name}"] = total
-    found["stepped_ns"] = _stepped_ns(events, opened)
+    found["stepped_ns"] = stepped_ns(events, finished_steps(events), opened.start_ns, opened.end_ns)
     return found
 
 
@@ -267,30 +311,6 @@ def _idle_ns(events: Events, device: Ints, opened: Forest) -> Ints:
     """How long of each range none of the device events ran."""
     timeline = sweep([(events.start_ns[device], events.end_ns[device])])
     return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
-
-
-def _stepped_ns(events: Events, opened: Forest) -> Ints:
-    """How much of each range lies in finished steps."""
-    steps = finished_steps(events)
-    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
-    before = np.concatenate([[0], np.cumsum(lengths)])
-
-    def stepped_until(time_ns: Ints) -> Ints:
-        at = np.searchsorted(starts, time_ns, side="right")
-        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
-        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
-
-    return stepped_until(opened.end_ns) - stepped_until(opened.start_ns)
-
-
-def _whole_ns(events: Events) -> int:
-    """The time that shares are of: the steps', or all there is where none is whole or one was cut short."""
-    steps = finished_steps(events)
-    is_cut = events.named(is_step) & ~events.finished
-    if len(steps) and not is_cut.any():
-        return int(events.duration_ns[steps].sum())
-    host = events.among(OPERATOR | ANNOTATION) | events.among(is_runtime)
-    return int(events.end_ns[host].max() - events.start_ns[host].min()) if host.any() else 0
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:

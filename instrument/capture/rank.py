@@ -27,7 +27,7 @@ VERSION = 1
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
 _TEXTS = ("path", "name", "group")
 # What can be had of the other columns is not written.
-_DERIVED = ("share", "flops_per_second")
+_DERIVED = ("share", "device_share", "flops_per_second")
 _OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
 _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 

@@ -30,6 +30,27 @@ def finished_steps(events: Events) -> Ints:
     return index[np.argsort(events.start_ns[index], kind="stable")]
 
 
+def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """How much of each interval lies in some steps, by start, that do not overlap."""
+    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def until(time_ns: Ints) -> Ints:
+        at = np.searchsorted(starts, time_ns, side="right")
+        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
+        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
+
+    return until(end_ns) - until(start_ns)
+
+
+def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
+    """Which of some steps, by start, each point of time lies in, or -1."""
+    if not len(steps):
+        return np.full(len(time_ns), -1)
+    at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1
+    return np.where((at >= 0) & (time_ns < events.end_ns[steps][at]), at, -1)
+
+
 def steps(events: Events, work: Work) -> Table:
     """The steps that ended inside the window, by start.
 
@@ -64,12 +85,7 @@ def steps(events: Events, work: Work) -> Table:
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     """For each device event the step, counted from 0, in which the host launched it, or -1."""
     host = np.where(work.call >= 0, work.call, work.operator)
-    if not len(index):
-        return np.full(len(host), -1)
-    time = events.start_ns[host]
-    at = np.searchsorted(events.start_ns[index], time, "right") - 1
-    inside = (host >= 0) & (at >= 0) & (time < events.end_ns[index][at])
-    return np.where(inside, at, -1)
+    return np.where(host >= 0, step_at(events, index, events.start_ns[host]), -1)
 
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from instrument.capture.metadata import Cost
 from instrument.capture.table import Table, duration
@@ -14,10 +14,14 @@ from instrument.printable import printable
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
+    from instrument.capture.ranges import RangeTable
 
 _RANGE_COLUMNS = (
-    "name", "calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "forward_ns", "backward_ns", "device_ns",
+    "name", "calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
+    "backward_ns", "device_ns",
 )  # fmt: skip
+# Of these each nanosecond lies in one range alone.
+_OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
 # Unrecorded steps that recorded ones are compared with.
 _ENOUGH_STEPS = 10
@@ -97,16 +101,33 @@ def _beside(recorded: int, cost: Cost) -> str:
     return f", {duration(before)} before the window{more}"
 
 
-def outline(ranges: Table, rows: int) -> Table:
-    """Those ranges that have the most host time, at most `rows`, in the order of the tree, names indented by depth."""
-    order = sorted(range(len(ranges)), key=lambda i: -ranges[i].host_ns)[:rows]  # a parent goes before its children
-    kept = [ranges[i] for i in sorted(order)]
-    return Table(
-        {
-            "name": ["  " * row.depth + row.name for row in kept],
-            **{name: [getattr(row, name) for row in kept] for name in ranges.columns if name != "name"},
-        }
-    )
+def outline(ranges: RangeTable, rows: int) -> Table:
+    """Those ranges that caused the most host time, at most `rows`, in the order of the tree, names indented by depth.
+
+    Then a row for all others, and the rows of what belongs to no range, so that the shares add up to the whole.
+    """
+    total = ranges.column("total_ns")
+    order = sorted(range(len(ranges)), key=lambda i: -total[i])[:rows]  # a parent goes before its children
+    kept = sorted(order)
+    columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
+    columns["name"] = ["  " * depth + name for depth, name in zip(columns["depth"], columns["name"])]
+    others = sorted(set(range(len(ranges))) - set(kept))
+    more: list[dict[str, Any]] = [row._asdict() for row in ranges.rest]
+    if others:
+        sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
+        more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
+    return Table({name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()})
+
+
+def _sum(cells: Sequence[float | None]) -> float | None:
+    known = [cell for cell in cells if cell is not None]
+    return sum(known) if known else None
+
+
+def shares_are_of(capture: Capture) -> str:
+    """What the shares of ranges and operators are fractions of."""
+    steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
+    return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
 
 
 def to_html(capture: Capture) -> str:
@@ -116,28 +137,40 @@ def to_html(capture: Capture) -> str:
     """
     try:
         first, *rest = heading(capture).splitlines()
-        tables = _ranges(capture.ranges) + _operators(capture.operators)
+        tables = _ranges(capture) + _operators(capture)
     except InstrumentError as error:
         first, rest, tables = capture.name, [str(error)], ""
     lines = "<br>".join([f"<b>{escape(first)}</b>", *map(escape, rest)])
     return f"<div><p>{lines}</p>{tables}{_views(type(capture))}</div>"
 
 
-def _ranges(ranges: Table) -> str:
-    if not len(ranges):
+def ranges_title(capture: Capture, rows: int) -> str:
+    """What stands above the outline of the ranges."""
+    count = len(capture.ranges)
+    few = "" if count <= rows else f", the {rows} of {count} with the most host time"
+    return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
+
+
+def operators_title(capture: Capture, rows: int, count: int, by: str) -> str:
+    """What stands above the first operators."""
+    return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+
+
+def _ranges(capture: Capture) -> str:
+    if not len(capture.ranges):
         return "<p>No ranges: mark code with <code>@profiled</code>.</p>"
-    shown = outline(ranges, _RANGES)
-    few = "" if len(shown) == len(ranges) else f", the {len(shown)} of {len(ranges)} with the most host time"
-    return f"<p>Ranges{few}</p>{shown.select(_RANGE_COLUMNS)._repr_html_()}"
+    shown = outline(capture.ranges, _RANGES).select(_RANGE_COLUMNS)
+    return f"<p>{ranges_title(capture, _RANGES)}</p>{shown._repr_html_()}"
 
 
-def _operators(operators: Table) -> str:
+def _operators(capture: Capture) -> str:
+    operators = capture.operators
     if not len(operators):
         return "<p>No operators.</p>"
     on_device = any(operators.column("self_device_ns"))
     key = "self_device_ns" if on_device else "self_host_ns"
     shown = operators.sort(key).head(_OPERATORS)
-    return f"<p>Operators, {len(shown)} of {len(operators)}, by {key}</p>{shown._repr_html_()}"
+    return f"<p>{operators_title(capture, _OPERATORS, len(operators), key)}</p>{shown._repr_html_()}"
 
 
 def _views(kind: type[Capture]) -> str:

@@ -230,7 +230,7 @@ def _kind(column: str, values: Sequence[Any]) -> type:
     """What all cells are; a column of which nothing is known goes by its name, so that tables of one view fit."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
-        return float if column == "share" else int if _unit(column) else str
+        return float if _is_share(column) else int if _unit(column) else str
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
@@ -248,7 +248,7 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 def to_html(table: Table) -> str:
     """The table as HTML, escaped, with the cells of `to_text`; a tooltip gives the exact value of each.
 
-    A `share` has a bar behind it. Colours and fonts are those of the page around it.
+    A share has a bar behind it. Colours and fonts are those of the page around it.
     """
     table = table.since_begin()
     left = {name: _is_text(table.column(name)) for name in table.columns}
@@ -261,7 +261,7 @@ def to_html(table: Table) -> str:
 def _html_cell(column: str, value: Any, is_left: bool) -> str:
     text = cell_text(column, value)
     style = f"text-align:{_side(is_left)};white-space:pre"
-    if column == "share" and value is not None:
+    if _is_share(column) and value is not None:
         style += f";background:linear-gradient(90deg,#4285f440 {value:.1%},transparent 0)"
     exact = f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else printable(str(value))
     tooltip = f' title="{escape(exact)}"' if value is not None and exact != text else ""
@@ -303,6 +303,11 @@ def heading(name: str) -> str:
     return name.replace("_bytes", " memory").replace("_", " ")
 
 
+def _is_share(column: str) -> bool:
+    """Whether the cells are fractions of a whole."""
+    return column.endswith(("share", "_covered"))
+
+
 def _unit(column: str) -> str:
     """The unit that a column's name gives, or nothing."""
     if column.endswith("_ns") or "_ns_" in column:
@@ -323,7 +328,7 @@ def cell_text(column: str, value: Any, width: int = 60) -> str:
         return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     if unit == "flops" or column.endswith("flops_per_second"):
         return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
-    if column == "share":
+    if _is_share(column):
         return f"{value:.1%}"
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"

@@ -19,11 +19,12 @@ _COSTS = {
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     """What TensorBoard and the trackers are told of a window, as tag and value; unknown quantities are left out.
 
-    `ranges/<path>/host_ms` and `device_ms` are milliseconds per step, or for the whole recording where it holds no
-    steps, and `ranges/<path>/calls` counts the calls of the window. `window/steps`, `window/step_ms` (mean),
-    `window/host_ms` and `window/device_ms` (sums over all operators) are of the window. `cost/…` is what recording it
-    cost the run: medians of a recorded step and of those before the window, how long the loop stood still at its start
-    and end, how long the export took until this was written, and the size of the trace.
+    `ranges/<path>/host_ms` and `device_ms` are milliseconds per finished step of what lies in those, or was launched in
+    them; of the whole recording where it holds no steps. `ranges/<path>/calls` counts the calls of the window.
+    `window/steps`, `window/step_ms` (mean), `window/host_ms` and `window/device_ms` (sums over all operators) are of
+    the window. `cost/…` is what recording it cost the run: medians of a recorded step and of those before the window,
+    how long the loop stood still at its start and end, how long the export took until this was written, and the size of
+    the trace.
     """
     steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)
@@ -41,9 +42,10 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
         yield "cost/trace_bytes", cost.trace_bytes
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
-        yield f"ranges/{row.path}/host_ms", row.host_ns / (len(steps) or 1) / 1e6
-        if row.device_ns is not None:
-            yield f"ranges/{row.path}/device_ms", row.device_ns / (len(steps) or 1) / 1e6
+        host, device = (row.host_ns_per_step, row.device_ns_per_step) if len(steps) else (row.host_ns, row.device_ns)
+        yield f"ranges/{row.path}/host_ms", host / 1e6
+        if device is not None:
+            yield f"ranges/{row.path}/device_ms", device / 1e6
 
 
 def last_step(capture: Capture) -> int:

@@ -14,9 +14,8 @@ from pydantic import Field, field_validator
 from instrument import files
 from instrument.capture import Capture
 from instrument.capture.operators import By as Grouping
-from instrument.capture.ranges import NO_RANGE
-from instrument.capture.summary import cost, heading, outline
-from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
+from instrument.capture.summary import cost, heading, operators_title, outline, ranges_title
+from instrument.capture.table import TORCH_NAMES, Table, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.options import did_you_mean
 from instrument.printable import printable
@@ -29,6 +28,7 @@ OPERATOR_COLUMNS = (
     "calls",
     "self_host_ns",
     "share",
+    "device_share",
     "host_ns",
     "host_ns_per_call",
     "self_device_ns",
@@ -47,12 +47,16 @@ RANGE_COLUMNS = (
     "host_ns",
     "host_ns_per_step",
     "share",
+    "device_share",
     "self_host_ns",
+    "self_total_ns",
+    "total_ns",
     "forward_ns",
     "backward_ns",
     "accumulate_ns",
     "optimizer_ns",
     "device_ns",
+    "device_ns_per_step",
     "self_device_ns",
     "device_busy_ns",
     "device_idle_ns",
@@ -78,11 +82,11 @@ SORT_NAMES = TORCH_NAMES | {
 # Shown only when asked for: derived from two columns that are shown already.
 _ON_REQUEST = frozenset({"device_ns_per_call"})
 # Of the ranges these are shown unasked; those of the second line where there was any backward.
-_USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "self_host_ns", "device_ns")
-_WHERE_BACKWARD = ("forward_ns", "backward_ns")
+_USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "device_ns")
+_WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
-_LEAST_MISSED = ("host_bytes", "device_bytes", "host_ns_per_call")
-_LEAST_MISSED_OF_KERNELS = ("block", "grid", "blocks_per_sm")
+_LEAST_MISSED = ("host_bytes", "device_bytes", "device_share", "host_ns_per_call")
+_LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _WIDTH, _NARROWEST_NAME = 140, 28
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -208,10 +212,11 @@ def render(
     ranges: bool = True,
     operators: bool = True,
 ) -> str:
-    """The capture as text: what it is of, the range tree and what is in none, the costliest operators, what is missing.
+    """The capture as text: what it is of, the range tree, the costliest operators, what is missing.
 
-    The arguments are the options of `TableSink`. Of the ranges those with the most host time are kept, in the
-    order of the tree. Longer names keep their head and tail; a line has about 140 characters at most.
+    The arguments are the options of `TableSink`. Of the ranges those that caused the most host time are kept, in the
+    order of the tree; the others and what is in no range have a row each. Longer names keep their head and tail; a line
+    has about 140 characters at most.
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
@@ -222,10 +227,9 @@ def render(
     parts = [heading(capture)]
     if ranges:
         parts += [_range_part(capture, rows, chosen), _inside_compiled(capture)]
-        parts.append(_outside_part(capture.ranges.parts) if len(capture.ranges) else "")
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
-        parts.append(_operator_part(table, rows, sort, chosen, by))
+        parts.append(_operator_part(capture, table, rows, sort, chosen, by))
     if operators and chosen is None:
         parts.append(_not_recorded(capture, table))
     if chosen is None:
@@ -276,23 +280,13 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None) -> str:
             else "No ranges: mark code with @profiled, or give the session a model."
         )
     shown = outline(table, rows)
-    few = "" if len(shown) == len(table) else f", the {len(shown)} of {len(table)} with the most host time"
     has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     text, _ = _text(shown, columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual)))
-    return f"Ranges{few}\n{text}"
+    return f"{ranges_title(capture, rows)}\n{text}"
 
 
-def _outside_part(parts: Table) -> str:
-    """What the range tree does not show of the host's time."""
-    whole = sum(parts.column("host_ns"))
-    outside = sum(row.host_ns for row in parts if row.path == NO_RANGE and row.kind != "unplaced")
-    unplaced = sum(row.host_ns for row in parts if row.kind == "unplaced")
-    lost = f", {duration(unplaced)} backward of calls that were not recorded" if unplaced else ""
-    return f"Of {duration(whole)} on the host, {duration(outside)} in no range{lost}."
-
-
-def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None, by: By) -> str:
+def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns: list[str] | None, by: By) -> str:
     if not len(table):
         return "No operators."
     note = ""
@@ -306,7 +300,8 @@ def _operator_part(table: Table, rows: int, sort: str, columns: list[str] | None
     lines = text.splitlines()
     if by != "name" and not beside:
         lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
-    return "\n".join([f"Operators, {len(shown)} of {len(table)}, by {sort}{note}", *lines]) + _too_wide(left_out)
+    title = operators_title(capture, rows, len(table), f"{sort}{note}")
+    return "\n".join([title, *lines]) + _too_wide(left_out)
 
 
 def _too_wide(left_out: Sequence[str]) -> str:
@@ -330,11 +325,8 @@ def _grouped(capture: Capture, by: By, depth: int) -> Table:
 
 
 def _with_averages(table: Table) -> Table:
-    """The operators with their share of all host time, and times per call."""
+    """The operators with times per call."""
     columns = {name: table.column(name) for name in table.columns}
-    own = columns["self_host_ns"]
-    whole = sum(own) or 1
-    columns["share"] = [each / whole for each in own]
     for where in ("host", "device"):
         pairs = zip(columns[f"{where}_ns"], columns["calls"])
         columns[f"{where}_ns_per_call"] = [None if time is None else time / calls for time, calls in pairs]

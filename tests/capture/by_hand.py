@@ -15,7 +15,7 @@ HOST = {"cpu_op", "Operator", "user_annotation"}
 
 
 def top_level_ns(events: Events) -> int:
-    """The time of the host events that lie in no other of their thread."""
+    """The time that host events fill, over all threads."""
     category = [events.categories[k] for k in events.category.tolist()]
     thread, external = events.thread.tolist(), events.external_id.tolist()
     correlation = events.correlation.tolist()
@@ -43,13 +43,15 @@ def top_level_ns(events: Events) -> int:
 
 
 def _top_of_one_thread(intervals: list[tuple[int, int]]) -> int:
-    total, open_until = 0, []
+    total, filled_until, open_until = 0, 0, []
     for start, minus_end in sorted(intervals):
         end = -minus_end
         needed = end + (start == end)
         while open_until and open_until[-1] < needed:
             open_until.pop()
-        total += 0 if open_until else end - start
+        if not open_until:
+            total += max(end - max(start, filled_until), 0)
+            filled_until = max(filled_until, end)
         open_until.append(end)
     return total
 

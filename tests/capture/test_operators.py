@@ -258,7 +258,7 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     table = capture(tmp_path, [span("aten::mm", 0, 10)]).operators
     times = ("host_ns", "self_host_ns", "device_ns", "self_device_ns")
     sizes = ("host_bytes", "self_host_bytes", "device_bytes", "self_device_bytes")
-    assert table.columns == ("name", "calls", *times, *sizes, "flops")
+    assert table.columns == ("name", "calls", *times, *sizes, "flops", "share", "device_share")
     assert table.by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from capture.conftest import record
+from capture.conftest import BODIES, record
 from capture.traces import allocation, annotation, capture, kernel, span
 from instrument import emit, profiled
+from instrument.capture.operators import operators
 from instrument.errors import ConfigError
 
 STEPPED = [
@@ -33,16 +34,18 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
         ("forward/attention", "attention", 1, 3, 45000, 45000, 22500),
         ("loss", "loss", 0, 1, 10000, 10000, 5000),
     ]
-    assert [r.share for r in rows] == pytest.approx([0.5, 0.225, 0.05])
+    assert [r.share for r in rows] == pytest.approx([0.275, 0.225, 0.05])
+    assert [(r.name, r.self_host_ns, r.share, r.device_share) for r in rows.rest] == [("(no range)", 90000, 0.45, None)]
+    assert rows.shared_ns == 200000
     assert [r.device_ns for r in rows] == [None] * 3
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
-        "path name depth calls slices host_ns self_host_ns forward_ns backward_ns accumulate_ns optimizer_ns "
-        "device_ns self_device_ns device_busy_ns device_idle_ns "
+        "path name depth calls slices host_ns self_host_ns total_ns self_total_ns "
+        "forward_ns backward_ns accumulate_ns optimizer_ns device_ns self_device_ns device_busy_ns device_idle_ns "
         "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
-        "share host_ns_per_step min_ns median_ns p95_ns max_ns"
+        "share device_share host_ns_per_step device_ns_per_step min_ns median_ns p95_ns max_ns"
     )
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
@@ -51,9 +54,91 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     assert len(capture(tmp_path, []).ranges.by("name")) == len(capture(tmp_path, []).ranges.parts.where(path="a")) == 0
 
 
-def test_without_steps_shares_are_of_the_time_between_the_first_and_last_host_event(tmp_path) -> None:
+def test_without_steps_shares_are_of_all_that_was_recorded(tmp_path) -> None:
     rows = capture(tmp_path, [span("aten::mm", 0, 5), annotation("a", 10, 20), span("aten::mm", 75, 5)]).ranges
-    assert [(r.share, r.host_ns_per_step) for r in rows] == [(0.25, None)]
+    assert [(r.share, r.host_ns_per_step) for r in rows] == [(20 / 30, None)]
+
+
+def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp_path) -> None:
+    """Each nanosecond of each thread once: 100 µs of the step, 40 of the engine's thread, 5 of the third.
+
+    `loss` launched before the step began, and its time there does not count; `block` caused 15 of the engine's.
+    """
+    found = capture(
+        tmp_path,
+        [
+            annotation("loss", -30, 20),
+            span("cudaLaunchKernel", -25, 2, cat="cuda_runtime", correlation=1),
+            annotation("ProfilerStep#3", 0, 100),
+            annotation("model", 10, 40),
+            annotation("block", 20, 20),
+            span("aten::mm", 25, 10, Sequence_number=7, External_id=1),
+            span("cudaLaunchKernel", 26, 3, cat="cuda_runtime", correlation=2),
+            span("autograd::engine::evaluate_function: MmBackward0", 55, 15, tid=2, Sequence_number=7, Fwd_thread_id=1),
+            span("cudaLaunchKernel", 60, 3, cat="cuda_runtime", tid=2, correlation=3),
+            span("autograd::engine::evaluate_function: X", 70, 25, tid=2, Sequence_number=1, Fwd_thread_id=1),
+            annotation("Optimizer.step#SGD.step", 90, 8),
+            span("cudaLaunchKernel", 91, 1, cat="cuda_runtime", correlation=4),
+            annotation("worker", 95, 10, tid=3),
+            kernel("before", 0, 50, correlation=1),
+            kernel("forward", 50, 12, correlation=2),
+            kernel("backward", 70, 24, correlation=3),
+            kernel("update", 100, 4, correlation=4),
+            kernel("stray", 110, 99),
+        ],
+    )
+    whole, device, rows = 100 + 40 + 5, 12 + 24 + 4, found.ranges
+    assert rows.shared_ns == found.operators.shared_ns == whole * 1000
+    assert {r.path: (r.share, r.device_share, r.total_ns, r.self_total_ns) for r in rows} == {
+        "loss": (0, 0, 20000, 20000),
+        "model": (20 / whole, 0, 55000, 20000),
+        "model/block": ((20 + 15) / whole, (12 + 24) / device, 35000, 35000),
+        "Optimizer.step#SGD.step": (8 / whole, 4 / device, 8000, 8000),
+        "worker": (5 / whole, 0, 10000, 10000),
+    }
+    assert [tuple(r) for r in rows.rest] == [
+        ("(backward of no range)", 25000, 25000, 0, 25 / whole, 0),
+        ("(no range)", 52000, 52000, 0, 52 / whole, 0),
+    ]
+    assert sum(rows.column("share") + rows.rest.column("share")) == pytest.approx(1)
+    assert sum(rows.column("device_share") + rows.rest.column("device_share")) == pytest.approx(1)
+    operators = {r.name: (r.share, r.device_share) for r in found.operators}
+    assert operators["aten::mm"] == (7 / whole, 12 / device)
+    assert operators["cudaLaunchKernel"] == (7 / whole, 0)
+    assert operators["ProfilerStep*"] == (52 / whole, 0)
+    for table in (found.operators, found.operators.by("thread"), found.operators.by("step")):
+        assert sum(table.column("share")) == pytest.approx(1)
+        assert sum(table.column("device_share")) == pytest.approx(1)
+    assert [(r.path, r.host_ns_per_step, r.device_ns_per_step) for r in rows if r.depth == 0] == [
+        ("loss", 0, 0),
+        ("model", 40000, 36000),
+        ("Optimizer.step#SGD.step", 8000, 4000),
+        ("worker", 5000, 0),
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None:
+    found = recordings(name).capture
+    assert sum(found.ranges.column("share") + found.ranges.rest.column("share")) == pytest.approx(1)
+    assert sum(found.operators.column("share")) == pytest.approx(1)
+    assert found.ranges.shared_ns == found.operators.shared_ns
+    assert {*found.ranges.column("device_share"), *found.operators.column("device_share")} == {None}
+
+
+def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
+    found = capture(tmp_path, [annotation("p", 0, 100), annotation("a", 10, 70), annotation("b", 20, 80)])
+    assert {r.name: (r.host_ns, r.self_host_ns, r.share) for r in found.ranges} == {
+        "p": (100000, 10000, 0.1),
+        "a": (70000, 10000, 0.1),
+        "b": (80000, 80000, 0.8),
+    }
+    assert {r.name: r.self_host_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
+    assert {r.name: r.self_host_ns for r in operators(found.host, rules="torch")} == {
+        "p": -50000,
+        "a": 70000,
+        "b": 80000,
+    }
 
 
 def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:
@@ -151,7 +236,8 @@ def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
     unknown = (
         "backward_ns accumulate_ns device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
-        "device_allocated_bytes device_bytes flops flops_per_second host_ns_per_step"
+        "device_allocated_bytes device_bytes flops flops_per_second device_share "
+        "host_ns_per_step device_ns_per_step"
     )
     assert " ".join(name for name, cell in row._asdict().items() if cell is None) == unknown
     (row,) = capture(tmp_path, [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)]).ranges
@@ -261,7 +347,7 @@ def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
         ("epoch", 1, 90000, 30000),  # 30 of its 90 µs lie in the one step that ended
         ("epoch/forward", 1, 10000, 10000),
     ]
-    assert [row.share for row in rows.ranges] == [0.9, 0.1], "of all there is, since a step was cut short"
+    assert [row.share for row in rows.ranges] == [0.5, 0.25], "of the step that ended"
     assert [(r.number, r.duration_ns) for r in rows.steps] == [(0, 40000)]
 
 
@@ -291,9 +377,9 @@ def test_ranges_of_a_real_recording_add_up(recordings) -> None:
     assert {"forward", "Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad"} <= rows.keys()
     by_name = recordings("convolutions").by_name
     assert (rows["forward"].calls, rows["forward"].host_ns) == by_name["forward"][:2]
-    whole = sum(found.steps.column("duration_ns"))
-    assert rows["forward"].share == rows["forward"].host_ns / whole
-    assert 0 < sum(row.share for row in found.ranges if row.depth == 0) < 1
+    steps = sum(found.steps.column("duration_ns"))
+    assert found.ranges.shared_ns >= steps, "with what other threads did in them"
+    assert rows["forward"].share > rows["forward"].self_host_ns / found.ranges.shared_ns, "its backward too"
 
 
 def test_nested_ranges_of_a_real_recording_are_paths(recordings) -> None:

@@ -23,15 +23,14 @@ EXPECTED = """\
 steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
 {folder}
 
-Ranges
-name         calls        host  host per step  share   self host
+Ranges; share: self total, with the backward it caused, of 2.000 ms on all threads in 2 steps
+name         calls        host  host per step  share  self total
 -----------  -----  ----------  -------------  -----  ----------
-forward          2    1.200 ms     600.000 µs  60.0%  400.000 µs
+forward          2    1.200 ms     600.000 µs  20.0%  400.000 µs
   attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs
+(no range)       -           -              -  40.0%  800.000 µs
 
-Of 2.000 ms on the host, 800.000 µs in no range.
-
-Operators, 5 of 5, by self_host_ns
+Operators, 5 of 5, by self_host_ns; share: self, of 2.000 ms on all threads in 2 steps
 name           calls   self host  share        host  host per call  flops
 -------------  -----  ----------  -----  ----------  -------------  -----
 ProfilerStep*      2  700.000 µs  35.0%    2.000 ms       1.000 ms      -
@@ -94,8 +93,9 @@ def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
     text = render(write(steps() + kernels(), devices=["NVIDIA H200", "NVIDIA H200"], rank=1, world_size=4))
     assert text.splitlines()[0] == "steps_3-4: steps 3–4, torch 2.13.0+cpu, NVIDIA H200, rank 1 of 4"
     assert headings(text, "Ranges")[-1] == "device"
-    assert all(line.endswith("  100.000 µs") for line in block(text, "Ranges"))
-    assert {"self device", "device"} <= set(headings(text))
+    assert [re.split(r"  +", line.strip())[-1] for line in block(text, "Ranges")] == ["100.000 µs", "100.000 µs", "-"]
+    assert [re.split(r"  +", line.strip())[5] for line in block(text, "Ranges")] == ["0.0%", "100.0%", "0.0%"]
+    assert {"self device", "device", "device share"} <= set(headings(text))
     by_device = render(write(steps() + kernels(), "again"), sort="self_cuda_time_total", rows=1)
     assert names(by_device) == ["aten::mm"]
     assert "Operators, 1 of 6, by self_device_ns" in by_device
@@ -106,13 +106,14 @@ def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
     unknown = span("AddBackward0", 1770, 7, **{"Sequence number": 99, "Fwd thread id": 1})
     text = render(write([*events, unknown]))
-    assert headings(text, "Ranges")[-2:] == ["forward", "backward"]
-    assert [re.split(r"  +", line)[-2:] for line in block(text, "Ranges")] == [
-        ["1.200 ms", "60.000 µs"],
-        ["800.000 µs", "60.000 µs"],
+    assert headings(text, "Ranges")[-5:] == ["share", "self total", "total", "forward", "backward"]
+    assert [re.split(r"  +", line.strip())[-5:] for line in block(text, "Ranges")] == [
+        ["20.0%", "400.000 µs", "1.260 ms", "1.200 ms", "60.000 µs"],
+        ["43.0%", "860.000 µs", "860.000 µs", "800.000 µs", "60.000 µs"],
+        ["0.4%", "7.000 µs", "-", "-", "-"],
+        ["36.6%", "733.000 µs", "-", "-", "-"],
     ]
-    outside = "\n\nOf 2.000 ms on the host, 733.000 µs in no range, 7.000 µs backward of calls that were not recorded."
-    assert outside in text
+    assert [line[:23].strip() for line in block(text, "Ranges")][2:] == ["(backward of no range)", "(no range)"]
     assert "backward" not in headings(render(write(steps(), "without")), "Ranges")
 
 
@@ -133,7 +134,7 @@ def test_options_that_leave_out(capture: Capture) -> None:
     alone = render(capture, operators=False)
     assert "Operators" not in alone
     assert "Not recorded" not in alone
-    assert alone.endswith("400.000 µs  40.0%  800.000 µs\n\nOf 2.000 ms on the host, 800.000 µs in no range.")
+    assert alone.endswith("\n(no range)       -           -              -  40.0%  800.000 µs")
 
 
 def test_rows_and_sort(capture: Capture) -> None:
@@ -149,7 +150,8 @@ def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write)
     events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
     text = render(write(events), rows=3)
     assert "Ranges, the 3 of 5 with the most host time" in text
-    assert [line[:12].rstrip() for line in block(text, "Ranges")] == ["outer", "  inner", "late"]
+    assert [line[:12].rstrip() for line in block(text, "Ranges")] == ["outer", "  inner", "late", "(2 other ran"]
+    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == ["2.5%", "30.000 µs"]
 
 
 def test_columns_asked_for(capture: Capture) -> None:
@@ -276,7 +278,7 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
     assert headings(text)[-4:] == ["device", "self host memory", "self device memory", "flops"]
-    assert text.endswith("\nToo wide to show: host_bytes, device_bytes.")
+    assert text.endswith("\nToo wide to show: host_bytes, device_bytes, device_share.")
     assert "Not recorded" not in text
     assert "host memory" in headings(render(capture, sort="host_bytes")), "what decides is shown"
     asked = ["host_bytes", "device_bytes", "self_host_bytes", "self_device_bytes", "host_ns", "device_ns", "flops"]
@@ -296,7 +298,7 @@ def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write
             event["args"] |= {**shape, "est. achieved occupancy %": 37}
     text = render_view(write(events), "kernels")
     assert max(map(len, text.splitlines()[:-1])) <= 140
-    assert text.splitlines()[-1] == "Too wide to show: block, grid."
+    assert text.splitlines()[-1] == "Too wide to show: occupancy_covered, block, grid."
     assert "grid" in headings(render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels")
 
 
