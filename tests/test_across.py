@@ -183,8 +183,8 @@ def test_the_command_prints_the_newest_window(tmp_path: Path, capsys: pytest.Cap
         "Ranks",
         "rank  host  steps      step         own  communication  exposed communication  exposed share",
         "----  ----  -----  --------  ----------  -------------  ---------------------  -------------",
-        "   0  box       2  1.000 ms  200.000 µs     800.000 µs             800.000 µs            0.8",
-        "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs            0.5",
+        "   0  box       2  1.000 ms  200.000 µs     800.000 µs             800.000 µs          80.0%",
+        "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs          50.0%",
     ]
     assert (
         "Rank 1 on box holds the others up: a step's own work takes it 500.000 µs, the median rank 205.000 µs (+144%), "

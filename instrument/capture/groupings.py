@@ -21,7 +21,8 @@ Grouping = tuple[Ints, list[Any]]
 class Calls:
     """The calls of a table: parallel columns, those of no recorded kind None.
 
-    `event` is a call's position among the events, -1 for memory that no call covers; `name` an index into `names`.
+    `event` is a call's position among the events, -1 for memory that no call covers, that of the device event for work
+    that nothing in the trace launched; `name` an index into `names`.
     `counted` is what shares are made of: of the calls' own times what counts; see `Host.counted_ns`.
     `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
     """
@@ -87,16 +88,19 @@ def by_step(host: Host, calls: Calls, _: int) -> Grouping:
 
 def by_device(host: Host, calls: Calls, _: int) -> Grouping:
     """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
-    used = _devices_below(host)
-    if not used:
-        return _unknown(calls)
-    by_node = np.stack([*used.values()])
+    used, nodes = _devices_below(host), len(host.forest)
+    by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
     names = [",".join(device for device, is_used in zip(used, column) if is_used) for column in distinct.T]
-    of_node = np.full(len(host.forest), len(names))
+    of_node = np.full(nodes, len(names))
     of_node[working] = code.reshape(-1)
-    return _of_node(of_node, calls, len(names)), [*names, None]
+    unlaunched = np.flatnonzero((calls.node >= nodes) & (calls.event >= 0))
+    ran_on = [str(host.events.threads[k][0]) for k in host.events.thread[calls.event[unlaunched]].tolist()]
+    same, labels = _interned([*names, None, *ran_on])
+    codes = _of_node(of_node, calls, len(names))
+    codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
+    return same[codes], labels
 
 
 def _devices_below(host: Host) -> dict[str, Flags]:

@@ -81,13 +81,16 @@ class Host:
 
     @cached_property
     def counted_device_ns(self) -> Ints:
-        """The time of each device event that was launched in a finished step, 0 of others; see `counted_ns`."""
+        """The time of each device event that was launched in a finished step, 0 of others; see `counted_ns`.
+
+        Of one whose launch is not in the trace it counts when it began.
+        """
         events, (device, node), steps = self.events, self.launched, finished_steps(self.events)
+        if not len(steps):
+            return events.duration_ns[device]
         launch = np.where(self.launches.call >= 0, self.launches.call, self.launches.operator)
-        counts = node >= 0
-        if len(steps):
-            counts &= step_at(events, steps, events.start_ns[launch]) >= 0
-        return np.where(counts, events.duration_ns[device], 0)
+        time = events.start_ns[np.where(node >= 0, launch, device)]
+        return np.where(step_at(events, steps, time) >= 0, events.duration_ns[device], 0)
 
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:

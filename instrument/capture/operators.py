@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, split_overload
+from instrument.capture.events import ANNOTATION, OPERATOR, Codes, Events, Flags, Ints, split_overload
 from instrument.capture.flops import UNKNOWN, has_rule, uncounted
 from instrument.capture.groupings import GROUPINGS, Calls, Quantities
 from instrument.capture.host import Host
@@ -17,7 +17,7 @@ from instrument.capture.table import Table
 from instrument.errors import ConfigError
 from instrument.names import STEP_PREFIX
 
-MEMORY_ROW = "[memory]"
+MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _TOTALS = frozenset({"host_ns", "device_ns", "host_bytes", "device_bytes"})
 By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
@@ -34,7 +34,9 @@ class OperatorTable(Table):
     threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
     the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same.
 
-    The row "[memory]" holds the allocations and frees that lie in no call.
+    The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
+    launch is not in the trace, as it was before the recording began: its host time is not known, and its step and
+    device are those where it ran.
     """
 
     def __init__(self, host: Host, calls: Calls) -> None:
@@ -141,14 +143,17 @@ def _calls(host: Host, rules: Rules) -> Calls:
         quantities=quantities,
         counted=counted,
     )
-    return _with_uncovered_memory(calls, events, forest, rules)
+    calls = _with_uncovered_memory(calls, events, forest, rules)
+    return _with_unlaunched_work(calls, host) if rules.unlaunched_row else calls
 
 
 def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
     """The names of the rows and each node's among them; all steps of the profiler share one."""
     shown = [f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names]
     plain = [split_overload(name)[0] for name in shown]
-    index = {name: position for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW]))}
+    index = {
+        name: position for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
+    }
     codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
     is_operator = events.among(OPERATOR)[forest.index].astype(np.int64)
     return tuple(index), codes[is_operator, events.name[forest.index]]
@@ -208,23 +213,54 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: 
         return calls
     sizes = memory.sizes(events.memory, rules)
     more: Quantities = {}
-    for name, values in calls.quantities.items():
+    for name in calls.quantities:
         size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))
         nothing = UNKNOWN if name == "flops" else 0
-        added = np.full(len(bare), nothing) if size is None else size[bare]
-        more[name] = None if values is None else np.concatenate([values, added])
-    node = len(forest) + np.arange(len(bare))
+        more[name] = np.full(len(bare), nothing) if size is None else size[bare]
+    event = np.full(len(bare), -1)
+    return _joined(calls, MEMORY_ROW, event, events.memory.thread[bare], events.memory.time_ns[bare], more, {})
+
+
+def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
+    """The calls, and one more named "[no launch]" for each device event whose launch is not in the trace."""
+    events, (device, node) = host.events, host.launched
+    bare = device[node < 0]
+    if not len(bare):
+        return calls
+    unknown = np.full(len(bare), UNKNOWN)
+    more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
+    more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
+    counted = {"device_share": host.counted_device_ns[node < 0]}
+    return _joined(calls, UNLAUNCHED_ROW, bare, events.thread[bare], events.start_ns[bare], more, counted)
+
+
+def _joined(
+    calls: Calls,
+    row: str,
+    event: Ints,
+    thread: Ints | Codes,
+    start_ns: Ints,
+    more: Quantities,
+    counted: dict[str, Ints],
+) -> Calls:
+    """The calls and more of another row, which lie in none of them."""
+    count, nothing = len(event), np.zeros(len(event), np.int64)
+    node = int(calls.after.max(initial=0)) + np.arange(count)
+    quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
     return Calls(
-        event=np.concatenate([calls.event, np.full(len(bare), -1)]),
-        thread=np.concatenate([calls.thread, events.memory.thread[bare]]),
-        start_ns=np.concatenate([calls.start_ns, events.memory.time_ns[bare]]),
+        event=np.concatenate([calls.event, event]),
+        thread=np.concatenate([calls.thread, thread]),
+        start_ns=np.concatenate([calls.start_ns, start_ns]),
         node=np.concatenate([calls.node, node]),
         after=np.concatenate([calls.after, node + 1]),
-        name=np.concatenate([calls.name, np.full(len(bare), calls.names.index(MEMORY_ROW))]),
-        is_annotation=np.concatenate([calls.is_annotation, np.zeros(len(bare), np.bool_)]),
+        name=np.concatenate([calls.name, np.full(count, calls.names.index(row))]),
+        is_annotation=np.concatenate([calls.is_annotation, np.zeros(count, np.bool_)]),
         names=calls.names,
-        quantities=more,
-        counted={key: np.concatenate([values, np.zeros(len(bare), np.int64)]) for key, values in calls.counted.items()},
+        quantities={
+            name: None if values is None or added is None else np.concatenate([values, added])
+            for name, (values, added) in quantities.items()
+        },
+        counted={name: np.concatenate([values, counted.get(name, nothing)]) for name, values in calls.counted.items()},
     )
 
 
@@ -241,19 +277,21 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
     columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
-    everything, outer = np.ones(len(group), np.bool_), _outermost(calls, group)
+    launched, outer = calls.name != calls.names.index(UNLAUNCHED_ROW), _outermost(calls, group)
     for name, quantity in calls.quantities.items():
-        counts = quantity != UNKNOWN if name == "flops" and quantity is not None else everything
-        columns[name] = _sums(quantity, group, order, outer if name in _TOTALS else counts)
+        counts = launched | (name in ("device_ns", "self_device_ns"))
+        if name == "flops" and quantity is not None:
+            counts &= quantity != UNKNOWN
+        columns[name] = _sums(quantity, group, order, counts & outer if name in _TOTALS else counts)
     for name in ("share", "device_share"):
-        columns[name] = _shares(calls.counted.get(name), group, order)
+        columns[name] = _shares(calls.counted.get(name), group, order, launched | (name == "device_share"))
     return columns
 
 
-def _shares(counted: Ints | None, group: Ints, order: Ints) -> list[float | None]:
-    """The part of each group of the whole; None where there is no whole."""
+def _shares(counted: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[float | None]:
+    """The part of each group of the whole; None where there is no whole, and for a group where nothing counts."""
     whole = 0 if counted is None else int(counted.sum())
-    parts = _sums(counted if whole else None, group, order, np.ones(len(group), np.bool_))
+    parts = _sums(counted if whole else None, group, order, counts)
     return [None if part is None else part / whole for part in parts]
 
 

@@ -27,7 +27,8 @@ class Places:
     """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
 
     `counted_host_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
-    of. `device` holds the place, start and end of each device event whose launch is known; `operations` counts the
+    of. `unlaunched_ns` is the time of device events whose launch is not known: they have no place. `device` holds the
+    place, start and end of each device event whose launch is known; `operations` counts the
     operators whose FLOPs are.
     """
 
@@ -40,6 +41,8 @@ class Places:
     counted_device_ns: Ints | None
     flops: Ints | None
     operations: Ints | None
+    unlaunched_ns: int
+    counted_unlaunched_ns: int
     device: tuple[Ints, Ints, Ints]
 
 
@@ -75,6 +78,8 @@ def places(host: Host) -> Places:
         counted_device_ns=summed(host.counted_device_ns[known], launched, count) if len(recorded) else None,
         flops=flops,
         operations=operations,
+        unlaunched_ns=int(events.duration_ns[recorded[~known]].sum()),
+        counted_unlaunched_ns=int(host.counted_device_ns[~known].sum()),
         device=(launched, events.start_ns[device], events.end_ns[device]),
     )
 

@@ -29,7 +29,7 @@ from instrument.capture.timeline import Intervals, merged, sweep
 from instrument.errors import ConfigError
 from instrument.names import RESUMED
 
-NO_RANGE, NO_RANGES_BACKWARD = "(no range)", "(backward of no range)"
+NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 _ORDER = (
     "calls", "slices", "host_ns", "self_host_ns", "total_ns", "self_total_ns",
     "forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns",
@@ -79,7 +79,8 @@ class RangeTable(Table):
       time of both where no device was recorded.
     - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded host
       time of all threads in the finished steps, or in the whole recording where no step is finished. `device_share` is
-      the same of the device time that was launched there. Both add up to 1 with those of `rest`.
+      the same of the device time that was launched there, or that ran there with a launch which nobody knows. Both add
+      up to 1 with those of `rest`.
     - `host_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
     - `min_ns median_ns p95_ns max_ns`: a call's `host_ns`, by nearest rank. None where calls were suspended: the trace
       does not tell which slice belongs to which call.
@@ -138,7 +139,8 @@ class RangeTable(Table):
         """What belongs to no range, in the columns of the ranges where they are known; one row for each that is there.
 
         "(backward of no range)" is the backward of what ran outside of all ranges, or before the window;
-        "(no range)" the time between the ranges and around them, which for a step's thread is all that Python does.
+        "(no range)" the time between the ranges and around them, which for a step's thread is all that Python does;
+        "(no launch)" the device work whose launch is not in the trace, as it was before the recording began.
         """
         places = self._places
         backward = np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED))
@@ -151,14 +153,25 @@ class RangeTable(Table):
                 own = {"self_device_ns": None if device is None else int(device.sum())}
                 own |= dict.fromkeys(("self_host_ns", "self_total_ns"), int(host.sum()))
                 rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
-        return Table({key: [row[key] for row in rows] for key in _OF_REST})
+        if places.unlaunched_ns:
+            whole = self._device_whole_ns
+            share = places.counted_unlaunched_ns / whole if whole else None
+            rows.append({"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share})
+        return Table({key: [row.get(key) for row in rows] for key in _OF_REST})
+
+    @property
+    def _device_whole_ns(self) -> int:
+        launched = self._places.counted_device_ns
+        return 0 if launched is None else int(launched.sum()) + self._places.counted_unlaunched_ns
 
     def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
         """The shares of each group of places; -1 for those of none."""
         places = self._places
         found: dict[str, list[float | None]] = {}
-        for name, values in (("share", places.counted_host_ns), ("device_share", places.counted_device_ns)):
-            whole = 0 if values is None else int(values.sum())
+        for name, values, whole in (
+            ("share", places.counted_host_ns, self.shared_ns),
+            ("device_share", places.counted_device_ns, self._device_whole_ns),
+        ):
             if values is None or not whole:
                 found[name] = [None] * count
                 continue

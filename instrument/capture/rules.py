@@ -14,6 +14,7 @@ class Rules:
     `python_rows`: Python frames are rows, and take self time from the operators and annotations around them.
     `annotations_as_kernels`: a device's copy of an annotation counts as a kernel of that annotation.
     `recursion_twice`: a total counts a call again that lies in one of the same row.
+    `unlaunched_row`: device work whose launch is not in the trace is a row.
     `overlaps_twice`: where two calls in one overlap in part, that one's self time is less by all of both.
     `folding_loses_kernels`: a call folded into its like replaces that one's kernels instead of joining them.
     """
@@ -24,6 +25,7 @@ class Rules:
     annotations_as_kernels: bool
     recursion_twice: bool
     overlaps_twice: bool
+    unlaunched_row: bool
     folding_loses_kernels: bool
 
 
@@ -34,6 +36,7 @@ HONEST = Rules(
     annotations_as_kernels=False,
     recursion_twice=False,
     overlaps_twice=False,
+    unlaunched_row=True,
     folding_loses_kernels=False,
 )
 # What key_averages() does: torch/autograd/profiler.py (_parse_kineto_results) and profiler_util.py (EventList).
@@ -44,5 +47,6 @@ TORCH = Rules(
     annotations_as_kernels=True,
     recursion_twice=True,
     overlaps_twice=True,
+    unlaunched_row=False,
     folding_loses_kernels=True,
 )

@@ -10,14 +10,21 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from instrument.capture.autograd import Marks
-from instrument.capture.events import PYTHON, Events, Flags, Ints, decoded
+from instrument.capture.events import PYTHON, Events, Flags, Ints, decoded, is_step
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest, nest, number_paths
 from instrument.errors import CaptureError, ConfigError
+from instrument.names import STEP_PREFIX
 from instrument.printable import printable
 
 # An object's address tells runs apart, not code: without it equal frames of different objects are one.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+# Our own frames. Those of the first files call what the user wrote, those of others never do.
+_AROUND_USERS = re.compile(
+    r"<profiled>\(\d+\): |(.*[/\\])?instrument[/\\](annotate|calls|emit|module_calls|modules|phases|session|wrap)\.py\("
+)
+_OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
+_RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
 
 
 class Stack(NamedTuple):
@@ -35,7 +42,9 @@ def stacks(
     Python frames hold annotations and operators, by time on each thread. `host` is host self time, `device` the time
     of the device events launched by the path's last frame. Paths without any time are left out, and with them those
     whose children overlap by more than the time of their own. Object addresses are cut from the names of built-in
-    functions.
+    functions, and all steps are one, "ProfilerStep*". Frames of this package around the user's code are left out; what
+    recording itself does in the loop is the frame "(recording)". Device work whose launch is not in the trace is the
+    path "(no launch)", unless a range is asked for.
 
     Torch before 1.12 wrote frames only as a text with each operator: there a path is the frames of the operator, then
     the annotations and operators around it, and time in Python alone is not known.
@@ -63,7 +72,32 @@ def stacks(
         raise CaptureError("The trace holds no device activity, so it has no device stacks; choose host.")
     if range is not None:
         values = np.where(_belonging(host.marks, range), values, 0)
-    return _paths(events, forest, values, threads=threads)
+    found = _paths(events, *_without_ours(events, forest, values), threads=threads)
+    if metric == "device" and range is None and (unlaunched := _unlaunched_ns(host)):
+        found.append(Stack((_NO_LAUNCH,), unlaunched))
+    return found
+
+
+def _unlaunched_ns(host: Host) -> int:
+    device, node = host.launched
+    return int(host.events.duration_ns[device[node < 0]].sum())
+
+
+def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest, Ints]:
+    """The nodes without frames of ours around the user's, and with one for all below any other of ours."""
+    is_frame = events.among(PYTHON)
+    around_users = (is_frame & events.named(lambda name: _AROUND_USERS.match(name) is not None))[forest.index]
+    ours = (is_frame & events.named(lambda name: _OURS.match(name) is not None))[forest.index]
+    if not ours.any():
+        return forest, values
+    machinery = ours & ~around_users
+    below = np.append(forest.nearest(machinery), -1)[forest.parent] >= 0
+    hidden = below | around_users
+    hidden &= np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0  # what nothing else is around stays
+    kept, inner = forest.only(~hidden)
+    sums = np.zeros(len(kept), np.int64)
+    np.add.at(sums, inner, values)
+    return kept, sums
 
 
 def _belonging(marks: Marks, wanted: str) -> Flags:
@@ -132,16 +166,23 @@ def _told_frames(text: bytes) -> tuple[str, ...]:
 
 
 def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
-    plain = [_ADDRESS.sub("", name) for name in events.names]
+    plain = [_plain(name) for name in events.names]
     index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
     return tuple(index), np.array([index[name] for name in plain], np.int64)
+
+
+def _plain(name: str) -> str:
+    if is_step(name):
+        return _ALL_STEPS
+    is_machinery = _OURS.match(name) is not None and _AROUND_USERS.match(name) is None
+    return _RECORDING if is_machinery else _ADDRESS.sub("", name)
 
 
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
     """The innermost Python frames around each call, as an index into the distinct stacks.
 
-    A stack is text: at most `depth` frames, the innermost first, joined by ";". It is None for a call outside any
-    frame, and for memory outside any call (an `event` of -1).
+    A stack is text: at most `depth` frames but our own, the innermost first, joined by ";". It is None for a call
+    outside any frame, and for memory outside any call (an `event` of -1).
     """
     python = events.among(PYTHON)
     if not python.any():
@@ -163,6 +204,8 @@ def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | No
 def _stack_text(events: Events, forest: Forest, node: int, depth: int) -> str | None:
     frames: list[str] = []
     while node >= 0 and len(frames) < depth:
-        frames.append(_ADDRESS.sub("", events.names[events.name[forest.index[node]]]))
+        name = events.names[events.name[forest.index[node]]]
+        if _OURS.match(name) is None:
+            frames.append(_ADDRESS.sub("", name))
         node = int(forest.parent[node])
     return ";".join(frames) or None

@@ -13,9 +13,10 @@ from pydantic import Field, field_validator
 
 from instrument import files
 from instrument.capture import Capture
+from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.operators import By as Grouping
 from instrument.capture.summary import cost, heading, operators_title, outline, ranges_title
-from instrument.capture.table import TORCH_NAMES, Table, to_text
+from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.options import did_you_mean
 from instrument.printable import printable
@@ -88,6 +89,8 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 _LEAST_MISSED = ("host_bytes", "device_bytes", "device_share", "host_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _WIDTH, _NARROWEST_NAME = 140, 28
+# The part of the device's time that may have no launch without a word about it.
+_TRIFLE = 0.01
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # What a grouping needs, and how to get it where the capture holds none; threads are always known.
@@ -230,6 +233,7 @@ def render(
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
+        parts.append(_unlaunched(capture))
     if operators and chosen is None:
         parts.append(_not_recorded(capture, table))
     if chosen is None:
@@ -302,6 +306,20 @@ def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns
         lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
     title = operators_title(capture, rows, len(table), f"{sort}{note}")
     return "\n".join([title, *lines]) + _too_wide(left_out)
+
+
+def _unlaunched(capture: Capture) -> str:
+    """What part of the device's work is in no operator or range, where that is more than a trifle."""
+    table = capture.operators
+    rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
+    missing = rows[0].self_device_ns if len(rows) else 0
+    if not missing or missing < _TRIFLE * whole:
+        return ""
+    return (
+        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no launch in the trace, "
+        "as what was launched before the recording began: it is in no range, and among the operators is "
+        f"{UNLAUNCHED_ROW}."
+    )
 
 
 def _too_wide(left_out: Sequence[str]) -> str:

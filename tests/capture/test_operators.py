@@ -242,9 +242,26 @@ def test_folded_calls_keep_their_kernels_but_not_by_torchs_rules(tmp_path) -> No
     assert device_times(operators(Host(read(tmp_path, events)), rules="torch")) == {"aten::copy_": (3000, 3000)}
 
 
-def test_device_work_launched_before_the_window_counts_nowhere(tmp_path) -> None:
-    table = capture(tmp_path, [span("aten::add", 0, 10), kernel("k", 3, 5, External_id=99, correlation=4)]).operators
-    assert device_times(table) == {"aten::add": (0, 0)}
+def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> None:
+    events = [
+        annotation("ProfilerStep#3", 0, 20),
+        span("aten::add", 0, 10, External_id=1),
+        kernel("k", 3, 5, External_id=99, correlation=4),
+        kernel("k", 30, 7, External_id=99, correlation=5),
+        kernel("mine", 12, 3, External_id=1, correlation=6),
+    ]
+    found = capture(tmp_path, events)
+    table = found.operators
+    assert device_times(table) == {"ProfilerStep*": (3000, 0), "aten::add": (3000, 3000), "[no launch]": (12000, 12000)}
+    (row,) = table.where(name="[no launch]")
+    assert (row.calls, row.host_ns, row.self_host_ns, row.flops, row.share) == (2, None, None, None, None)
+    assert (row.device_share, table.where(name="aten::add")[0].device_share) == (5 / 8, 3 / 8)
+    unlaunched = {by: table.by(by).where(name="[no launch]") for by in ("step", "device", "range", "thread", "stack")}
+    assert [(r.step, r.calls) for r in unlaunched["step"]] == [(3, 1), (None, 1)]
+    assert [r.device for r in unlaunched["device"]] == ["7"]
+    assert [r.range for r in unlaunched["range"]] == [None]
+    assert [r.thread for r in unlaunched["thread"]] == ["7/100"]
+    assert device_times(operators(found.host, rules="torch")).keys() == {"ProfilerStep*", "aten::add"}
 
 
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
@@ -491,4 +508,4 @@ def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
         for column in ("calls", "self_host_ns", "self_device_ns", "self_host_bytes", "flops"):
             totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
             assert totals[0] == totals[1], (what, column)
-        assert all(row.self_host_ns <= row.host_ns for row in grouped)
+        assert all(row.self_host_ns <= row.host_ns for row in grouped if row.host_ns is not None)

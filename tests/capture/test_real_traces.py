@@ -15,6 +15,7 @@ from instrument.capture import Capture
 from instrument.capture.events import ANNOTATION
 from instrument.capture.launches import launches
 from instrument.capture.nesting import nest
+from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.ranges import NO_RANGE
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -47,10 +48,14 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
         assert len(found.device) == known["device_events"]
     rows = list(capture.operators)
     assert rows
-    assert all(row.calls > 0 and 0 <= row.self_host_ns <= row.host_ns for row in rows)
+    calls = [row for row in rows if row.name != UNLAUNCHED_ROW]
+    assert all(row.calls > 0 and 0 <= row.self_host_ns <= row.host_ns for row in calls)
+    assert sum(row.share for row in calls) == pytest.approx(1)
     if len(found.device):
         joined = (found.operator >= 0) | (found.call >= 0)
-        assert sum(row.self_device_ns for row in rows) == events.duration_ns[found.device[joined]].sum() > 0
+        assert sum(row.self_device_ns for row in calls) == events.duration_ns[found.device[joined]].sum() > 0
+        assert sum(row.self_device_ns for row in rows) == events.duration_ns[found.device].sum()
+        assert sum(row.device_share for row in rows) == pytest.approx(1)
     else:
         assert {row.device_ns for row in rows} == {None}
     for row in capture.ranges:
@@ -66,7 +71,8 @@ def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
     parts = capture.ranges.parts
     assert sum(parts.column("host_ns")) == top_level_ns(capture.events) > 0
     if None not in parts.column("device_ns"):
-        assert sum(parts.column("device_ns")) == sum(capture.operators.column("self_device_ns"))
+        launched = capture.operators.where(lambda row: row.name != UNLAUNCHED_ROW)
+        assert sum(parts.column("device_ns")) == sum(launched.column("self_device_ns"))
 
 
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
@@ -112,8 +118,11 @@ def test_collectives_are_the_range_that_is_around_their_launch() -> None:
 
 def test_only_kernels_that_a_host_operator_launched_count() -> None:
     known = KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"]["busy_time"]  # in floats of absolute microseconds
-    total = sum(load("h100_qwen_0.5b_inference").operators.column("self_device_ns"))
+    table = load("h100_qwen_0.5b_inference").operators
+    (unlaunched,) = table.where(name=UNLAUNCHED_ROW)
+    total = sum(table.column("self_device_ns")) - unlaunched.self_device_ns
     assert total == pytest.approx(known * 1e6, abs=20)
+    assert round(unlaunched.device_share, 2) == 0.30
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from capture.conftest import convolutions, record
 from capture.traces import annotation, capture, frame, kernel, span
+from instrument import Session, profiled
 from instrument.capture import Capture
 from instrument.capture.stacks import Stack, folded
 from instrument.errors import CaptureError, ConfigError
@@ -153,6 +156,65 @@ def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^Stacks have no metric 'cpu'; choose host or device\.$"):
         capture(tmp_path, EVENTS).stacks("cpu")
+
+
+def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
+    within = "site-packages/instrument/module_calls.py(125): ranged"
+    events = [
+        frame("train.py(1): main", 0, 300),
+        *(annotation(f"ProfilerStep#{n}", 100 * n, 90) for n in (0, 1, 2)),
+        *(frame(within, 100 * n + 10, 50) for n in (0, 1)),
+        *(annotation("block", 100 * n + 12, 40) for n in (0, 1)),
+        frame("<profiled>(3): ranged", 210, 30),
+        frame("train.py(9): forward", 212, 20),
+        frame("instrument/windows.py(236): _end", 290, 8),
+        frame("threading.py(590): set", 291, 5),
+        frame("/home/me/instrument_tuning/wrap.py(3): ranged", 298, 1),
+        frame("instrument/wrap.py(3): outermost", 400, 10),
+        span("aten::add", 402, 4),
+    ]
+    found = {stack.frames: stack.value_ns // 1000 for stack in capture(tmp_path, events).stacks()}
+    assert found == {
+        ("train.py(1): main",): 300 - 3 * 90 - 8 - 1,
+        ("train.py(1): main", "ProfilerStep*"): 3 * 90 - 40 - 40 - 20,
+        ("train.py(1): main", "ProfilerStep*", "block"): 80,
+        ("train.py(1): main", "ProfilerStep*", "train.py(9): forward"): 20,
+        ("train.py(1): main", "(recording)"): 8,
+        ("train.py(1): main", "/home/me/instrument_tuning/wrap.py(3): ranged"): 1,
+        ("instrument/wrap.py(3): outermost",): 6,
+        ("instrument/wrap.py(3): outermost", "aten::add"): 4,
+    }
+    by_stack = capture(tmp_path, events).operators.by("stack").where(name="block")
+    assert by_stack.column("stack") == ["train.py(1): main"]
+
+
+def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    @profiled("block")
+    def block(x):
+        return model(x)
+
+    with Session(active=2, with_stack=True, output_dir=tmp_path, model=model, sinks={}, export="inline") as session:
+        for x in session.steps([torch.ones(2, 4)] * 3):
+            block(x)
+    stacks = session.captures[0].stacks()
+    (added,) = {stack.frames[-4:] for stack in stacks if stack.frames[-1] == "aten::addmm"}
+    assert added[-1:] == ("aten::addmm",)
+    for stack in stacks:
+        assert not any("instrument/" in name for name in stack.frames), stack
+    paths = {name for stack in stacks for name in stack.frames}
+    assert {"ProfilerStep*", "block", "0", "(recording)"} <= paths
+
+
+def test_device_work_without_a_launch_is_a_path_of_its_own(tmp_path) -> None:
+    events = [frame("main", 0, 50), span("aten::mm", 5, 10, External_id=1), kernel("mm", 20, 7, External_id=1)]
+    found = capture(tmp_path, [*events, kernel("stray", 30, 9)])
+    assert {stack.frames: stack.value_ns for stack in found.stacks("device")} == {
+        ("main", "aten::mm"): 7000,
+        ("(no launch)",): 9000,
+    }
+    assert sum(stack.value_ns for stack in found.stacks("device")) == sum(found.operators.column("self_device_ns"))
 
 
 @pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")

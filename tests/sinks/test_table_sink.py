@@ -101,6 +101,20 @@ def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
     assert "Operators, 1 of 6, by self_device_ns" in by_device
 
 
+def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write) -> None:
+    def shown(folder: str, duration: int) -> str:
+        stray = {**kernels()[-1], "ts": 5000, "dur": duration, "args": {"correlation": 987}}
+        return render(write([*steps(), *kernels(), stray], folder))
+
+    assert (
+        "Of 500.000 µs on the device, 400.000 µs (80.0%) has no launch in the trace, as what was launched before the "
+        "recording began: it is in no range, and among the operators is [no launch]." in shown("much", 400)
+    )
+    assert "(no launch)" in shown("again", 400), "among the ranges"
+    assert "has no launch" not in shown("little", 1)
+    assert "has no launch" not in render(write(steps(), "none"))
+
+
 def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     node = {"Sequence number": 5, "Fwd thread id": 1}
     events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
