@@ -21,7 +21,7 @@ class Cost:
     """
 
     def __init__(self) -> None:
-        self._unrecorded: deque[int] = deque(maxlen=_BESIDE)
+        self._unrecorded: deque[int] = deque(maxlen=_BESIDE + 1)  # of which the first is not compared with
         self._recorded: list[int] = []
         self._stood_still: dict[str, int] = {}
         self.resume()
@@ -56,21 +56,22 @@ class Cost:
             self._stood_still[part] = self._stood_still.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
-        """The median of the last 50 unrecorded steps; None where there is none."""
-        return _median(tuple(self._unrecorded))  # at once: another thread may ask
+        """The median of the last 50 unrecorded steps, without the first, which is like no other; None without any."""
+        return _median(tuple(self._unrecorded)[1:])  # at once: another thread may ask
 
     def window(self) -> dict[str, Any]:
         """What the window that ends now has cost so far.
 
         `recorded_step_ns` and `unrecorded_step_ns` are medians, the latter of the last 50 unrecorded steps before the
-        window, of which there were `unrecorded_steps`; None where there is none. `start_ns`, `stop_ns` and `save_ns`
-        (torch's own export) are what the loop waited for.
+        window, of which there were `unrecorded_steps`; None where there is none. The first is none of them: workers
+        start in it, and what is compiled. `start_ns`, `stop_ns` and `save_ns` (torch's own export) are what the loop
+        waited for.
         """
         parts = {f"{part}_ns": self._stood_still.get(part, 0) for part in ("start", "stop", "save")}
         return {
             "recorded_step_ns": _median(self._recorded),
             "unrecorded_step_ns": self.unrecorded_ns(),
-            "unrecorded_steps": len(self._unrecorded),
+            "unrecorded_steps": max(len(self._unrecorded) - 1, 0),
             **parts,
         }
 

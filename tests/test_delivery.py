@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -69,14 +70,14 @@ def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     options: dict[str, Any] = {"wait": 12, "active": 2, "export": "inline", "sinks": ["table"]}
     with Session(options, output_dir=str(tmp_path)) as session:
         for step in range(14):
-            time.sleep(0.05 if step >= 12 else 0.02)
+            time.sleep(0.05 if step >= 12 else 0.02 if step else 0.5)
             session.step()
     (capture,) = session.captures
     assert capture.folder is not None
     cost = capture.metadata["cost"]
     assert cost["unrecorded_step_ns"] >= 20e6
     assert cost["recorded_step_ns"] >= 50e6
-    assert cost["unrecorded_steps"] == 12
+    assert cost["unrecorded_steps"] == 11, "the first step is like no other"
     assert cost["packed_bytes"] == (capture.folder / "trace.json.gz").stat().st_size
     assert cost["trace_bytes"] > cost["packed_bytes"]
     assert min(cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")) > 0
@@ -123,6 +124,28 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
     (capture,) = session.captures
     assert capture.metadata["cost"]["recorded_step_ns"] == 7, "and nothing of the lost window's step"
     assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
+
+
+def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
+    with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
+        for _ in session.steps(range(3)):
+            torch.ones(2).sum()
+    (capture,) = session.captures
+    assert (capture.metadata["cost"]["unrecorded_step_ns"], capture.metadata["cost"]["unrecorded_steps"]) == (None, 0)
+    assert "before the window" not in render(capture)
+
+
+def test_freeing_what_torch_recorded_counts_as_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed, save = [], Recorder.save
+
+    def saved(self: Recorder, path: Path) -> None:
+        held = weakref.ref(self._profile.profiler)
+        save(self, path)
+        freed.append(held() is None)
+
+    monkeypatch.setattr(Recorder, "save", saved)
+    record(tmp_path, 1, export="inline")
+    assert freed == [True]
 
 
 HOLDS = """
