@@ -251,8 +251,8 @@ class Timings:
     count as they are there, slower; what a session does between two steps is no part of either. Ranges that
     torch.compile traces away are not timed.
 
-    Cost: 2 to 5 µs a range on the host in a step of 2 ms, whose own work drives this code out of the caches; 0.5 to 1 µs
-    where ranges follow each other; 3 µs a submodule with `modules`, 1 µs a step; 25 kB a name; each write, on the
+    Cost: 2 to 5 µs a range on the host in a step of 2 ms, whose own work drives this code out of the caches; 0.5 to 1
+    µs where ranges follow each other; 3 µs a submodule with `modules`, 1 µs a step; 25 kB a name; each write, on the
     training thread, 0.05 ms and 0.2 kB a name. Lost: where the process is killed, what came after the last write.
 
     Attributes:

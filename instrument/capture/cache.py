@@ -22,7 +22,7 @@ from instrument.capture import chrome
 from instrument.capture.events import Codes, Events, Flags, Floats, Ints, Memory
 from instrument.files import open_regular, replacing
 
-FORMAT = 1
+FORMAT = 2
 KEPT_FROM_EVENTS = 100_000
 _DTYPES: list[tuple[Any, type[np.generic]]] = [
     (Ints, np.int64),
@@ -46,12 +46,21 @@ _Others = msgspec.defstruct("_Others", _OTHERS)
 _INDICES = {"category": "categories", "name": "names", "thread": "threads"}
 _INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack", "group"), "texts")
 _INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
-# Another layout of the columns makes every file of an older one stale.
-_LAYOUT = [str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
+
+
+def _made_by() -> list[str]:
+    """What makes a file stale once it differs: the package's version, the format and the columns."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which only large traces have to wait for
+
+    try:
+        package = version("torch-instrument")
+    except PackageNotFoundError:  # run from a folder that was never installed
+        package = "unknown"
+    return [package, str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
 class _Head(msgspec.Struct):
-    layout: list[str]
+    made_by: list[str]
     trace: tuple[int, int]
     checksum: int
     columns: list[tuple[str, int]]
@@ -101,7 +110,7 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
         if head_bytes > os.fstat(file.fileno()).st_size:
             return None
         head = msgspec.json.decode(file.read(head_bytes), type=_Head)
-        if head.layout != _LAYOUT or head.trace != state or len(head.columns) != len(_EVENTS) + len(_MEMORY):
+        if head.made_by != _made_by() or head.trace != state or len(head.columns) != len(_EVENTS) + len(_MEMORY):
             return None
         data = file.read()
     if zlib.crc32(data) != head.checksum:
@@ -138,7 +147,7 @@ def _save(path: Path, events: Events, state: tuple[int, int]) -> None:
         checksum = zlib.crc32(column.data, checksum)
     head = msgspec.json.encode(
         _Head(
-            _LAYOUT,
+            _made_by(),
             state,
             checksum,
             [(column.dtype.name, len(column)) for column in columns],

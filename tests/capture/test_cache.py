@@ -12,6 +12,7 @@ from capture.traces import allocation, annotation, same, span, write
 from instrument.capture import Capture, cache, chrome
 from instrument.capture.events import Events
 
+READ = chrome.read
 NAMES = ("é中", "b")
 TRACE = [span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n) for n in range(20)]
 
@@ -60,12 +61,23 @@ def test_a_damaged_file_is_replaced(trace, at) -> None:
         assert same(cache.read(trace), first)
 
 
-def test_another_version_is_not_read(trace, monkeypatch) -> None:
+@pytest.mark.parametrize("other", ["version", "format"])
+def test_what_another_version_of_this_package_kept_is_read_anew(trace, monkeypatch, other) -> None:
     cache.read(trace)
-    monkeypatch.setattr(cache, "_LAYOUT", ["0"])
-    monkeypatch.setattr(chrome, "read", no_reading)
-    with pytest.raises(AssertionError, match="was read again"):
+    with monkeypatch.context() as patch:
+        patch.setattr(chrome, "read", no_reading)
         cache.read(trace)
+        if other == "version":
+            patch.setattr("importlib.metadata.version", lambda name: {"torch-instrument": "0.0.7"}[name])
+        else:
+            patch.setattr(cache, "FORMAT", cache.FORMAT - 1)
+        with pytest.raises(AssertionError, match="was read again"):
+            cache.read(trace)
+        patch.setattr(chrome, "read", READ)
+        cache.read(trace)
+    assert same(cache.read(trace), READ(trace))
+    monkeypatch.setattr(chrome, "read", no_reading)
+    cache.read(trace)
 
 
 def test_deleting_it_does_no_harm(trace) -> None:
