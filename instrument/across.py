@@ -90,6 +90,11 @@ def _clocks(table: Table) -> str:
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
     unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
     sure = f"known to ±{duration(max(unsure))}" if unsure else "known from one collective alone"
+    drifts = [row for row in known if row.drift_ppm is not None]
+    most = max(drifts, key=lambda row: abs(row.drift_ppm), default=None)
+    if most is not None:
+        verb = "gains" if most.drift_ppm > 0 else "loses"
+        sure += f"; rank {most.rank}'s {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
     others = "" if len(known) == len(table) else f"; {len(table) - len(known)} have no collective in common with them"
     return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
 

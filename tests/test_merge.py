@@ -93,7 +93,13 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
     merge(window, tmp_path / "all.json")
     document = strict(tmp_path / "all.json")
     assert document["baseTimeNanoseconds"] == 10**18
-    assert document["ranks"][1] == {"rank": 1, "offset_ns": 250_125, "uncertainty_ns": 0, "matched": 2}
+    assert document["ranks"][1] == {
+        "rank": 1,
+        "offset_ns": 250_125,
+        "drift_ppm": None,
+        "uncertainty_ns": 0,
+        "matched": 2,
+    }
     ends = [round((e["ts"] + e["dur"]) * 1000) for e in document["traceEvents"] if e["name"] == "gloo:all_reduce"]
     assert ends == [4_000_900_500, 4_001_900_500] * 2
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_captures import REDUCES, annotation, span, synchronous_steps, write_rank
 
+from instrument.across import as_text
 from instrument.capture.clocks import median
 from instrument.capture.run import Run
 
@@ -36,6 +38,37 @@ def test_a_known_skew_is_found_within_the_jitter(tmp_path: Path, device: bool) -
         assert abs(row.offset_ns - skews_us[row.rank] * 1000) <= 6_000
         assert row.offset_ns == np.median(ahead)
         assert row.uncertainty_ns == np.median(np.abs(ahead - np.median(ahead)))
+
+
+def drifting(folder: Path, ppm: float, jitter_us: float, matches: int = 40, over_us: float = 2_000_000) -> None:
+    """Two ranks, of which the second's clock is 700 µs ahead in the middle of the window and drifts."""
+    random = np.random.default_rng(5)
+    for rank in (0, 1):
+        events = []
+        for k in range(matches):
+            at = 1_000_000 + over_us * k / matches
+            ahead = 700 + ppm * (k / matches - 0.5) * over_us / 1e6 + random.uniform(-jitter_us, jitter_us)
+            events.append(collective(round(at + rank * ahead, 3), "[0, 1]"))
+        write_rank(folder, rank, events, 2)
+
+
+def test_a_drift_is_told_apart_from_jitter(tmp_path: Path) -> None:
+    drifting(tmp_path, ppm=-45, jitter_us=2)
+    drifts = Run.load(tmp_path).windows[0].clocks[1]
+    assert drifts.drift_ppm == pytest.approx(-45, abs=2)
+    assert drifts.offset_ns == pytest.approx(700_000, abs=3_000)
+    assert 500 < drifts.uncertainty_ns < 2_500, "the jitter alone, where one offset for all is 22 µs off"
+    told = as_text(Run.load(tmp_path).windows[0])
+    assert re.search(r"known to ±[\d.]+ [µn]s; rank 1's loses 4[3-7]\.\d+ µs a second\.", told)
+
+
+@pytest.mark.parametrize(("ppm", "jitter_us", "matches"), [(0, 5, 40), (-45, 2, 7), (3, 20, 40)])
+def test_where_nothing_tells_a_drift_none_is_told(tmp_path: Path, ppm: float, jitter_us: float, matches: int) -> None:
+    drifting(tmp_path, ppm, jitter_us, matches)
+    clocks = Run.load(tmp_path).windows[0].clocks
+    assert clocks.column("drift_ppm") == [None, None]
+    assert clocks.column("matched") == [matches, matches]
+    assert "a second" not in as_text(Run.load(tmp_path).windows[0])
 
 
 def collective(at_us: float, ranks: str, name: str = REDUCES) -> dict:
