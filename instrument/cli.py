@@ -98,7 +98,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", type=_place, help="a capture, a Chrome trace, a folder that holds captures, or a URL")
     add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; other views as they are)")
-    add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
+    add("--rows", metavar="N", type=_rows, default=15, help="rows shown of each table at most; -1: all (%(default)s)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
@@ -238,7 +238,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", metavar="RUN_FOLDER", type=_place, nargs="+", help="a folder of captures, traces by rank, or a URL")
     add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
-    add("--rows", metavar="N", type=_positive, default=15, help="rows shown of each table at most (%(default)s)")
+    add("--rows", metavar="N", type=_rows, default=15, help="rows shown of each table at most; -1: all (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add("--columns", metavar="A,B", type=_names, help="columns of the ranges to show")
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
@@ -293,7 +293,7 @@ def _add_graph(parser: argparse.ArgumentParser) -> None:
     add("--train", action="store_true", help="as in training: in its mode and with gradients (for inference)")
     add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
-    add("--rows", metavar="N", type=_positive, help="rows shown at most (all)")
+    add("--rows", metavar="N", type=_rows, help="rows shown at most (all)")
     alone("--by", choices=_NODE_GROUPINGS, help="group nodes by it")
     alone("--roofline", action="store_true", help="what limits each node on this machine, and its time at that limit")
     add("--depth", metavar="N", type=_positive, help="with --by module_path: modules down to this depth")
@@ -378,6 +378,11 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
     return number
+
+
+def _rows(text: str) -> int:
+    """How many rows; all for -1, as in torch's `row_limit`."""
+    return sys.maxsize if text == "-1" else _positive(text)
 
 
 def _names(text: str) -> list[str]:

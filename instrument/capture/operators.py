@@ -32,7 +32,8 @@ class OperatorTable(Table):
 
     `share` is a row's own host time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
     threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
-    the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same.
+    the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same. `total_share`
+    and `device_total_share` are those with what it calls, torch's "CPU total %" and "CUDA total %".
 
     The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
     launch is not in the trace, as it was before the recording began: its host time is not known, and its step and
@@ -126,9 +127,10 @@ def _calls(host: Host, rules: Rules) -> Calls:
         **_bytes(events, forest, kept, top, rules),
         "flops": _flops(host.flops, kept, top),
     }
-    counted = {"share": _at_top(forest.own(host.counted_ns), top)[kept]}
+    counted = {"share": _at_top(forest.own(host.counted_ns), top)[kept], "total_share": host.counted_ns[kept]}
     if (device := host.counted_device_own_ns) is not None:
         counted["device_share"] = _at_top(device, top)[kept]
+        counted["device_total_share"] = forest.with_descendants(device)[kept]
     nodes = np.arange(len(forest))
     size = np.ones(len(forest), np.int64)
     calls = Calls(
@@ -230,7 +232,7 @@ def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
     unknown = np.full(len(bare), UNKNOWN)
     more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
     more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
-    counted = {"device_share": host.counted_device_ns[node < 0]}
+    counted = dict.fromkeys(("device_share", "device_total_share"), host.counted_device_ns[node < 0])
     return _joined(calls, UNLAUNCHED_ROW, bare, events.thread[bare], events.start_ns[bare], more, counted)
 
 
@@ -283,16 +285,14 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         if name == "flops" and quantity is not None:
             counts &= quantity != UNKNOWN
         columns[name] = _sums(quantity, group, order, counts & outer if name in _TOTALS else counts)
-    for name in ("share", "device_share"):
-        columns[name] = _shares(calls.counted.get(name), group, order, launched | (name == "device_share"))
+    everything = np.ones(len(group), np.bool_)
+    for of, counts in (("", launched), ("device_", everything)):
+        own = calls.counted.get(f"{of}share")
+        whole = 0 if own is None else int(own.sum())
+        for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
+            parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
+            columns[name] = [None if part is None else part / whole for part in parts]
     return columns
-
-
-def _shares(counted: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[float | None]:
-    """The part of each group of the whole; None where there is no whole, and for a group where nothing counts."""
-    whole = 0 if counted is None else int(counted.sum())
-    parts = _sums(counted if whole else None, group, order, counts)
-    return [None if part is None else part / whole for part in parts]
 
 
 def _distinct(codes: Ints) -> tuple[Ints, Ints]:

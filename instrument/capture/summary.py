@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from instrument.capture.metadata import Cost
-from instrument.capture.table import Table, duration
+from instrument.capture.table import ALL, Table, duration
 from instrument.errors import InstrumentError
 from instrument.printable import printable
 
@@ -107,7 +107,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     Then a row for all others, and the rows of what belongs to no range, so that the shares add up to the whole.
     """
     total = ranges.column("total_ns")
-    order = sorted(range(len(ranges)), key=lambda i: -total[i])[:rows]  # a parent goes before its children
+    order = sorted(range(len(ranges)), key=lambda i: -total[i])  # a parent goes before its children
+    order = order if rows == ALL else order[:rows]
     kept = sorted(order)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     columns["name"] = ["  " * depth + name for depth, name in zip(columns["depth"], columns["name"])]
@@ -147,13 +148,14 @@ def to_html(capture: Capture) -> str:
 def ranges_title(capture: Capture, rows: int) -> str:
     """What stands above the outline of the ranges."""
     count = len(capture.ranges)
-    few = "" if count <= rows else f", the {rows} of {count} with the most host time"
+    few = "" if rows == ALL or count <= rows else f", the {rows} of {count} with the most host time"
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 
 
 def operators_title(capture: Capture, rows: int, count: int, by: str) -> str:
     """What stands above the first operators."""
-    return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+    shown = count if rows == ALL else min(rows, count)
+    return f"Operators, {shown} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
 
 
 def _ranges(capture: Capture) -> str:

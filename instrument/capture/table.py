@@ -16,26 +16,22 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-# What users of torch's own tables type as a sort key.
+# In place of a number of rows, as in torch's `row_limit`.
+ALL = -1
+# What torch calls a device in the names of its tables' columns.
+DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
+# What users of those tables type as a sort key.
 TORCH_NAMES = {
     "key": "name",
     "count": "calls",
     "cpu_time_total": "host_ns",
     "self_cpu_time_total": "self_host_ns",
-    "cuda_time_total": "device_ns",
-    "xpu_time_total": "device_ns",
-    "self_cuda_time_total": "self_device_ns",
-    "self_xpu_time_total": "self_device_ns",
-    "device_time_total": "device_ns",
-    "self_device_time_total": "self_device_ns",
     "cpu_memory_usage": "host_bytes",
     "self_cpu_memory_usage": "self_host_bytes",
-    "cuda_memory_usage": "device_bytes",
-    "xpu_memory_usage": "device_bytes",
-    "self_cuda_memory_usage": "self_device_bytes",
-    "self_xpu_memory_usage": "self_device_bytes",
-    "device_memory_usage": "device_bytes",
-    "self_device_memory_usage": "self_device_bytes",
+    **{f"{kind}_time_total": "device_ns" for kind in DEVICE_KINDS},
+    **{f"self_{kind}_time_total": "self_device_ns" for kind in DEVICE_KINDS},
+    **{f"{kind}_memory_usage": "device_bytes" for kind in DEVICE_KINDS},
+    **{f"self_{kind}_memory_usage": "self_device_bytes" for kind in DEVICE_KINDS},
 }
 
 # A kind of cell, and what pandas, polars and pyarrow call the type that holds it and knows of missing ones.
@@ -127,8 +123,8 @@ class Table:
         return self._take(known + unknown)
 
     def head(self, rows: int) -> Table:
-        """The first `rows` rows."""
-        return self._take(range(min(rows, len(self))))
+        """The first `rows` rows; all of them for -1, as in torch's `row_limit`."""
+        return self._take(range(len(self) if rows == ALL else min(rows, len(self))))
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
         """The rows for which `test(row)` holds and whose cells are what is given by name: a value, or a test of it.

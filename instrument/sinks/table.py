@@ -16,7 +16,7 @@ from instrument.capture import Capture
 from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.operators import By as Grouping
 from instrument.capture.summary import cost, heading, operators_title, outline, ranges_title
-from instrument.capture.table import TORCH_NAMES, Table, duration, to_text
+from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, duration, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.options import did_you_mean
 from instrument.printable import printable
@@ -30,6 +30,8 @@ OPERATOR_COLUMNS = (
     "self_host_ns",
     "share",
     "device_share",
+    "total_share",
+    "device_total_share",
     "host_ns",
     "host_ns_per_call",
     "self_device_ns",
@@ -75,13 +77,11 @@ RANGE_COLUMNS = (
 # The averages that torch sorts by; the other names of torch's are the capture's own.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "host_ns_per_call",
-    "cuda_time": "device_ns_per_call",
-    "xpu_time": "device_ns_per_call",
-    "device_time": "device_ns_per_call",
+    **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
 }
 
 # Shown only when asked for: derived from two columns that are shown already.
-_ON_REQUEST = frozenset({"device_ns_per_call"})
+_ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
 # Of the ranges these are shown unasked; those of the second line where there was any backward.
 _USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "device_ns")
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
@@ -114,8 +114,8 @@ class TableSink(Sink):
 
     sink_name: ClassVar[str] = "table"
 
-    rows: int = Field(15, ge=1)
-    """How many operators, and how many ranges, are shown at most."""
+    rows: int = 15
+    """How many operators, and how many ranges, are shown at most; -1: all, as in torch's `row_limit`."""
 
     sort: str = "self_host_ns"
     """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood."""
@@ -137,6 +137,13 @@ class TableSink(Sink):
 
     operators: bool = True
     """Whether the operators are shown."""
+
+    @field_validator("rows")
+    @classmethod
+    def _some(cls, rows: int) -> int:
+        if rows < 1 and rows != ALL:
+            raise ConfigError(f"The table sink's option 'rows' should be a positive number, or -1 for all, not {rows}.")
+        return rows
 
     @field_validator("sort")
     @classmethod

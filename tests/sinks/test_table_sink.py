@@ -330,7 +330,8 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
     ("options", "sentence"),
     [
         ({"row": 3}, "The table sink has no option 'row'; did you mean 'rows'?"),
-        ({"rows": 0}, "The table sink's option 'rows' should be greater than or equal to 1, not 0."),
+        ({"rows": 0}, "The table sink's option 'rows' should be a positive number, or -1 for all, not 0."),
+        ({"rows": -2}, "The table sink's option 'rows' should be a positive number, or -1 for all, not -2."),
         ({"by": "shapes"}, "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?"),
         ({"sort": "self_hots_ns"}, "The table cannot be sorted by 'self_hots_ns'; did you mean 'self_host_ns'?"),
         (
@@ -365,4 +366,12 @@ def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture
 
 def test_torch_calls_a_device_by_its_kind() -> None:
     for key in ("{}_time", "{}_time_total", "self_{}_time_total", "{}_memory_usage", "self_{}_memory_usage"):
-        assert check_sort(key.format("xpu")) == check_sort(key.format("cuda"))
+        for kind in ("xpu", "mtia", "hpu", "privateuse1", "device"):
+            assert check_sort(key.format(kind)) == check_sort(key.format("cuda"))
+
+
+def test_rows_of_minus_one_are_all(capture: Capture) -> None:
+    assert render(capture, rows=-1) == render(capture, rows=1000)
+    assert "Operators, 5 of 5" in render(capture, rows=-1)
+    assert len(names(render_view(capture, "operators", rows=-1), "Operators")) == 5
+    assert TableSink(rows=-1).rows == -1
