@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,9 +75,41 @@ class Memory:
         return len(self.time_ns)
 
 
+class Event(NamedTuple):
+    """One event of a trace as a row; what was not recorded is None.
+
+    Times are nanoseconds on the trace's own clock. `process` and `thread` are device and stream of what ran on one.
+    `input_shapes` to `call_stack` are as the trace holds them, decoded; `occupancy` is a fraction.
+    """
+
+    category: str
+    name: str
+    process: int | str
+    thread: int | str
+    start_ns: int
+    duration_ns: int
+    finished: bool
+    external_id: int | None
+    correlation: int | None
+    sequence: int | None
+    forward_thread: int | None
+    input_shapes: Any
+    concrete_inputs: Any
+    input_types: Any
+    call_stack: str | None
+    bytes: int | None
+    grid: list[int] | None
+    block: list[int] | None
+    group: Any
+    blocks_per_sm: float | None
+    occupancy: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Events:
     """Every event of a trace that has a duration, as parallel columns in the order of the file.
+
+    It can be iterated and indexed for rows, each an `Event`, at some 5 µs a row; the columns are what is fast.
 
     `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete`, `types`,
     `call_stack` and `group` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it
@@ -136,6 +168,37 @@ class Events:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def __getitem__(self, index: int) -> Event:
+        at = range(len(self))[index]  # as of a list: from the end where negative, and an IndexError beyond
+        process, thread = self.threads[self.thread[at]]
+        occupancy = float(self.occupancy[at])
+        return Event(
+            category=self.categories[self.category[at]],
+            name=self.names[self.name[at]],
+            process=process,
+            thread=thread,
+            start_ns=int(self.start_ns[at]),
+            duration_ns=int(self.end_ns[at] - self.start_ns[at]),
+            finished=bool(self.finished[at]),
+            external_id=int(self.external_id[at]) or None,
+            correlation=int(self.correlation[at]) or None,
+            sequence=_at_least(0, self.sequence[at]),
+            forward_thread=int(self.forward_thread[at]) or None,
+            input_shapes=_argument(self.texts, self.shapes[at]),
+            concrete_inputs=_argument(self.texts, self.concrete[at]),
+            input_types=_argument(self.texts, self.types[at]),
+            call_stack=_argument(self.texts, self.call_stack[at]),
+            bytes=_at_least(0, self.moved_bytes[at]),
+            grid=_argument(self.grids, self.grid[at]),
+            block=_argument(self.grids, self.block[at]),
+            group=_argument(self.texts, self.group[at]),
+            blocks_per_sm=None if np.isnan(self.blocks_per_sm[at]) else float(self.blocks_per_sm[at]),
+            occupancy=occupancy / 100 if occupancy > 0 else None,
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        return map(self.__getitem__, range(len(self)))
+
     def __repr__(self) -> str:
         return f"<Events: {len(self)} with a duration, {len(self.memory)} memory, {self.recorded} in the file>"
 
@@ -163,6 +226,14 @@ class Events:
 def works_on_device(events: Events) -> Flags:
     """The kernels, copies and memsets."""
     return events.among(DEVICE) & ~(events.among(_MTIA) & events.named(_DEVICE_WAITS.__contains__))
+
+
+def _at_least(least: int, value: np.integer[Any]) -> int | None:
+    return int(value) if value >= least else None
+
+
+def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:
+    return decoded(texts[code]) if code >= 0 else None
 
 
 def decoded(text: bytes) -> Any:

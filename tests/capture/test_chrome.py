@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from capture.traces import allocation, annotation, read, span, write
+from capture.traces import allocation, annotation, kernel, read, span, write
 from instrument.capture import Capture, chrome
+from instrument.capture.events import Event
 from instrument.errors import TraceError
 from instrument.sinks.table import render
 
@@ -126,6 +127,33 @@ def test_arguments_become_columns(tmp_path) -> None:
         assert json.loads(events.texts[codes[0]]) == value
         assert codes[2:].tolist() == [-1, -1, -1]
     assert events.duration_ns.tolist()[-1] == 0
+
+
+def test_events_are_rows_when_iterated_and_indexed(tmp_path) -> None:
+    known = {"Input_Dims": [[2, 3], []], "Input_type": ["float", ""], "Concrete_Inputs": ["", "1"]}
+    launch = {"grid": [8, 1, 1], "block": [32, 1, 1], "bytes": 64, "blocks_per_SM": 0.5}
+    events = read(
+        tmp_path,
+        [
+            span("aten::mm", 1.5, 2.25, External_id=3, Sequence_number=0, **known),
+            kernel("gemm", 4, 2, correlation=9, **launch, **{"est._achieved_occupancy_%": 25}),
+            span("cut", 5, 1, finished=False, cat="user_annotation", Fwd_thread_id=2),
+        ],
+    )
+    first, second, third = events
+    assert first == events[0] == events[-3]
+    assert first._asdict() == {
+        **dict.fromkeys(Event._fields),
+        "category": "cpu_op", "name": "aten::mm", "process": 7, "thread": 1,
+        "start_ns": 1500, "duration_ns": 2250, "finished": True, "external_id": 3, "sequence": 0,
+        "input_shapes": [[2, 3], []], "input_types": ["float", ""], "concrete_inputs": ["", "1"],
+    }  # fmt: skip
+    assert (second.thread, second.correlation, second.bytes, second.grid) == (100, 9, 64, [8, 1, 1])
+    assert (second.block, second.blocks_per_sm, second.occupancy) == ([32, 1, 1], 0.5, 0.25)
+    assert (third.finished, third.forward_thread, third.category) == (False, 2, "user_annotation")
+    assert [event.name for event in events if event.duration_ns > 1500] == ["aten::mm", "gemm"]
+    with pytest.raises(IndexError):
+        events[3]
 
 
 def test_the_lower_case_external_id_of_old_traces_is_understood(tmp_path) -> None:
