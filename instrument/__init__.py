@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from instrument.annotate import profiled
+    from instrument.annotate import mark, profiled, range_pop, range_push
     from instrument.capture import Capture
     from instrument.config import ProfilerConfig
     from instrument.modules import instrument_model
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from instrument.sinks import Sink
     from instrument.triggers import Trigger
 
-__all__ = ["Capture", "ProfilerConfig", "Session", "Sink", "Trigger", "instrument_model", "profiled"]
+__all__ = [
+    "Capture",
+    "ProfilerConfig",
+    "Session",
+    "Sink",
+    "Trigger",
+    "instrument_model",
+    "mark",
+    "profiled",
+    "range_pop",
+    "range_push",
+]
 
 _HOMES = {
     "Capture": "capture",
@@ -26,7 +37,10 @@ _HOMES = {
     "Sink": "sinks",
     "Trigger": "triggers",
     "instrument_model": "modules",
+    "mark": "annotate",
     "profiled": "annotate",
+    "range_pop": "annotate",
+    "range_push": "annotate",
 }
 
 

@@ -32,6 +32,7 @@ _VIEWS = {
     "ops": ("operators", "the operators, by name or --by"),
     "kernels": ("kernels", "the device's kernels by name, with what launching them cost"),
     "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
+    "moments": ("moments", "the moments that were marked with instrument.mark"),
     "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
     "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
     "copies": ("copies", "copies and memsets, with their bandwidth"),

@@ -12,6 +12,9 @@ from urllib.parse import quote, unquote
 #: What a resumed coroutine or generator adds to its range's name; the read half takes both as one range.
 RESUMED = " (resumed)"
 
+#: How the name of a moment ends that was marked: Kineto takes no moments from its users, so it is a range of no length.
+MOMENT = " (mark)"
+
 #: How the ranges of steps begin, which the profiler numbers.
 STEP_PREFIX = "ProfilerStep#"
 

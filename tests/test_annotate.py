@@ -14,7 +14,8 @@ import torch._dynamo.testing
 from recording import recorded
 from torch import nn
 
-from instrument import emit, profiled
+from instrument import Session, emit, mark, profiled, range_pop, range_push
+from instrument.sinks.table import render_view
 
 
 @profiled
@@ -216,3 +217,77 @@ def test_every_form_of_the_decorator() -> None:
     assert profiled()(len)([1]) == 1
     assert profiled("length")(len)([1, 2]) == 2
     assert repr(profiled("x")) == "profiled('x')"
+
+
+def test_ranges_are_pushed_and_popped_where_no_block_fits(tmp_path: Path) -> None:
+    with recorded(tmp_path) as seen:
+        assert [range_push("outer"), range_push("inner")] == [0, 1]
+        with profiled("block"):
+            torch.ones(1)
+        assert [range_pop(), range_push("second"), range_pop(), range_pop()] == [1, 1, 1, 0]
+    assert seen.ranges == [("outer", None), ("inner", "outer"), ("block", "inner"), ("second", "outer")]
+
+
+def test_a_thread_pops_its_own_ranges_alone(tmp_path: Path) -> None:
+    depths: list[int] = []
+    with recorded(tmp_path, all_threads=True) as seen:
+        range_push("mine")
+        other = threading.Thread(target=lambda: depths.extend([range_push("theirs"), range_pop(), range_pop()]))
+        other.start()
+        other.join()
+        assert range_pop() == 0
+    assert depths == [0, 0, -1]
+    assert seen.ranges == [("mine", None), ("theirs", None)]
+
+
+def test_what_was_pushed_while_nothing_recorded_is_popped_in_the_window(tmp_path: Path) -> None:
+    range_push("before")
+    with recorded(tmp_path) as seen:
+        range_push("within")
+        assert [range_pop(), range_pop()] == [1, 0]
+    assert seen.names == ["within"]
+
+
+def test_moments_are_in_the_trace_and_no_ranges(tmp_path: Path) -> None:
+    mark("nobody records")
+    with Session(active=2, output_dir=tmp_path, sinks={}, export="inline") as session:
+        for number in range(2):
+            with profiled("epoch"):
+                mark(f"batch {number} ‘ready’")
+            session.step()
+    (capture,) = session.captures
+    rows = [(row.name, row.step) for row in capture.moments]
+    assert rows == [("batch 0 ‘ready’", 0), ("batch 1 ‘ready’", 1)]
+    first, second = capture.moments.column("start_ns")
+    assert capture.steps[0].start_ns < first < capture.steps[1].start_ns < second
+    assert capture.ranges.column("path") == ["epoch"]
+    assert "batch 0" in render_view(capture, "moments")
+
+
+def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    emitting = emit.Backend(lambda name: told.append(f"open {name}"), lambda _: told.append("close"), told.append)
+    emit.arm(emitting)
+    mark("now")
+    range_push("pushed")
+    range_pop()
+    emit.disarm(emitting)
+    mark("later")
+    assert told == ["now", "open pushed", "close"]
+
+
+def test_compiled_code_leaves_moments_and_pushed_ranges_out(tmp_path: Path) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        range_push("region")
+        mark("inside")
+        y = x + 1
+        range_pop()
+        return y
+
+    with recorded(tmp_path) as seen:
+        assert compiled(torch.ones(1)).item() == 2
+    assert "region" not in seen.names
+    assert not [name for name in seen.names if "inside" in name]
+    assert range_push("outside") == 0
+    assert range_pop() == 0

@@ -27,6 +27,7 @@ from instrument.capture.ranges import RangeTable
 from instrument.capture.ranges import ranges as _ranges
 from instrument.capture.stacks import Stack
 from instrument.capture.stacks import stacks as _stacks
+from instrument.capture.steps import moments as _moments
 from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
@@ -168,6 +169,11 @@ class Capture:
     def steps(self) -> Table:
         """The finished steps and what the device did for each; see `instrument.capture.steps`."""
         return _steps(self.events, self.work)
+
+    @cached_property
+    def moments(self) -> Table:
+        """The moments marked with `instrument.mark`; see `instrument.capture.steps.moments`."""
+        return _moments(self.events)
 
     @cached_property
     def kernels(self) -> Table:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, flags, is_step
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, flags, is_moment, is_step
 from instrument.capture.nesting import Forest
 from instrument.capture.paths import Paths, paths_of
 from instrument.names import RESUMED
@@ -54,7 +54,7 @@ class Marks:
 
 def marks(events: Events, forest: Forest) -> Marks:
     """The ranges and backward nodes of a host's nesting, and to which range each belongs."""
-    is_range = events.among(ANNOTATION) & ~events.named(is_step)
+    is_range = events.among(ANNOTATION) & ~events.named(lambda name: is_step(name) or is_moment(name))
     nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward)

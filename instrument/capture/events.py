@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.names import STEP_PREFIX
+from instrument.names import MOMENT, STEP_PREFIX
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -42,6 +42,11 @@ def is_step(name: str) -> bool:
     """Whether an event of this name is a step of the profiler."""
     number = name.removeprefix(STEP_PREFIX)
     return name.startswith(STEP_PREFIX) and number.isdecimal() and len(number) <= _MOST_DIGITS
+
+
+def is_moment(name: str) -> bool:
+    """Whether an event of this name is a moment that the user marked."""
+    return name.endswith(MOMENT)
 
 
 def split_overload(name: str) -> tuple[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from instrument.capture.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
-from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, is_runtime, is_step
+from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, is_moment, is_runtime, is_step
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, Timeline, sweep
-from instrument.names import STEP_PREFIX
+from instrument.names import MOMENT, STEP_PREFIX
 
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 # Calls in which the host waits for the device.
@@ -77,6 +77,27 @@ def steps(events: Events, work: Work) -> Table:
             "start_ns": start.tolist(),
             "duration_ns": (end - start).tolist(),
             **{name: v.tolist() if len(work.event) else [None] * len(index) for name, v in device.items()},
+        },
+        begin_ns=events.begin_ns,
+    )
+
+
+def moments(events: Events) -> Table:
+    """The moments that the user marked with `instrument.mark`, in order: `name start_ns thread step`.
+
+    `thread` is "process/thread" and `step` the number of the step that it lies in, None outside of finished steps.
+    `start_ns` is on the trace's own clock, as in `steps`.
+    """
+    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
+    index = index[np.argsort(events.start_ns[index], kind="stable")]
+    finished = finished_steps(events)
+    numbers = [*(step_number(events, k) for k in finished.tolist()), None]
+    return Table(
+        {
+            "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
+            "start_ns": events.start_ns[index].tolist(),
+            "thread": ["{}/{}".format(*events.threads[k]) for k in events.thread[index].tolist()],
+            "step": [numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()],
         },
         begin_ns=events.begin_ns,
     )

@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from instrument.capture.metadata import Cost
+from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.table import ALL, Table, duration
 from instrument.errors import InstrumentError
 from instrument.printable import printable
@@ -23,6 +24,8 @@ _RANGE_COLUMNS = (
 # Of these each nanosecond lies in one range alone.
 _OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
+# The part of the device's time that may have no launch without a word about it.
+_TRIFLE = 0.01
 # Unrecorded steps that recorded ones are compared with.
 _ENOUGH_STEPS = 10
 
@@ -129,6 +132,46 @@ def shares_are_of(capture: Capture) -> str:
     """What the shares of ranges and operators are fractions of."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
+
+
+def unlaunched(capture: Capture) -> str:
+    """What part of the device's work is in no operator or range, where that is more than a trifle."""
+    table = capture.operators
+    rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
+    missing = rows[0].self_device_ns if len(rows) else 0
+    if not missing or missing < _TRIFLE * whole:
+        return ""
+    return (
+        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no launch in the trace, "
+        "as what was launched before the recording began: it is in no range, and among the operators is "
+        f"{UNLAUNCHED_ROW}."
+    )
+
+
+def inside_compiled(capture: Capture) -> str:
+    """The ranges whose time cannot be told, by the compiled region that holds them."""
+    by_region: dict[str, list[str]] = {}
+    for row in capture.swallowed:
+        by_region.setdefault(row.region, []).append(row.name)
+    lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
+    if unseen := capture.about.modules_not_seen:
+        few = ", ".join(unseen[:8]) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
+        lines.append(f"Modules not called in this window, or inside a compiled region: {few}")
+    return "\n".join(map(printable, lines))
+
+
+def not_recorded(capture: Capture, operators: Table) -> str:
+    """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
+    about, config = capture.about, capture.about.config
+    host_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
+    reasons = {
+        "device times": ("device_ns", host_only if about.devices == [] else ""),
+        "memory": ("host_bytes", "profile_memory=false" if config.profile_memory is False else ""),
+        "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
+    }
+    unknown = {column for column, _ in reasons.values() if operators.column(column).count(None) == len(operators)}
+    missing = [f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if column in unknown]
+    return f"Not recorded: {', '.join(missing)}." if missing else ""
 
 
 def to_html(capture: Capture) -> str:

@@ -13,10 +13,18 @@ from pydantic import Field, field_validator
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.operators import By as Grouping
-from instrument.capture.summary import cost, heading, operators_title, outline, ranges_title
-from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, duration, to_text
+from instrument.capture.summary import (
+    cost,
+    heading,
+    inside_compiled,
+    not_recorded,
+    operators_title,
+    outline,
+    ranges_title,
+    unlaunched,
+)
+from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
 from instrument.errors import CaptureError, ConfigError
 from instrument.options import did_you_mean
 from instrument.printable import printable
@@ -89,8 +97,6 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 _LEAST_MISSED = ("host_bytes", "device_bytes", "device_share", "host_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _WIDTH, _NARROWEST_NAME = 140, 28
-# The part of the device's time that may have no launch without a word about it.
-_TRIFLE = 0.01
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # What a grouping needs, and how to get it where the capture holds none; threads are always known.
@@ -236,13 +242,13 @@ def render(
     sort, chosen = check_sort(sort), check_columns(columns)
     parts = [heading(capture)]
     if ranges:
-        parts += [_range_part(capture, rows, chosen), _inside_compiled(capture)]
+        parts += [_range_part(capture, rows, chosen), inside_compiled(capture)]
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
-        parts.append(_unlaunched(capture))
+        parts.append(unlaunched(capture))
     if operators and chosen is None:
-        parts.append(_not_recorded(capture, table))
+        parts.append(not_recorded(capture, table))
     if chosen is None:
         parts.append(cost(capture))
     return "\n\n".join(filter(None, parts))
@@ -315,20 +321,6 @@ def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns
     return "\n".join([title, *lines]) + _too_wide(left_out)
 
 
-def _unlaunched(capture: Capture) -> str:
-    """What part of the device's work is in no operator or range, where that is more than a trifle."""
-    table = capture.operators
-    rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
-    missing = rows[0].self_device_ns if len(rows) else 0
-    if not missing or missing < _TRIFLE * whole:
-        return ""
-    return (
-        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no launch in the trace, "
-        "as what was launched before the recording began: it is in no range, and among the operators is "
-        f"{UNLAUNCHED_ROW}."
-    )
-
-
 def _too_wide(left_out: Sequence[str]) -> str:
     return f"\nToo wide to show: {', '.join(left_out)}." if left_out else ""
 
@@ -386,30 +378,3 @@ def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) ->
 
 def _width(text: str) -> int:
     return max(map(len, text.splitlines()))
-
-
-def _inside_compiled(capture: Capture) -> str:
-    """The ranges whose time cannot be told, by the compiled region that holds them."""
-    by_region: dict[str, list[str]] = {}
-    for row in capture.swallowed:
-        by_region.setdefault(row.region, []).append(row.name)
-    lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
-    if unseen := capture.about.modules_not_seen:
-        few = ", ".join(unseen[:8]) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
-        lines.append(f"Modules not called in this window, or inside a compiled region: {few}")
-    return "\n".join(map(printable, lines))
-
-
-def _not_recorded(capture: Capture, operators: Table) -> str:
-    """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
-    about, config = capture.about, capture.about.config
-    host_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
-    reasons = {
-        "device times": ("device_ns", host_only if about.devices == [] else ""),
-        "memory": ("host_bytes", "profile_memory=false" if config.profile_memory is False else ""),
-        "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
-    }
-    missing = [
-        f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if not _known(operators, column)
-    ]
-    return f"Not recorded: {', '.join(missing)}." if missing else ""
