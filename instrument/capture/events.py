@@ -30,6 +30,8 @@ DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "M
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # of a step's number
 
+_LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
+_WAITING = re.compile(r"synchronize|QueueFinish|MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 
 
@@ -47,6 +49,16 @@ def is_step(name: str) -> bool:
 def is_moment(name: str) -> bool:
     """Whether an event of this name is a moment that the user marked."""
     return name.endswith(MOMENT)
+
+
+def is_loader(name: str) -> bool:
+    """Whether an event of this name is the wait for a batch of torch's DataLoader, as the profiler records it."""
+    return _LOADER.match(name) is not None
+
+
+def is_wait(name: str) -> bool:
+    """Whether a runtime call of this name returns only when the device has done what it waits for."""
+    return _WAITING.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:

@@ -13,6 +13,9 @@ from instrument.capture.host import Host
 from instrument.capture.stacks import frames_around
 from instrument.names import STEP_PREFIX
 
+# What a row of the table is of. "wait" is a call in which the host waits for the device; "unlaunched" is device work
+# whose launch is not in the trace.
+KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "python", "memory", "unlaunched")
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
 
@@ -22,7 +25,7 @@ class Calls:
     """The calls of a table: parallel columns, those of no recorded kind None.
 
     `event` is a call's position among the events, -1 for memory that no call covers, that of the device event for work
-    that nothing in the trace launched; `name` an index into `names`.
+    that nothing in the trace launched; `name` an index into `names`, `kind` into `KINDS`.
     `counted` is what shares are made of: of the calls' own times what counts; see `Host.counted_ns`.
     `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
     """
@@ -33,7 +36,7 @@ class Calls:
     node: Ints
     after: Ints
     name: Ints
-    is_annotation: Flags
+    kind: Ints
     names: tuple[str, ...]
     quantities: Quantities
     counted: dict[str, Ints]

@@ -7,9 +7,23 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.capture import memory
-from instrument.capture.events import ANNOTATION, OPERATOR, Codes, Events, Flags, Ints, split_overload
+from instrument.capture.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Codes,
+    Events,
+    Flags,
+    Ints,
+    is_loader,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_wait,
+    split_overload,
+)
 from instrument.capture.flops import UNKNOWN, has_rule, uncounted
-from instrument.capture.groupings import GROUPINGS, Calls, Quantities
+from instrument.capture.groupings import GROUPINGS, KINDS, Calls, Quantities
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
 from instrument.capture.rules import HONEST, TORCH, Rules
@@ -34,6 +48,9 @@ class OperatorTable(Table):
     threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
     the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same. `total_share`
     and `device_total_share` are those with what it calls, torch's "CPU total %" and "CUDA total %".
+
+    `kind` tells operators from ranges, steps, marks and the marks of torch's loader, from runtime calls, and among
+    these the calls in which the host waits for the device.
 
     The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
     launch is not in the trace, as it was before the recording began: its host time is not known, and its step and
@@ -140,13 +157,31 @@ def _calls(host: Host, rules: Rules) -> Calls:
         node=nodes[kept],
         after=(nodes + (size if rules.recursion_twice else forest.with_descendants(size)))[kept],
         name=name[kept],
-        is_annotation=events.among(ANNOTATION)[forest.index[kept]],
+        kind=_kinds(events)[forest.index[kept]],
         names=names,
         quantities=quantities,
         counted=counted,
     )
     calls = _with_uncovered_memory(calls, events, forest, rules)
     return _with_unlaunched_work(calls, host) if rules.unlaunched_row else calls
+
+
+def _kinds(events: Events) -> Ints:
+    """What each event is, an index into `KINDS`."""
+    runtime = events.among(is_runtime)
+    chosen = {
+        "range": events.among(ANNOTATION),
+        "step": events.named(is_step),
+        "mark": events.named(is_moment),
+        "loader": events.named(is_loader),
+        "runtime": runtime,
+        "wait": runtime & events.named(is_wait),
+        "python": events.among(PYTHON),
+    }
+    kinds = np.zeros(len(events), np.int64)
+    for kind, those in chosen.items():
+        kinds[those] = KINDS.index(kind)
+    return kinds
 
 
 def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
@@ -220,7 +255,9 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: 
         nothing = UNKNOWN if name == "flops" else 0
         more[name] = np.full(len(bare), nothing) if size is None else size[bare]
     event = np.full(len(bare), -1)
-    return _joined(calls, MEMORY_ROW, event, events.memory.thread[bare], events.memory.time_ns[bare], more, {})
+    return _joined(
+        calls, MEMORY_ROW, "memory", event, events.memory.thread[bare], events.memory.time_ns[bare], more, {}
+    )
 
 
 def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
@@ -233,12 +270,13 @@ def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
     more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
     more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
     counted = dict.fromkeys(("device_share", "device_total_share"), host.counted_device_ns[node < 0])
-    return _joined(calls, UNLAUNCHED_ROW, bare, events.thread[bare], events.start_ns[bare], more, counted)
+    return _joined(calls, UNLAUNCHED_ROW, "unlaunched", bare, events.thread[bare], events.start_ns[bare], more, counted)
 
 
 def _joined(
     calls: Calls,
     row: str,
+    kind: str,
     event: Ints,
     thread: Ints | Codes,
     start_ns: Ints,
@@ -256,7 +294,7 @@ def _joined(
         node=np.concatenate([calls.node, node]),
         after=np.concatenate([calls.after, node + 1]),
         name=np.concatenate([calls.name, np.full(count, calls.names.index(row))]),
-        is_annotation=np.concatenate([calls.is_annotation, np.zeros(count, np.bool_)]),
+        kind=np.concatenate([calls.kind, np.full(count, KINDS.index(kind))]),
         names=calls.names,
         quantities={
             name: None if values is None or added is None else np.concatenate([values, added])
@@ -269,13 +307,13 @@ def _joined(
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Calls summed by name, kind and one more code, in the order of the first call of each."""
     width = max((len(values) for values in labels.values()), default=1)
-    key = (calls.name * 2 + calls.is_annotation) * width + codes
+    key = (calls.name * len(KINDS) + calls.kind) * width + codes
     distinct, group = _distinct(key)
     first = np.full(len(distinct), np.iinfo(np.int64).max)
     np.minimum.at(first, group, calls.start_ns)
     order = np.argsort(first, kind="stable")
     chosen = distinct[order]
-    columns: dict[str, list[Any]] = {"name": [calls.names[k] for k in chosen // (2 * width)]}
+    columns: dict[str, list[Any]] = {"name": [calls.names[k] for k in chosen // (len(KINDS) * width)]}
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
     columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
@@ -292,6 +330,7 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
             parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
             columns[name] = [None if part is None else part / whole for part in parts]
+    columns["kind"] = [KINDS[k] for k in chosen // width % len(KINDS)]
     return columns
 
 

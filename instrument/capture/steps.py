@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from instrument.capture.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
-from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, is_moment, is_runtime, is_step
+from instrument.capture.events import (
+    ANNOTATION,
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    is_loader,
+    is_moment,
+    is_runtime,
+    is_step,
+)
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, Timeline, sweep
 from instrument.names import MOMENT, STEP_PREFIX
@@ -16,7 +26,6 @@ from instrument.names import MOMENT, STEP_PREFIX
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 # Calls in which the host waits for the device.
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
-_LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
 
 
 def step_number(events: Events, event: int) -> int:
@@ -118,7 +127,7 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
 
 def loading(events: Events) -> Intervals:
     """When the host waited for its data: the `__next__` of torch's DataLoader, as the profiler records it."""
-    chosen = events.among(OPERATOR | ANNOTATION) & events.named(lambda name: _LOADER.match(name) is not None)
+    chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
     return events.start_ns[chosen], events.end_ns[chosen]
 
 

@@ -21,6 +21,8 @@ _RANGE_COLUMNS = (
     "name", "calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
     "backward_ns", "device_ns",
 )  # fmt: skip
+# Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
+NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Of these each nanosecond lies in one range alone.
 _OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
@@ -209,7 +211,7 @@ def _ranges(capture: Capture) -> str:
 
 
 def _operators(capture: Capture) -> str:
-    operators = capture.operators
+    operators = capture.operators.where(lambda row: row.kind not in NO_OPERATORS)
     if not len(operators):
         return "<p>No operators.</p>"
     on_device = any(operators.column("self_device_ns"))

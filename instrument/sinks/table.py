@@ -15,6 +15,7 @@ from instrument import files
 from instrument.capture import Capture
 from instrument.capture.operators import By as Grouping
 from instrument.capture.summary import (
+    NO_OPERATORS,
     cost,
     heading,
     inside_compiled,
@@ -309,7 +310,10 @@ def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns
     note = ""
     if not _known(table, sort):
         note, sort = f"; {sort} was not recorded", "self_host_ns"
-    shown = table.sort(sort).head(rows)
+    table = table.where(lambda row: row.kind not in NO_OPERATORS)
+    if not len(table):
+        return "No operators."
+    shown = _with_waits(table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     missable = [] if columns else [name for name in _LEAST_MISSED if name != sort]
     beside = [by] if by in _BESIDE else []
@@ -319,6 +323,13 @@ def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns
         lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
     title = operators_title(capture, rows, len(table), f"{sort}{note}")
     return "\n".join([title, *lines]) + _too_wide(left_out)
+
+
+def _with_waits(table: Table) -> Table:
+    """The names of calls in which the host only waits say so."""
+    columns = {name: table.column(name) for name in table.columns}
+    pairs = zip(columns["name"], columns["kind"])
+    return Table(columns | {"name": [f"{name} (waiting)" if kind == "wait" else name for name, kind in pairs]})
 
 
 def _too_wide(left_out: Sequence[str]) -> str:

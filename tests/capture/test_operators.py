@@ -276,7 +276,7 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     times = ("host_ns", "self_host_ns", "device_ns", "self_device_ns")
     sizes = ("host_bytes", "self_host_bytes", "device_bytes", "self_device_bytes")
     shares = ("share", "total_share", "device_share", "device_total_share")
-    assert table.columns == ("name", "calls", *times, *sizes, "flops", *shares)
+    assert table.columns == ("name", "calls", *times, *sizes, "flops", *shares, "kind")
     assert table.by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
 
 
