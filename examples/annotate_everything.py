@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from instrument import Session, instrument_model, profiled
-from instrument.sinks.table import render
+from instrument.report.text import render
 
 
 @profiled

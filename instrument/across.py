@@ -16,7 +16,7 @@ from instrument.capture.run import Ranks, Run, few
 from instrument.capture.table import Table, duration
 from instrument.job import Job
 from instrument.printable import printable
-from instrument.sinks.table import view_text
+from instrument.report.text import view_text
 
 FILE = "ranks.txt"
 # Where a run ends, the other ranks' workers are still busy: so long the worker of the lowest rank waits for them, and

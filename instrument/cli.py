@@ -99,7 +99,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", type=_place, help="a capture, a Chrome trace, a folder that holds captures, or a URL")
     add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; other views as they are)")
-    add("--rows", metavar="N", type=_rows, default=15, help="rows shown of each table at most; -1: all (%(default)s)")
+    add("--rows", metavar="N", type=_rows, help="rows shown of each table at most; -1: all (15, with --json all)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
@@ -107,10 +107,11 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
         add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
     told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
     add("--timings", action="store_true", help=told)
+    add("--json", action="store_true", help="the views as JSON, all columns of each, times in nanoseconds")
 
 
 def _show(arguments: argparse.Namespace) -> str:
-    from instrument.sinks.table import render, render_view
+    from instrument.report.text import as_json, render, render_view, sort_keys
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
@@ -119,28 +120,32 @@ def _show(arguments: argparse.Namespace) -> str:
     if timings:
         return _show_timings(arguments)
     capture = _capture(arguments.path)
-    own = "ranges" in chosen or "operators" in chosen
+    if arguments.json:
+        grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
+        return as_json(capture, chosen, rows=arguments.rows or -1, sort=arguments.sort, **grouping)
+    own = {name: name in chosen for name in ("ranges", "operators")}
+    sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else ("self_host_ns", None)
     text = render(
         capture,
-        rows=arguments.rows,
-        sort=arguments.sort if arguments.sort and own else "self_host_ns",
-        columns=arguments.columns if own else None,
+        rows=arguments.rows or 15,
+        sort=sort,
+        sort_ranges=sort_ranges,
+        columns=arguments.columns if any(own.values()) else None,
         by=arguments.by,
         stack_depth=arguments.stack_depth,
-        ranges="ranges" in chosen,
-        operators="operators" in chosen,
+        **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
-    options = {"rows": arguments.rows, "sort": arguments.sort, "columns": arguments.columns}
+    options = {"rows": arguments.rows or 15, "sort": arguments.sort, "columns": arguments.columns}
     return "\n\n".join([text, *(render_view(capture, view, **options) for view in others)])
 
 
 def _show_timings(arguments: argparse.Namespace) -> str:
     from instrument.capture.timings import read_timings
-    from instrument.sinks.table import view_text
+    from instrument.report.text import view_text
 
     table, heading = read_timings(_timings_file(arguments.path))
-    shown = view_text("timings", table, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
+    shown = view_text("timings", table, rows=arguments.rows or 15, sort=arguments.sort, columns=arguments.columns)
     return f"{heading}\n\n{shown}"
 
 

@@ -15,7 +15,7 @@ from recording import recorded
 from torch import nn
 
 from instrument import Session, emit, mark, profiled, range_pop, range_push
-from instrument.sinks.table import render_view
+from instrument.report.text import render_view
 
 
 @profiled

@@ -10,16 +10,19 @@ import sys
 from functools import cached_property
 from importlib.metadata import version
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from made_captures import kernels, record, span, steps, write_capture
+from made_captures import annotation, kernels, record, span, steps, write_capture
 
 from instrument import cli, presets
 from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
 from instrument.cli import main
-from instrument.sinks.table import TableSink, render
+from instrument.report.text import RANGE_COLUMNS, render
+from instrument.sinks.table import TableSink
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +81,52 @@ def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, caps
         assert capsys.readouterr().out.startswith(
             f"steps_3-4: steps 3–4, torch 2.13.0+cpu, no device\n{capture.folder}\n"
         )
+
+
+def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {"Sequence number": 5, "Fwd thread id": 1}
+    events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
+    capture = write_capture(tmp_path, [*events, annotation("late", 3000, 5)])
+
+    def first(*options: str) -> list[str]:
+        assert main(["show", str(capture.folder), *options]) == 0
+        text = capsys.readouterr().out
+        part = next(part for part in text.split("\n\n") if part.startswith("Ranges"))
+        return [line.split("  ")[0] for line in part.splitlines()[3:]]
+
+    for column in RANGE_COLUMNS:
+        order = [row.path for row in capture.ranges.sort(column)]
+        assert first("--ranges", "--sort", column) == order, column
+    assert first("--ranges", "--sort", "backward_ns", "--rows", "1") == ["forward"]
+    assert first("--sort", "min_ns") == [row.path for row in capture.ranges.sort("min_ns")]
+    assert first("--sort", "self_host_ns")[0] == "forward", "the operators have that column: the tree stays"
+    assert main(["show", str(capture.folder), "--ranges", "--sort", "bakward_ns"]) == 2
+    assert capsys.readouterr().err == (
+        "instrument: The ranges cannot be sorted by 'bakward_ns'; did you mean 'backward_ns'?\n"
+    )
+
+
+def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = write_capture(tmp_path, steps() + kernels())
+
+    def told(*options: str) -> dict[str, Any]:
+        assert main(["show", str(capture.folder), "--json", *options]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert found.pop("name") == capture.name
+        return found
+
+    assert told() == {
+        "ranges": [r._asdict() for r in capture.ranges],
+        "operators": [r._asdict() for r in capture.operators],
+    }
+    for option, (view, _) in cli._VIEWS.items():
+        table = attrgetter(view)(capture)
+        assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
+    found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
+    assert found.keys() == {"kernels", "operators"}
+    assert found["operators"] == [row._asdict() for row in capture.operators.by("step").sort("calls").head(2)]
+    assert main(["show", str(capture.folder), "--json", "--sort", "cals"]) == 2
+    assert "The views cannot be sorted by 'cals'; did you mean 'calls'?" in capsys.readouterr().err
 
 
 def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from instrument import Capture, Session, emit, instrument_model, profiled
 from instrument.modules import forget
-from instrument.sinks.table import render
+from instrument.report.text import render
 
 X = torch.ones(2, 4)
 BACKENDS = [

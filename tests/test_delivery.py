@@ -23,9 +23,9 @@ from instrument.capture.table import duration
 from instrument.config import as_config
 from instrument.errors import ConfigError
 from instrument.recorder import Recorder
+from instrument.report.text import render
 from instrument.run_lock import RunLock
 from instrument.sinks.scalars import scalars
-from instrument.sinks.table import render
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:

@@ -24,6 +24,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"activities"}, set()),
     ({"options"}, {"pydantic", "pydantic_core"}),
     ({"capture"}, {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"}),
+    ({"report"}, set()),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow", "wandb", "mlflow"}),
     ({"job", "run_lock"}, {"msgspec"}),
     ({"across", "merge"}, {"loguru", "msgspec"}),

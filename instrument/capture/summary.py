@@ -190,10 +190,11 @@ def to_html(capture: Capture) -> str:
     return f"<div><p>{lines}</p>{tables}{_views(type(capture))}</div>"
 
 
-def ranges_title(capture: Capture, rows: int) -> str:
-    """What stands above the outline of the ranges."""
+def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
+    """What stands above the outline of the ranges, or above the ranges sorted by a column."""
     count = len(capture.ranges)
     few = "" if rows == ALL or count <= rows else f", the {rows} of {count} with the most host time"
+    few = few if by is None else f", {count if rows == ALL else min(rows, count)} of {count}, by {by}"
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 
 

@@ -19,7 +19,7 @@ from capture.traces import allocation, annotation, kernel, read, span, write
 from instrument.capture import Capture, chrome
 from instrument.capture.events import Event
 from instrument.errors import TraceError
-from instrument.sinks.table import render
+from instrument.report.text import render
 
 EVENTS = [span("a", 1.5, 2.25, External_id=3), span("b", 2, 1, cat="user_annotation"), allocation(2.5, -64)]
 

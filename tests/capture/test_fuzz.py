@@ -21,8 +21,8 @@ from instrument.capture.groupings import GROUPINGS
 from instrument.capture.run import Run
 from instrument.errors import CaptureError, TraceError
 from instrument.names import from_trace
+from instrument.report.text import render, render_view
 from instrument.sinks.scalars import last_step, scalars
-from instrument.sinks.table import render, render_view
 
 QUIET = settings(
     max_examples=50, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

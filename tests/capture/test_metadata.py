@@ -15,8 +15,8 @@ from instrument.capture import Capture, files_of
 from instrument.capture.rank import summarize
 from instrument.capture.run import Run
 from instrument.errors import CaptureError
+from instrument.report.text import render
 from instrument.sinks.scalars import last_step, scalars
-from instrument.sinks.table import render
 
 
 def described(folder: Path, metadata: Any) -> Path:

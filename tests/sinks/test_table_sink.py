@@ -15,7 +15,8 @@ from instrument.capture import Capture
 from instrument.capture.groupings import GROUPINGS
 from instrument.capture.table import TORCH_NAMES
 from instrument.errors import CaptureError, ConfigError
-from instrument.sinks.table import OPERATOR_COLUMNS, RANGE_COLUMNS, By, TableSink, check_sort, render, render_view
+from instrument.report.text import OPERATOR_COLUMNS, RANGE_COLUMNS, By, check_sort, render, render_view
+from instrument.sinks.table import TableSink
 
 Write = Callable[..., Capture]
 
