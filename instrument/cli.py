@@ -98,7 +98,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_show)
     add = parser.add_argument
     add("path", metavar="PATH", type=_place, help="a capture, a Chrome trace, a folder that holds captures, or a URL")
-    add("--sort", metavar="KEY", help="column to sort by, torch's names too (self_host_ns; other views as they are)")
+    add("--sort", metavar="KEY", help="column to sort by, torch's names too (operators: self time; others as they are)")
     add("--rows", metavar="N", type=_rows, help="rows shown of each table at most; -1: all (15, with --json all)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
@@ -124,7 +124,7 @@ def _show(arguments: argparse.Namespace) -> str:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
         return as_json(capture, chosen, rows=arguments.rows or -1, sort=arguments.sort, **grouping)
     own = {name: name in chosen for name in ("ranges", "operators")}
-    sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else ("self_host_ns", None)
+    sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
     text = render(
         capture,
         rows=arguments.rows or 15,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.capture.metadata import Cost
 from instrument.capture.operators import UNLAUNCHED_ROW
+from instrument.capture.steps import waits
 from instrument.capture.table import ALL, Table, duration
 from instrument.errors import InstrumentError
 from instrument.printable import printable
@@ -26,6 +27,22 @@ NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Of these each nanosecond lies in one range alone.
 _OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
+# How the breakdown is told, and what binds a run that loses most of the device's time to it.
+_DEVICE_PARTS = {
+    "compute_ns": "computing",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+_BOUND_BY = {
+    "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only communicates (--kernels).",
+    "exposed_copy_ns": "Bound by copies: {:.0%} of the time the device only copies (--copies).",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the host waits for its loader.",
+    "launch_wait_ns": "Host-bound: {:.0%} of the time the device is idle until the host launches work (--launches).",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the host had waited for it.",
+}
+# Less of the device's time than this is no bottleneck; those of real traces that are one lose a quarter and more.
+_BINDING = 0.2
 # The part of the device's time that may have no launch without a word about it.
 _TRIFLE = 0.01
 # Unrecorded steps that recorded ones are compared with.
@@ -136,6 +153,23 @@ def shares_are_of(capture: Capture) -> str:
     return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
 
 
+def device(capture: Capture) -> str:
+    """How the time of the devices is made up, and what binds the run, in a line each; empty without a device."""
+    (row,), events, work = capture.breakdown, capture.events, capture.work
+    if not len(work.event):
+        return ""
+    waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
+    parts = {name: getattr(row, name) / row.total_ns if row.total_ns else 0.0 for name in _DEVICE_PARTS}
+    told = ", ".join(f"{share:.1%} {_DEVICE_PARTS[name]}" for name, share in parts.items())
+    lost = {name: int(waited[name][0]) / row.total_ns if row.total_ns else 0.0 for name in _BOUND_BY if name in waited}
+    lost |= {name: parts[name] for name in _BOUND_BY if name in parts}
+    most = max(lost, key=lambda name: lost[name])
+    binds = _BOUND_BY[most].format(lost[most])
+    if lost[most] < _BINDING:
+        binds = f"Device-bound: {parts['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
+    return f"Device: {duration(row.total_ns)} from its first work to its last, {told}.\n{binds}"
+
+
 def unlaunched(capture: Capture) -> str:
     """What part of the device's work is in no operator or range, where that is more than a trifle."""
     table = capture.operators
@@ -182,7 +216,7 @@ def to_html(capture: Capture) -> str:
     A trace that cannot be read leaves the reason in their place.
     """
     try:
-        first, *rest = heading(capture).splitlines()
+        first, *rest = [*heading(capture).splitlines(), *device(capture).splitlines()]
         tables = _ranges(capture) + _operators(capture)
     except InstrumentError as error:
         first, rest, tables = capture.name, [str(error)], ""

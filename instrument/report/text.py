@@ -13,6 +13,7 @@ from instrument.capture.operators import By as Grouping
 from instrument.capture.summary import (
     NO_OPERATORS,
     cost,
+    device,
     heading,
     inside_compiled,
     not_recorded,
@@ -138,7 +139,7 @@ def render(
     capture: Capture,
     *,
     rows: int = 15,
-    sort: str = "self_host_ns",
+    sort: str | None = None,
     columns: Sequence[str] | None = None,
     by: By = "name",
     stack_depth: int = 5,
@@ -157,8 +158,8 @@ def render(
         CaptureError: the trace holds nothing of what to group by.
         TraceError: the trace cannot be read.
     """
-    sort, chosen = check_sort(sort), check_columns(columns)
-    parts = [heading(capture)]
+    sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
+    parts = [heading(capture), device(capture) if chosen is None and (ranges or operators) else ""]
     if ranges:
         parts += [_range_part(capture, rows, chosen, sort_ranges), inside_compiled(capture)]
     if operators:
@@ -206,19 +207,19 @@ def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: 
     return f"{title}{few}\n{text}{_too_wide(left_out)}"
 
 
-def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str, str | None]:
+def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
     """What the operators and the ranges are sorted by, where one key was given for what is shown of them.
 
     Raises:
         ConfigError: nothing that is shown has such a column.
     """
     if sort is None:
-        return "self_host_ns", None
+        return None, None
     known = SORT_NAMES.get(sort, sort)
     if operators and known in OPERATOR_COLUMNS:
         return known, None
     if ranges and known in RANGE_COLUMNS:
-        return "self_host_ns", known
+        return None, known
     if operators:
         return check_sort(sort), None
     hint = did_you_mean(sort, [*RANGE_COLUMNS, *TORCH_NAMES])
@@ -280,10 +281,12 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: st
     return f"{ranges_title(capture, rows)}\n{text}"
 
 
-def _operator_part(capture: Capture, table: Table, rows: int, sort: str, columns: list[str] | None, by: By) -> str:
+def _operator_part(
+    capture: Capture, table: Table, rows: int, sort: str | None, columns: list[str] | None, by: By
+) -> str:
     if not len(table):
         return "No operators."
-    note = ""
+    sort, note = sort or ("self_device_ns" if any(table.column("self_device_ns")) else "self_host_ns"), ""
     if not _known(table, sort):
         note, sort = f"; {sort} was not recorded", "self_host_ns"
     table = table.where(lambda row: row.kind not in NO_OPERATORS)

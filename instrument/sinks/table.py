@@ -29,8 +29,11 @@ class TableSink(Sink):
     rows: int = 15
     """How many operators, and how many ranges, are shown at most; -1: all, as in torch's `row_limit`."""
 
-    sort: str = "self_host_ns"
-    """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood."""
+    sort: str | None = None
+    """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood.
+
+    None: `self_device_ns` where a device was recorded, else `self_host_ns`.
+    """
 
     columns: list[str] | None = None
     """The columns of both tables, besides the name; None: those in which something is known."""
@@ -59,8 +62,8 @@ class TableSink(Sink):
 
     @field_validator("sort")
     @classmethod
-    def _sortable(cls, sort: str) -> str:
-        return check_sort(sort)
+    def _sortable(cls, sort: str | None) -> str | None:
+        return None if sort is None else check_sort(sort)
 
     @field_validator("columns")
     @classmethod

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from made_captures import kernels, steps, write_capture
 
+from capture.test_real_traces import load
+from capture.test_real_traces import pytestmark as needs_traces
+from capture.traces import capture, kernel, span
 from instrument.capture import Capture
+from instrument.capture.summary import device
 
 
 def names(html: str) -> list[str]:
@@ -16,7 +21,7 @@ def names(html: str) -> list[str]:
 
 def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_path) -> None:
     shown = write_capture(tmp_path, steps() + kernels())._repr_html_()
-    assert f"<b>steps_3-4: steps 3–4, torch 2.13.0+cpu, no device</b><br>{tmp_path / 'steps_3-4'}</p>" in shown
+    assert f"<b>steps_3-4: steps 3–4, torch 2.13.0+cpu, no device</b><br>{tmp_path / 'steps_3-4'}<br>Device: " in shown
     assert names(shown)[:4] == ["forward", "  attention", "(no range)", "aten::mm"]
     assert "<p>Operators, 3 of 3, by self_device_ns; share: self, of " in shown
     assert 'title="100,000 ns">100.000 µs</td>' in shown
@@ -40,9 +45,9 @@ def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_pat
 
 def test_what_cannot_be_shown_is_told(tmp_path) -> None:
     assert "<p>No ranges: mark code with " in write_capture(tmp_path, [], "empty")._repr_html_()
-    capture = write_capture(tmp_path, steps(), "a<b")
-    capture.trace_path.write_text("{")
-    shown = Capture.load(capture.folder)._repr_html_()
+    damaged = write_capture(tmp_path, steps(), "a<b")
+    damaged.trace_path.write_text("{")
+    shown = Capture.load(damaged.folder)._repr_html_()
     assert "<b>a&lt;b</b><br>The trace file " in shown
     assert "is cut short" in shown
     assert "<table" not in shown
@@ -51,3 +56,68 @@ def test_what_cannot_be_shown_is_told(tmp_path) -> None:
 def test_completion_finds_every_view() -> None:
     views = re.findall(r"<code[^>]*>(\w+)(?:\(\))?</code>", Capture(None, None, {})._repr_html_())
     assert {"events", "operators", "ranges", "stacks", "steps"} <= set(views) <= set(dir(Capture(None, None, {})))
+
+
+def call(name, start, duration, correlation):
+    return span(name, start, duration, cat="cuda_runtime", correlation=correlation)
+
+
+LAUNCH, WAIT, COPY = "cudaLaunchKernel", "cudaDeviceSynchronize", "Memcpy HtoD (Pinned -> Device)"
+# Each lasts 100 µs.
+BOUND = {
+    "Device-bound: 91%": [call(LAUNCH, -9, 2, 1), kernel("a", 0, 90, correlation=1), kernel("b", 99, 1, correlation=1)],
+    "Host-bound: 70%": [
+        *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
+        kernel("a", 0, 20, correlation=1),
+        kernel("b", 90, 10, correlation=2),
+    ],
+    "Bound by synchronization: 70%": [
+        *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
+        call(WAIT, -5, 60, 0),
+        kernel("a", 0, 20, correlation=1),
+        kernel("b", 90, 10, correlation=2),
+    ],
+    "Waiting for data: 60%": [
+        *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
+        span("enumerate(DataLoader)#_Iter.__next__", 20, 60, cat="user_annotation"),
+        kernel("a", 0, 20, correlation=1),
+        kernel("b", 90, 10, correlation=2),
+    ],
+    "Bound by communication: 60%": [kernel("a", 0, 40), kernel("ncclDevKernel_AllReduce", 20, 80)],
+    "Bound by copies: 60%": [kernel("a", 0, 40), span(COPY, 40, 60, cat="gpu_memcpy", tid=101)],
+}
+
+
+@pytest.mark.parametrize("told", BOUND)
+def test_what_binds_a_run_with_a_device_comes_first(tmp_path, told) -> None:
+    found = capture(tmp_path, BOUND[told])
+    first, second = device(found).splitlines()
+    assert second.startswith(f"{told} of the time the device ")
+    assert first.startswith("Device: 100.000 µs from its first work to its last, ")
+    (row,) = found.breakdown
+    assert f"{row.compute_ns / 1e5:.1%} computing" in first
+    assert first.endswith(f"{row.idle_ns / 1e5:.1%} idle.")
+
+
+def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
+    assert device(capture(tmp_path, [span("aten::mm", 0, 5)])) == ""
+    assert device(capture(tmp_path, [kernel("empty", 3, 0)])).startswith("Device: 0 ns ")
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("v100_resnet50_workers0", "Waiting for data: 28%"),
+        ("a100_nccl_2ranks_rank0", "Host-bound: 75%"),
+        ("mi300x_resnet_checkpoint_train", "Bound by communication: 64%"),
+        ("h800_deepseek_train", "Device-bound: 96%"),
+        ("b200_eager", "Host-bound: 84%"),
+        ("mi300x_vllm_graph", "Device-bound: 100%"),
+        ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
+        ("h100_timesformer_inference", "Device-bound: 97%"),
+    ],
+)
+def test_the_bottleneck_of_real_traces_is_told(name, told) -> None:
+    """As careful readers of these traces have it."""
+    assert device(load(name)).splitlines()[1].startswith(told)
