@@ -38,6 +38,7 @@ class Never:
     [
         ({"active": 0}, "profiler.active is 0, but a window needs at least one step."),
         ({"wait": -1}, "profiler.wait is -1, but it must be 0 or more."),
+        ({"export_queue": 0}, "profiler.export_queue is 0, but it must be 1 or more."),
         ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
         ({"record_shapes": "maybe"}, "profiler.record_shapes is 'maybe', but it must be true or false."),
         ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),

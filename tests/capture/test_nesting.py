@@ -87,10 +87,10 @@ def _plain(forest) -> list[int]:
 def test_the_innermost_interval_around_a_moment(tmp_path) -> None:
     events = read(tmp_path, [span("a", 0, 10), span("b", 2, 3), span("c", 20, 5), span("d", 3, 1, tid=2)])
     forest = nest(events, np.ones(4, np.bool_))
-    moments = np.array([1, 2, 4, 7, 12, 22, 3, -5]) * 1000
-    found = forest.around(np.array([0, 0, 0, 0, 0, 0, 1, 0], np.int32), moments)
+    moments = np.array([1, 2, 4, 7, 12, 22, 3, -5, 5, 10, 25]) * 1000
+    found = forest.around(np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], np.int32), moments)
     names = [events.names[events.name[forest.index[node]]] if node >= 0 else None for node in found]
-    assert names == ["a", "b", "b", "a", None, "c", "d", None]
+    assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c"], "their ends belong to them"
 
 
 def test_paths_are_numbered_by_their_names(tmp_path) -> None:

@@ -100,6 +100,23 @@ def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None
     assert in_us(second, ("compute_ns", "clipped_compute_ns", "clipped_idle_ns")) == [30, 5, 5]
 
 
+def test_a_copy_that_ran_long_after_its_call_hides_no_wait(tmp_path) -> None:
+    """The copy's call had returned at 5, long before the copy ran: it waited for nothing, and the host's wait from 8 to
+    12 is why the second kernel was launched only at 13."""
+    events = [
+        annotation("ProfilerStep#1", 0, 40),
+        call("cudaLaunchKernel", 0, 1, 1),
+        kernel("first", 1, 9, correlation=1),
+        call("cudaMemcpyAsync", 3, 2, 2),
+        copy(20, 10, correlation=2),
+        call("cudaDeviceSynchronize", 8, 4, 9),
+        call("cudaLaunchKernel", 13, 1, 3),
+        kernel("second", 15, 5, correlation=3),
+    ]
+    (row,) = capture(tmp_path, events).steps
+    assert in_us(row, WAITS) == [1 + 10, 1, 0, 4, 0]
+
+
 def _oracle(work, loaders, syncs, begin, end):
     """What each microsecond between two times waited for, counted one by one."""
     counts = dict.fromkeys(WAITS, 0)

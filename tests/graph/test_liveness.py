@@ -9,6 +9,7 @@ from made_nodes import nodes
 from torch import Tensor, nn
 
 from instrument import Session
+from instrument.capture.table import Table
 from instrument.graph import GraphProfile, NodeProfiler, profile_graph
 from instrument.graph.liveness import liveness
 
@@ -120,3 +121,16 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
     assert memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
     assert memory.nodes.column("alive_bytes")[-1] == device.net_bytes
     assert sum(memory.nodes.column("new_bytes")) <= device.allocated_bytes, "nodes have scratch memory besides"
+
+
+def test_memory_that_the_result_lies_in_is_kept_whoever_else_takes_a_part_of_it() -> None:
+    nodes = Table(
+        {
+            "name": ["x", "made", "part", "last"],
+            "op": ["placeholder", "call_function", "call_function", "call_function"],
+            "inputs": ["", "x", "x", "part"],
+        }
+    )
+    found = liveness(nodes, [[(0, 8)], [(1, 64)], [(1, 64)], [(2, 4)]])
+    assert found.nodes.column("freed_bytes") == [0, 0, 0, 0], "`made` is a result, and `part` lies in it"
+    assert found.nodes.column("alive_bytes") == [0, 64, 64, 68]
