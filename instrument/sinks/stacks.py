@@ -11,6 +11,7 @@ from instrument import files
 from instrument.capture import Capture
 from instrument.capture.stacks import folded
 from instrument.errors import CaptureError
+from instrument.report.flame import svg
 from instrument.sinks import Sink
 
 _TORCH_METRICS = {
@@ -23,8 +24,9 @@ _TORCH_METRICS = {
 class Stacks(Sink):
     """Writes `stacks.txt`: a line for each call path, outermost first, with the µs spent in its last frame itself.
 
-    `flamegraph.pl stacks.txt > flame.svg` draws it, and speedscope.app opens it. Python frames, ranges and operators
-    are told apart by their names alone. Paths of less than half a microsecond are left out.
+    `stacks.svg` is its flame graph as a picture, where that is asked for; speedscope.app opens the text. Python
+    frames, ranges and operators are told apart by their names alone. Paths of less than half a microsecond are left
+    out.
 
     Cost: about 1 µs an event, on top of reading the trace; recording stacks is what is dear.
     """
@@ -40,6 +42,9 @@ class Stacks(Sink):
     threads: bool = False
     """Whether each path begins with its thread; otherwise threads are put together."""
 
+    svg: bool = False
+    """Whether `stacks.svg` is written too, the flame graph as a picture that any browser shows."""
+
     @field_validator("metric", mode="before")
     @classmethod
     def _own_name(cls, metric: Any) -> Any:
@@ -51,16 +56,20 @@ class Stacks(Sink):
         return ("with_stack",)
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write `stacks.txt`, unless it would be empty.
+        """Write `stacks.txt`, and `stacks.svg` where it is asked for, unless they would be empty.
 
         Raises:
             CaptureError: the trace holds no Python frames, no such range, no device activity for `device`, or no
                 time in any path.
             TraceError: the trace cannot be read.
         """
-        text = folded(capture.stacks(self.metric, range=self.range, threads=self.threads))
+        found = capture.stacks(self.metric, range=self.range, threads=self.threads)
+        text = folded(found)
         if not text:
             raise CaptureError(
                 f"No call path of {capture.name} has {self.metric} time, so there are no stacks to write."
             )
         files.write(folder / "stacks.txt", text)
+        if self.svg:
+            inside = f" in {self.range}" if self.range else ""
+            files.write(folder / "stacks.svg", svg(found, f"{capture.name}: {self.metric} time{inside}"))

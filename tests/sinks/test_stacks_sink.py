@@ -86,3 +86,17 @@ def test_a_wrong_metric() -> None:
     with pytest.raises(ConfigError) as error:
         Stacks(metric="devcie")
     assert str(error.value) == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
+
+
+def test_a_picture_where_it_is_asked_for(tmp_path: Path) -> None:
+    capture = by_hand(tmp_path, steps() + kernels())
+    Stacks(svg=True).write(capture, capture.folder)
+    host = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
+    assert f">{capture.name}: host time</text>" in host
+    assert "<title>attention (" in host
+    Stacks(svg=True, metric="device", range="forward").write(capture, capture.folder)
+    device = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
+    assert f">{capture.name}: device time in forward</text>" in device
+    (capture.folder / "stacks.svg").unlink()
+    Stacks().write(capture, capture.folder)
+    assert not (capture.folder / "stacks.svg").exists()
