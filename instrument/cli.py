@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # How many captures and the like are named beside the one that is shown.
 _OTHERS = 10
+# How many rows of each table are shown unasked.
+_ROWS = 15
 
 # What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
 # first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
@@ -99,7 +101,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", type=_place, help="a capture, a Chrome trace, a folder that holds captures, or a URL")
     add("--sort", metavar="KEY", help="column to sort by, torch's names too (operators: self time; others as they are)")
-    add("--rows", metavar="N", type=_rows, help="rows shown of each table at most; -1: all (15, with --json all)")
+    add("--rows", metavar="N", type=_rows, help=f"rows shown of each table at most; -1: all ({_ROWS}, with --json all)")
     add("--by", choices=_GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=_positive, default=5, help="frames that make a stack (%(default)s)")
     add("--columns", metavar="A,B", type=_names, help="columns to show (those in which something is known)")
@@ -122,12 +124,13 @@ def _show(arguments: argparse.Namespace) -> str:
     capture = _capture(arguments.path)
     if arguments.json:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
-        return as_json(capture, chosen, rows=arguments.rows or -1, sort=arguments.sort, **grouping)
+        return as_json(capture, chosen, rows=arguments.rows or sys.maxsize, sort=arguments.sort, **grouping)
+    rows = arguments.rows or _ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
     text = render(
         capture,
-        rows=arguments.rows or 15,
+        rows=rows,
         sort=sort,
         sort_ranges=sort_ranges,
         columns=arguments.columns if any(own.values()) else None,
@@ -136,7 +139,7 @@ def _show(arguments: argparse.Namespace) -> str:
         **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
-    options = {"rows": arguments.rows or 15, "sort": arguments.sort, "columns": arguments.columns}
+    options = {"rows": rows, "sort": arguments.sort, "columns": arguments.columns}
     return "\n\n".join([text, *(render_view(capture, view, **options) for view in others)])
 
 
@@ -145,7 +148,7 @@ def _show_timings(arguments: argparse.Namespace) -> str:
     from instrument.report.text import view_text
 
     table, heading = read_timings(_timings_file(arguments.path))
-    shown = view_text("timings", table, rows=arguments.rows or 15, sort=arguments.sort, columns=arguments.columns)
+    shown = view_text("timings", table, rows=arguments.rows or _ROWS, sort=arguments.sort, columns=arguments.columns)
     return f"{heading}\n\n{shown}"
 
 
@@ -244,7 +247,9 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", metavar="RUN_FOLDER", type=_place, nargs="+", help="a folder of captures, traces by rank, or a URL")
     add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
-    add("--rows", metavar="N", type=_rows, default=15, help="rows shown of each table at most; -1: all (%(default)s)")
+    add(
+        "--rows", metavar="N", type=_rows, default=_ROWS, help="rows shown of each table at most; -1: all (%(default)s)"
+    )
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add("--columns", metavar="A,B", type=_names, help="columns of the ranges to show")
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")

@@ -57,7 +57,11 @@ class Cost:
 
     def unrecorded_ns(self) -> int | None:
         """The median of the last 50 unrecorded steps, without the first, which is like no other; None without any."""
-        return _median(tuple(self._unrecorded)[1:])  # at once: another thread may ask
+        return _median(self._compared_with)
+
+    @property
+    def _compared_with(self) -> tuple[int, ...]:
+        return tuple(self._unrecorded)[1:]  # at once: another thread may ask
 
     def window(self) -> dict[str, Any]:
         """What the window that ends now has cost so far.
@@ -71,7 +75,7 @@ class Cost:
         return {
             "recorded_step_ns": _median(self._recorded),
             "unrecorded_step_ns": self.unrecorded_ns(),
-            "unrecorded_steps": max(len(self._unrecorded) - 1, 0),
+            "unrecorded_steps": len(self._compared_with),
             **parts,
         }
 

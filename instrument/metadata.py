@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import torch
 from torch import distributed as dist
 
 from instrument import export
+from instrument.capture.metadata import own_version
 from instrument.redact import blanked_words
 from instrument.schedule import Window
 
@@ -77,7 +77,7 @@ def describe(
         "devices": devices(activities),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "processor": platform.processor()},
         "versions": {
-            "instrument": _own_version(),
+            "instrument": own_version(),
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -167,13 +167,6 @@ def _number(variable: str) -> int | None:
     """A launcher's variable; None where it is not set, or set to something else."""
     value = os.environ.get(variable, "")
     return int(value) if value.isdecimal() else None
-
-
-def _own_version() -> str:
-    try:
-        return version("torch-instrument")
-    except PackageNotFoundError:  # run from a folder that was never installed
-        return "unknown"
 
 
 def devices(activities: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from instrument.capture import chrome
 from instrument.capture.events import Codes, Events, Flags, Floats, Ints, Memory
+from instrument.capture.metadata import own_version
 from instrument.files import open_regular, replacing
 
 FORMAT = 2
@@ -50,13 +51,7 @@ _INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
 
 def _made_by() -> list[str]:
     """What makes a file stale once it differs: the package's version, the format and the columns."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which only large traces have to wait for
-
-    try:
-        package = version("torch-instrument")
-    except PackageNotFoundError:  # run from a folder that was never installed
-        package = "unknown"
-    return [package, str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
+    return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
 class _Head(msgspec.Struct):

@@ -29,7 +29,7 @@ class _Clock:
     at_ns: int = 0
 
     def ahead_ns(self, time_ns: int) -> int:
-        return self.offset_ns + round((self.drift_ppm or 0.0) * (time_ns - self.at_ns) / 1e6)
+        return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
 
 def clocks(summaries: Sequence[RankSummary]) -> Table:
@@ -59,8 +59,10 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
     return Table(
         {
             "rank": [summary.rank for summary in summaries],
-            **{name: [getattr(row, name, None) for row in rows] for name in ("offset_ns", "drift_ppm")},
-            "uncertainty_ns": [None if row is None else row.uncertainty_ns for row in rows],
+            **{
+                name: [getattr(row, name, None) for row in rows]
+                for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
+            },
             "matched": [0 if row is None else row.matched for row in rows],
         }
     )
@@ -83,12 +85,16 @@ def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
     apart = _median_distance([each - offset_ns for each in ahead])
     drift_ppm = _drift_ppm(times, ahead)
     if drift_ppm is not None:
-        line = [each - round(drift_ppm * (time_ns - at_ns) / 1e6) for time_ns, each in zip(times, ahead)]
+        line = [each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)]
         middle = median(line)
         left = _median_distance([each - middle for each in line])
         if left <= _UNEXPLAINED * apart:
             return _Clock(middle, before_ns + left, len(ahead), drift_ppm, at_ns)
     return _Clock(offset_ns, before_ns + apart, len(ahead))
+
+
+def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
+    return round(drift_ppm * elapsed_ns / 1e6)
 
 
 def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:

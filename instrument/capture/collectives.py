@@ -10,7 +10,7 @@ import numpy as np
 from instrument.capture.breakdown import COMMUNICATION, Work
 from instrument.capture.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 from instrument.capture.host import Host
-from instrument.capture.steps import finished_steps, launching_step, step_number
+from instrument.capture.steps import finished_steps, launching_step, step_at, step_number
 from instrument.capture.table import Table
 from instrument.capture.timeline import merged, sweep
 
@@ -49,9 +49,7 @@ def collectives(events: Events, work: Work) -> Table:
         index, step = work.event[device], launching_step(events, work, steps)[device]
     else:
         index = np.flatnonzero(events.among(ANNOTATION) & events.named(_is_on_host))
-        at = np.searchsorted(events.start_ns[steps], events.start_ns[index], "right") - 1
-        last_end = np.append(events.end_ns[steps], 0)[at]
-        step = np.where((at >= 0) & (events.start_ns[index] < last_end), at, -1)
+        step = step_at(events, steps, events.start_ns[index])
     chosen = events.named(lambda name: _SYNCHRONISING.search(name) is not None)[index]
     index, step = index[chosen], step[chosen]
     ordinal = _ordinals(events, index, step)

@@ -31,7 +31,8 @@ _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # of a step's number
 
 _LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
-_WAITING = re.compile(r"synchronize|QueueFinish|MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
+_SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
+_BLOCKING_COPY = re.compile(r"MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 
 
@@ -56,9 +57,14 @@ def is_loader(name: str) -> bool:
     return _LOADER.match(name) is not None
 
 
+def is_synchronising(name: str) -> bool:
+    """Whether in a runtime call of this name the host does nothing but wait for the device."""
+    return _SYNCHRONISING.search(name) is not None
+
+
 def is_wait(name: str) -> bool:
     """Whether a runtime call of this name returns only when the device has done what it waits for."""
-    return _WAITING.search(name) is not None
+    return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:

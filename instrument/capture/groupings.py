@@ -11,7 +11,7 @@ import numpy as np
 from instrument.capture.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, is_step, split_overload
 from instrument.capture.host import Host
 from instrument.capture.stacks import frames_around
-from instrument.names import STEP_PREFIX
+from instrument.capture.steps import step_at, step_number
 
 # What a row of the table is of. "wait" is a call in which the host waits for the device; "unlaunched" is device work
 # whose launch is not in the trace.
@@ -82,11 +82,8 @@ def by_step(host: Host, calls: Calls, _: int) -> Grouping:
     if not steps.size:
         return _unknown(calls)
     steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
-    at = np.searchsorted(events.start_ns[steps], calls.start_ns, "right") - 1
-    inside = (at >= 0) & (calls.start_ns < events.end_ns[steps[at]])
-    numbers = [int(events.names[code].removeprefix(STEP_PREFIX)) for code in events.name[steps].tolist()]
-    codes, labels = _interned([*numbers, None])
-    return codes[np.where(inside, at, len(steps))], labels
+    codes, labels = _interned([*(step_number(events, k) for k in steps.tolist()), None])
+    return codes[step_at(events, steps, calls.start_ns)], labels
 
 
 def by_device(host: Host, calls: Calls, _: int) -> Grouping:

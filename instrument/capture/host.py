@@ -55,6 +55,11 @@ class Host:
         return node_flops(self.events, self.forest)
 
     @cached_property
+    def steps(self) -> Ints:
+        """The positions of the finished steps, by start."""
+        return finished_steps(self.events)
+
+    @cached_property
     def launches(self) -> Launches:
         """The device events and what launched them; see `instrument.capture.launches.launches`."""
         return launches(self.events)
@@ -72,8 +77,9 @@ class Host:
     @cached_property
     def counted_ns(self) -> Ints:
         """How much of that lies in finished steps, which shares are of; all of it where there are none."""
-        steps = finished_steps(self.events)
-        return stepped_ns(self.events, steps, self.forest.start_ns, self._until_ns) if len(steps) else self.spent_ns
+        if not len(self.steps):
+            return self.spent_ns
+        return stepped_ns(self.events, self.steps, self.forest.start_ns, self._until_ns)
 
     @cached_property
     def _until_ns(self) -> Ints:
@@ -85,12 +91,12 @@ class Host:
 
         Of one whose launch is not in the trace it counts when it began.
         """
-        events, (device, node), steps = self.events, self.launched, finished_steps(self.events)
-        if not len(steps):
+        events, (device, node) = self.events, self.launched
+        if not len(self.steps):
             return events.duration_ns[device]
         launch = np.where(self.launches.call >= 0, self.launches.call, self.launches.operator)
         time = events.start_ns[np.where(node >= 0, launch, device)]
-        return np.where(step_at(events, steps, time) >= 0, events.duration_ns[device], 0)
+        return np.where(step_at(events, self.steps, time) >= 0, events.duration_ns[device], 0)
 
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:

@@ -97,6 +97,16 @@ class Metadata(Struct):
     scalars: dict[str, float] = field(default_factory=dict)
 
 
+def own_version() -> str:
+    """The version of this package, which captures and kept columns name; "unknown" where it was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which most readers can do without
+
+    try:
+        return version("torch-instrument")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def read(folder: Path) -> dict[str, Any]:
     """The content of a folder's `capture.json`, whose known keys have the types of `Metadata`.
 

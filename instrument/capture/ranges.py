@@ -15,7 +15,6 @@ from instrument.capture.events import (
     Flags,
     Ints,
     flags,
-    works_on_device,
 )
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
@@ -23,7 +22,7 @@ from instrument.capture.paths import Paths
 from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Places, places
 from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
-from instrument.capture.steps import finished_steps, stepped_ns
+from instrument.capture.steps import stepped_ns
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, merged, sweep
 from instrument.errors import ConfigError
@@ -301,13 +300,13 @@ def ranges(host: Host) -> RangeTable:
     """
     events, marks = host.events, host.marks
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
-    slices = Slices(marks.ranges, marks.opened, resumed, _spans(events, marks.ranges))
-    return RangeTable(marks.paths, slices, places(host), len(finished_steps(events)))
+    slices = Slices(marks.ranges, marks.opened, resumed, _spans(host, marks.ranges))
+    return RangeTable(marks.paths, slices, places(host), len(host.steps))
 
 
-def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
+def _spans(host: Host, opened: Forest) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
-    device = np.flatnonzero(works_on_device(events))
+    events, device = host.events, host.launches.device
     found: dict[str, Ints | None] = {"host_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
     sizes = memory.sizes(events.memory, HONEST)
@@ -316,7 +315,7 @@ def _spans(events: Events, opened: Forest) -> dict[str, Ints | None]:
         for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
             total = None if part is None else memory.within(opened, events.memory, part, HONEST)
             found[f"{prefix}{name}"] = total
-    found["stepped_ns"] = stepped_ns(events, finished_steps(events), opened.start_ns, opened.end_ns)
+    found["stepped_ns"] = stepped_ns(events, host.steps, opened.start_ns, opened.end_ns)
     return found
 
 

@@ -86,11 +86,10 @@ def _unlaunched_ns(host: Host) -> int:
 def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest, Ints]:
     """The nodes without frames of ours around the user's, and with one for all below any other of ours."""
     is_frame = events.among(PYTHON)
-    around_users = (is_frame & events.named(lambda name: _AROUND_USERS.match(name) is not None))[forest.index]
-    ours = (is_frame & events.named(lambda name: _OURS.match(name) is not None))[forest.index]
-    if not ours.any():
+    machinery = (is_frame & events.named(_is_machinery))[forest.index]
+    around_users = (is_frame & events.named(_is_around_users))[forest.index]
+    if not (machinery | around_users).any():
         return forest, values
-    machinery = ours & ~around_users
     below = np.append(forest.nearest(machinery), -1)[forest.parent] >= 0
     hidden = below | around_users
     hidden &= np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0  # what nothing else is around stays
@@ -174,8 +173,15 @@ def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
 def _plain(name: str) -> str:
     if is_step(name):
         return _ALL_STEPS
-    is_machinery = _OURS.match(name) is not None and _AROUND_USERS.match(name) is None
-    return _RECORDING if is_machinery else _ADDRESS.sub("", name)
+    return _RECORDING if _is_machinery(name) else _ADDRESS.sub("", name)
+
+
+def _is_around_users(name: str) -> bool:
+    return _AROUND_USERS.match(name) is not None
+
+
+def _is_machinery(name: str) -> bool:
+    return _OURS.match(name) is not None and not _is_around_users(name)
 
 
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:

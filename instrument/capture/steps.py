@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from instrument.capture.events import (
     is_moment,
     is_runtime,
     is_step,
+    is_synchronising,
 )
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, Timeline, sweep
 from instrument.names import MOMENT, STEP_PREFIX
 
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
-# Calls in which the host waits for the device.
-_SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
 
 
 def step_number(events: Events, event: int) -> int:
@@ -186,7 +184,7 @@ def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags
 
 
 def _synchronising(events: Events, work: Work) -> Intervals:
-    named = events.among(is_runtime) & events.named(lambda name: _SYNCHRONISING.search(name) is not None)
+    named = events.among(is_runtime) & events.named(is_synchronising)
     copies = (work.kind == COPY) & (work.call >= 0)
     start, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
     return (

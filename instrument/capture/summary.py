@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from instrument.capture.metadata import Cost
 from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.steps import waits
-from instrument.capture.table import ALL, Table, duration
+from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
 from instrument.printable import printable
 
@@ -23,7 +23,7 @@ _RANGE_COLUMNS = (
     "backward_ns", "device_ns",
 )  # fmt: skip
 # Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
-NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
+_NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Of these each nanosecond lies in one range alone.
 _OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
@@ -129,9 +129,7 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     Then a row for all others, and the rows of what belongs to no range, so that the shares add up to the whole.
     """
     total = ranges.column("total_ns")
-    order = sorted(range(len(ranges)), key=lambda i: -total[i])  # a parent goes before its children
-    order = order if rows == ALL else order[:rows]
-    kept = sorted(order)
+    kept = sorted(sorted(range(len(ranges)), key=lambda i: -total[i])[:rows])  # a parent goes before its children
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     columns["name"] = ["  " * depth + name for depth, name in zip(columns["depth"], columns["name"])]
     others = sorted(set(range(len(ranges))) - set(kept))
@@ -159,15 +157,14 @@ def device(capture: Capture) -> str:
     if not len(work.event):
         return ""
     waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
-    parts = {name: getattr(row, name) / row.total_ns if row.total_ns else 0.0 for name in _DEVICE_PARTS}
-    told = ", ".join(f"{share:.1%} {_DEVICE_PARTS[name]}" for name, share in parts.items())
-    lost = {name: int(waited[name][0]) / row.total_ns if row.total_ns else 0.0 for name in _BOUND_BY if name in waited}
-    lost |= {name: parts[name] for name in _BOUND_BY if name in parts}
-    most = max(lost, key=lambda name: lost[name])
-    binds = _BOUND_BY[most].format(lost[most])
-    if lost[most] < _BINDING:
-        binds = f"Device-bound: {parts['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
-    return f"Device: {duration(row.total_ns)} from its first work to its last, {told}.\n{binds}"
+    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {name: int(ns[0]) for name, ns in waited.items()}
+    share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
+    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
+    most = max(_BOUND_BY, key=lambda name: share[name])
+    binds = _BOUND_BY[most].format(share[most])
+    if share[most] < _BINDING:
+        binds = f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
+    return f"Device: {duration(row.total_ns)} from its first work to its last, {parts}.\n{binds}"
 
 
 def unlaunched(capture: Capture) -> str:
@@ -227,15 +224,24 @@ def to_html(capture: Capture) -> str:
 def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
     """What stands above the outline of the ranges, or above the ranges sorted by a column."""
     count = len(capture.ranges)
-    few = "" if rows == ALL or count <= rows else f", the {rows} of {count} with the most host time"
-    few = few if by is None else f", {count if rows == ALL else min(rows, count)} of {count}, by {by}"
+    few = "" if count <= rows else f", the {rows} of {count} with the most host time"
+    few = few if by is None else f", {min(rows, count)} of {count}, by {by}"
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 
 
 def operators_title(capture: Capture, rows: int, count: int, by: str) -> str:
     """What stands above the first operators."""
-    shown = count if rows == ALL else min(rows, count)
-    return f"Operators, {shown} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+    return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+
+
+def without_ranges(operators: Table) -> Table:
+    """The rows of the operator table that are shown nowhere else."""
+    return operators.where(lambda row: row.kind not in _NO_OPERATORS)
+
+
+def costliest_by(operators: Table) -> str:
+    """What the costliest operators are told by: their own time, on the device where any worked."""
+    return "self_device_ns" if any(operators.column("self_device_ns")) else "self_host_ns"
 
 
 def _ranges(capture: Capture) -> str:
@@ -246,11 +252,10 @@ def _ranges(capture: Capture) -> str:
 
 
 def _operators(capture: Capture) -> str:
-    operators = capture.operators.where(lambda row: row.kind not in NO_OPERATORS)
+    operators = without_ranges(capture.operators)
     if not len(operators):
         return "<p>No operators.</p>"
-    on_device = any(operators.column("self_device_ns"))
-    key = "self_device_ns" if on_device else "self_host_ns"
+    key = costliest_by(operators)
     shown = operators.sort(key).head(_OPERATORS)
     return f"<p>{operators_title(capture, _OPERATORS, len(operators), key)}</p>{shown._repr_html_()}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -11,8 +12,8 @@ from typing import Literal
 from instrument.capture import Capture
 from instrument.capture.operators import By as Grouping
 from instrument.capture.summary import (
-    NO_OPERATORS,
     cost,
+    costliest_by,
     device,
     heading,
     inside_compiled,
@@ -21,6 +22,7 @@ from instrument.capture.summary import (
     outline,
     ranges_title,
     unlaunched,
+    without_ranges,
 )
 from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
 from instrument.errors import CaptureError, ConfigError
@@ -159,6 +161,7 @@ def render(
         TraceError: the trace cannot be read.
     """
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
+    rows = sys.maxsize if rows == ALL else rows
     parts = [heading(capture), device(capture) if chosen is None and (ranges or operators) else ""]
     if ranges:
         parts += [_range_part(capture, rows, chosen, sort_ranges), inside_compiled(capture)]
@@ -286,10 +289,10 @@ def _operator_part(
 ) -> str:
     if not len(table):
         return "No operators."
-    sort, note = sort or ("self_device_ns" if any(table.column("self_device_ns")) else "self_host_ns"), ""
+    sort, note = sort or costliest_by(table), ""
     if not _known(table, sort):
         note, sort = f"; {sort} was not recorded", "self_host_ns"
-    table = table.where(lambda row: row.kind not in NO_OPERATORS)
+    table = without_ranges(table)
     if not len(table):
         return "No operators."
     shown = _with_waits(table.sort(sort).head(rows))
