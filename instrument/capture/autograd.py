@@ -10,6 +10,9 @@ operators agree best with the nodes: by name (`AddmmBackward0`, `aten::addmm`), 
 Gradient accumulation bears no sequence number. The engine runs it as soon as its input is there, before any other node
 (sequence_nr in torch/csrc/autograd/node.h): it goes where the node just before it on the same thread went. That is a
 guess, and told apart.
+
+A backward node in which operators record gradients again does what the forward did before: activation checkpointing.
+Ranges in there, of names that are opened elsewhere too, bear the label " (recomputed)".
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from instrument.names import RESUMED
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATION = "torch::autograd::AccumulateGrad"
+RECOMPUTED = " (recomputed)"
 _BACKWARD = re.compile(r"Backward\d*$")
 
 
@@ -38,7 +42,7 @@ class Marks:
 
     `around` is the path of the innermost range at or above each mark, `placed` the one that its own time belongs to: of
     a range its own path, of a backward node that of the innermost range around its forward operator. -1: there is none.
-    `lost` are the backward nodes of which it is not known.
+    `lost` are the backward nodes of which it is not known, `recomputed` the ranges that run the forward once more.
     """
 
     nodes: Forest
@@ -50,6 +54,7 @@ class Marks:
     around: Ints
     placed: Ints
     lost: Flags
+    recomputed: Flags
 
 
 def marks(events: Events, forest: Forest) -> Marks:
@@ -59,11 +64,14 @@ def marks(events: Events, forest: Forest) -> Marks:
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward)
     codes, names = _plain_names(events)
-    paths, opened = paths_of(ranges, codes[events.name[ranges.index]], names)
+    name = codes[events.name[nodes.index]]
+    recomputed = _recomputed(events, forest, nodes, inner, backward, name)
+    labelled = np.where(recomputed, name + len(names), name)[~backward]
+    paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
     around = np.append(opened, -1)[range_of]
     home, lost = _homes(events, forest, nodes, inner, backward)
     placed = np.where(home >= 0, around[home], -1)
-    return Marks(nodes, inner, backward, ranges, opened, paths, around, placed, lost)
+    return Marks(nodes, inner, backward, ranges, opened, paths, around, placed, lost, recomputed)
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
@@ -83,6 +91,22 @@ def is_backward(events: Events) -> Flags:
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
     """Which of some nodes, as positions among the events, add to a leaf's gradient."""
     return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
+
+
+def _recomputed(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags, name: Ints) -> Flags:
+    """Which marks are ranges of the forward that a backward node runs once more; `name` is a number for each name.
+
+    Operators record gradients in a backward node also where `create_graph` is set, and there may be ranges of the
+    backward's own in it: these have names of their own.
+    """
+    holder = marks.nearest(backward)
+    recording = inner[events.records_gradients[forest.index]]
+    again = np.zeros(len(marks) + 1, np.bool_)
+    again[holder[recording[recording >= 0]]] = True
+    again[-1] = False  # of no backward node
+    in_forward = np.unique(name[(holder < 0) & ~backward])
+    found: Flags = again[holder] & ~backward & np.isin(name, in_forward)
+    return found
 
 
 def _homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
@@ -130,7 +154,7 @@ def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
     `order` holds the host's events by thread and start, those around others first.
     """
     found = np.full(len(nodes), -1)
-    numbered = order[(events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0))[order]]
+    numbered = order[events.records_gradients[order]]
     asking = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
     made = {}

@@ -235,6 +235,12 @@ class Events:
         """How long each event took; 0 where the file gives a negative time."""
         return self.end_ns - self.start_ns
 
+    @property
+    def records_gradients(self) -> Flags:
+        """The operators that were called while gradients were recorded, without the backward nodes."""
+        found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
+        return found
+
     def among(self, test: frozenset[str] | Callable[[str], bool]) -> Flags:
         """A mask of the events whose category is in a set, or passes a test."""
         passes = test.__contains__ if isinstance(test, frozenset) else test

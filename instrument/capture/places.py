@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.capture.autograd import is_accumulation
-from instrument.capture.events import OPERATOR, Flags, Ints
+from instrument.capture.events import Flags, Ints
 from instrument.capture.flops import UNKNOWN
 from instrument.capture.host import Host
 
 OPTIMIZER_STEP = "Optimizer.step#"
-KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced")
-FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED = range(5)
+KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced", "recompute")
+FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED, RECOMPUTE = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _kinds(host: Host) -> Ints:
     """What each mark's own time is."""
     events, marks = host.events, host.marks
     under_step = np.append(_under_step(host), False)
-    of_range = np.where(under_step[marks.around], OPTIMIZER, FORWARD)
+    of_range = np.where(marks.recomputed, RECOMPUTE, np.where(under_step[marks.around], OPTIMIZER, FORWARD))
     of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
     return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
 
@@ -112,8 +112,7 @@ def _under_step(host: Host) -> Flags:
 def _recording_gradients(host: Host) -> Ints:
     """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
     events, marks = host.events, host.marks
-    recording = events.among(OPERATOR) & (events.sequence >= 0) & (events.forward_thread == 0)
-    mark = marks.inner[recording[host.forest.index]]
+    mark = marks.inner[events.records_gradients[host.forest.index]]
     mark = mark[mark >= 0]
     around = marks.around[mark[~marks.backward[mark]]]
     return np.bincount(around[around >= 0], minlength=len(marks.paths.names))

@@ -19,7 +19,17 @@ from instrument.capture.events import (
 from instrument.capture.host import Host
 from instrument.capture.nesting import Forest
 from instrument.capture.paths import Paths
-from instrument.capture.places import ACCUMULATE, BACKWARD, FORWARD, KINDS, OPTIMIZER, UNPLACED, Places, places
+from instrument.capture.places import (
+    ACCUMULATE,
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    OPTIMIZER,
+    RECOMPUTE,
+    UNPLACED,
+    Places,
+    places,
+)
 from instrument.capture.places import summed as _summed
 from instrument.capture.rules import HONEST
 from instrument.capture.steps import stepped_ns
@@ -31,7 +41,7 @@ from instrument.names import RESUMED
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 _ORDER = (
     "calls", "slices", "host_ns", "self_host_ns", "total_ns", "self_total_ns",
-    "forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns",
+    "forward_ns", "backward_ns", "accumulate_ns", "recompute_ns", "optimizer_ns",
     "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
     "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
     "share", "device_share", "host_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
@@ -62,12 +72,16 @@ class RangeTable(Table):
     - `host_ns`, `self_host_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
     - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
       they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `host_ns`, without the
-      backward nodes that ran inside.
+      backward nodes that ran inside and without `recompute_ns`.
     - `total_ns`, `self_total_ns`: all host time that the range caused, each nanosecond once: `forward_ns`,
-      `backward_ns`, `accumulate_ns` and `optimizer_ns` together, and the same without that of the ranges inside.
+      `backward_ns`, `accumulate_ns`, `recompute_ns` and `optimizer_ns` together, and the same without that of the
+      ranges inside.
     - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
       `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
-      went: a guess. Both None where the trace shows no engine.
+      went: a guess. `recompute_ns`: of `host_ns` what ran in ranges that activation checkpointing opens once more
+      during the backward; such a range is called "NAME (recomputed)", and is where a backward of its own is placed,
+      which only `use_reentrant=True` gives it. What is recomputed outside of ranges is in `backward_ns`. All three are
+      None where the trace shows no engine.
     - `device_ns` sums the device events launched inside or by its backward (accumulation too), each once;
       `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
       `device_idle_ns` is how much of `host_ns` passed while no device event ran, whoever launched it.
@@ -113,7 +127,8 @@ class RangeTable(Table):
 
         The sum of `host_ns` is the time in which a thread was in any host event (an operator, range, step or runtime
         call), over all threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess),
-        optimizer, unplaced (backward nodes whose forward operator is not in the trace), or forward: all else.
+        optimizer, recompute, unplaced (backward nodes whose forward operator is not in the trace), or forward: all
+        else.
         `device_ns` sums what each part launched.
         """
         places, device = self._places, self._places.device_ns
@@ -208,7 +223,7 @@ class RangeTable(Table):
         """Host time by the range around it, and by kind at the range where it is placed."""
         places, summed = self._places, self._paths.summed
         columns = {"self_host_ns": _cells(self._own(places.host_ns, group, count), count)}
-        for kind in (FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER):
+        for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
             values = np.where(places.kind == kind, places.host_ns, 0)
             columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
         columns["total_ns"] = _cells(summed(places.host_ns, group, count, places.placed), count)
@@ -216,7 +231,7 @@ class RangeTable(Table):
             _summed(places.host_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
         )
         if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
-            columns["backward_ns"] = columns["accumulate_ns"] = [None] * count
+            columns |= dict.fromkeys(("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count)
         return columns
 
     def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
@@ -230,7 +245,7 @@ class RangeTable(Table):
 
         device = of_both(places.device_ns)
         busy = None if device is None else self._busy(group, count)
-        direct = np.isin(places.kind, (FORWARD, OPTIMIZER))
+        direct = np.isin(places.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
         own = None if places.device_ns is None else self._own(np.where(direct, places.device_ns, 0), group, count)
         flops, known = of_both(places.flops), of_both(places.operations)
         columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}

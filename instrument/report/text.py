@@ -64,6 +64,7 @@ RANGE_COLUMNS = (
     "forward_ns",
     "backward_ns",
     "accumulate_ns",
+    "recompute_ns",
     "optimizer_ns",
     "device_ns",
     "device_ns_per_step",

@@ -355,11 +355,40 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     body()
     found = record(tmp_path / "trace.json", body).capture
     rows = {row.path: row for row in found.ranges}
-    assert set(rows) == {"forward", "forward/block", "backward", "backward/block"}
-    where = "backward/block" if reentrant else "forward/block"
+    again = "backward/block (recomputed)"
+    assert set(rows) == {"forward", "forward/block", "backward", again}
+    where = again if reentrant else "forward/block"
     assert rows[where].backward_ns > 0
-    assert rows["backward/block"].forward_ns == rows["backward/block"].host_ns > 0
+    assert rows[again].recompute_ns == rows[again].host_ns == rows["backward"].recompute_ns > 0
+    assert rows[again].forward_ns == rows["forward/block"].recompute_ns == 0
+    assert [row.name for row in found.ranges.by("name")] == ["forward", "block", "backward", "block (recomputed)"]
+    parts = {(row.path, row.kind): row.host_ns for row in found.ranges.parts}
+    assert parts[again, "recompute"] == rows[again].host_ns
     assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events)
+
+
+def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(tmp_path) -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, grad):
+            with record_function("derivative"):
+                return grad * 3 * ctx.saved_tensors[0] ** 2
+
+    def body() -> None:
+        x = torch.ones(4, requires_grad=True)
+        with record_function("forward"):
+            y = Cube.apply(x).sum()
+        with record_function("backward"):
+            torch.autograd.grad(y, x, create_graph=True)
+
+    found = record(tmp_path / "trace.json", body).capture
+    assert [row.path for row in found.ranges] == ["forward", "backward", "backward/derivative"]
+    assert sum(found.ranges.column("recompute_ns")) == 0
 
 
 def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_path) -> None:

@@ -43,7 +43,8 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
         "path name depth calls slices host_ns self_host_ns total_ns self_total_ns "
-        "forward_ns backward_ns accumulate_ns optimizer_ns device_ns self_device_ns device_busy_ns device_idle_ns "
+        "forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
+        "device_ns self_device_ns device_busy_ns device_idle_ns "
         "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
         "share device_share host_ns_per_step device_ns_per_step min_ns median_ns p95_ns max_ns"
     )
@@ -242,7 +243,8 @@ def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
     unknown = (
-        "backward_ns accumulate_ns device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
+        "backward_ns accumulate_ns recompute_ns "
+        "device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
         "device_allocated_bytes device_bytes flops flops_per_second device_share "
         "host_ns_per_step device_ns_per_step"
     )
