@@ -29,9 +29,10 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of one module, with the number of its calls."""
+    """The range of one module, with the name of its class where that is to be told, and the number of its calls."""
 
     name: str
+    type: str | None = None
     calls: int = 0
     label: str = field(init=False)
 
@@ -67,7 +68,8 @@ def attached(module: nn.Module) -> ModuleRange | None:
 
 def attach(module: nn.Module, name: str) -> ModuleRange:
     """Give a module a range, until it is detached; the caller keeps the module alive until then."""
-    made = _attached[id(module)] = ModuleRange(name)
+    kind = type(getattr(module, "_orig_mod", module)).__name__
+    made = _attached[id(module)] = ModuleRange(name, kind)
     _refresh()
     return made
 

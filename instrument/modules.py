@@ -91,6 +91,11 @@ def is_instrumented(model: nn.Module) -> bool:
     return model in _instrumented
 
 
+def any_instrumented() -> bool:
+    """Whether any model's submodules get ranges in windows."""
+    return bool(_instrumented)
+
+
 def named_models(given: Any) -> dict[str, nn.Module]:
     """A session's models by the prefix of their ranges' names, which is empty for a single one.
 
@@ -165,6 +170,14 @@ class ModuleRanges:
         before = self._calls_before | (self._marks_before if of_marks else {})
         names = {each.name for each in before}  # a compiled model and the one in it share theirs
         return names - {each.name for each, calls in before.items() if each.calls > calls}
+
+    def types(self) -> dict[str, str]:
+        """The class of each submodule whose range was opened, by its name; of several, all of them."""
+        found: dict[str, set[str]] = {}
+        for each, calls in self._calls_before.items():
+            if each.calls > calls and each.type is not None:
+                found.setdefault(each.name, set()).add(each.type)
+        return {name: " or ".join(sorted(types)) for name, types in found.items()}
 
     def __enter__(self) -> ModuleRanges:
         for name, module in _chosen():

@@ -18,6 +18,12 @@ MOMENT = " (mark)"
 #: How the ranges of steps begin, which the profiler numbers.
 STEP_PREFIX = "ProfilerStep#"
 
+#: What activation checkpointing runs once more has this behind its range's name, where a trace is read.
+RECOMPUTED = " (recomputed)"
+
+#: How torch names the calls of compiled code, with the number of the region behind it.
+REGION = "Torch-Compiled Region: "
+
 _MARK = "utf8:"
 _SAFE = "".join(map(chr, range(32, 127))).translate(str.maketrans("", "", '"\\%'))
 

@@ -244,9 +244,10 @@ class Recorder:
         if self._execution_trace is not None:
             self._execution_trace.end()
 
-    def not_timed(self) -> dict[str, Any]:
-        """What the window cannot show, for `capture.json`; to be asked once the window has ended.
+    def about_ranges(self) -> dict[str, Any]:
+        """What the trace cannot tell of the ranges, for `capture.json`; to be asked once the window has ended.
 
+        `module_types` are the classes of the submodules whose ranges were opened.
         `swallowed` are ranges that Dynamo traced away, with the compiled region that holds them; `modules_not_seen` are
         submodules whose range never opened: not called, or inside a compiled region, and where this process compiles
         marked modules too. `graphs_compiled` tells how many graphs Dynamo compiled since the warm-up began, whose time
@@ -254,6 +255,7 @@ class Recorder:
         """
         return {
             "swallowed": [{"range": name, "region": region} for name, region in emit.still_swallowed()],
+            "module_types": self._modules.types(),
             "modules_not_seen": sorted(self._modules.unseen(of_marks=_compiled_graphs() > 0)),
             "graphs_compiled": _compiled_graphs() - self._graphs_before,
         }

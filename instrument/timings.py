@@ -28,7 +28,7 @@ from instrument.capture.table import Table
 from instrument.capture.timings import summary_table
 from instrument.config import TimingsConfig
 from instrument.files import make_folder, open_to_append
-from instrument.modules import ModuleRanges
+from instrument.modules import ModuleRanges, any_instrumented
 from instrument.names import from_trace
 
 #: The row of whole steps, named as the operator table names them.
@@ -278,7 +278,9 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         emit.arm(self._ranges)
-        logger.info("Times every range and step, into {} every {} steps", self.path, self._every)
+        more = "; profiler.timings.modules=true times the model's submodules too"
+        hint = more if self._modules is None and any_instrumented() else ""
+        logger.info("Times every range and step, into {} every {} steps{}", self.path, self._every, hint)
 
     def begin_step(self) -> None:
         """Count a step from now on."""

@@ -254,7 +254,7 @@ class Windows:
 
     def _about(self, recorder: Recorder, facts: dict[str, Any], config: ProfilerConfig) -> dict[str, Any]:
         about = metadata.describe(facts, recorder.started_at or 0.0, self._activities, config.plain())
-        about |= {"annotations_disabled": emit.disabled, **recorder.not_timed()}
+        about |= {"annotations_disabled": emit.disabled, **recorder.about_ranges()}
         about["user_metadata"] = dict(self._user_metadata)
         _warn_compiled(about["graphs_compiled"], facts)
         return about

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from instrument import Session, emit, instrument_model, module_calls, profiled
 from instrument.errors import ConfigError
 from instrument.modules import ModuleRanges, forget, is_instrumented
+from instrument.report.text import render
 
 
 class Attention(nn.Module):
@@ -421,3 +422,41 @@ def test_no_models_at_all_are_none(tmp_path: Path) -> None:
     with Session(active=1, model=[], output_dir=tmp_path) as session:
         session.step()
     assert list(session.captures[0].ranges) == []
+
+
+def test_the_classes_of_submodules_are_told_beside_their_names(tmp_path: Path) -> None:
+    models = {"flat": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "deep": Model()}
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=models) as session:
+        models["flat"](X)
+        models["deep"].encode(X)
+        session.step()
+    (capture,) = session.captures
+    types = {row.name: row.module_type for row in capture.ranges}
+    assert types == {
+        "flat": "Sequential",
+        "flat.0": "Linear",
+        "flat.1": "ReLU",
+        "flat.2": "Linear",
+        "deep.layers.0": "Block",
+        "deep.layers.0.attention": "Attention",
+        "deep.layers.0.mlp": "Sequential",
+        **{f"deep.layers.0.{name}": "Linear" for name in ("attention.q", "attention.k", "mlp.0")},
+        "deep.layers.0.mlp.1": "ReLU",
+    }
+    text = render(capture)
+    assert "\nflat: Sequential " in text
+    assert "\n  flat.1: ReLU " in text
+    assert "Modules not called in this window: deep (with 8 inside)\n" in text
+    assert "flat/flat.0: Linear " in render(capture, sort_ranges="calls", rows=-1)
+
+
+def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_none(tmp_path: Path) -> None:
+    one, other = instrument_model(nn.Sequential(nn.Linear(4, 4))), instrument_model(nn.Sequential(nn.ReLU()))
+    with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
+        other(one(X))
+        session.step()
+    forget(one)
+    forget(other)
+    text = render(session.captures[0])
+    assert "\n  0: Linear or ReLU " in text
+    assert "\nSequential  " in text

@@ -303,7 +303,8 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     assert [entry["run"]["max_ns"] for entry in forward] == [4_000, 8_000, 10_000]
     assert forward[-1]["run"]["p50_ns"] == pytest.approx(5_000, rel=0.02)
     assert {name for line in written for name in line["ranges"]} == {"forward", STEP}
-    assert any(line.startswith("Times every range and step, into ") for line in log.at("INFO"))
+    (line,) = [line for line in log.at("INFO") if line.startswith("Times every range and step, into ")]
+    assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
     assert session.timings is not None
     assert list(table) == list(session.timings.table())
@@ -472,7 +473,7 @@ def net() -> Iterator[nn.Module]:
     forget(made)
 
 
-def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Path, net: nn.Module) -> None:
+def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Path, net: nn.Module, log: Log) -> None:
     net.add_module("unused", nn.Identity())
     for modules, expected in ((False, 2), (True, 6)):
         options = {"wait": 2, "active": 2, "repeat": 1, "timings": {"modules": modules}}
@@ -485,6 +486,9 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Pa
         assert [(row.path, row.calls) for row in capture.ranges] == [("0", 2), ("1", 2)]
         assert capture.metadata["modules_not_seen"] == ["Sequential", "unused"]
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    said = [line for line in log.at("INFO") if line.startswith("Times every range")]
+    hint = "profiler.timings.modules=true times the model's submodules too"
+    assert [hint in line for line in said] == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's own

@@ -32,6 +32,7 @@ from instrument.capture.steps import steps as _steps
 from instrument.capture.summary import to_html
 from instrument.capture.table import Table
 from instrument.errors import CaptureError
+from instrument.names import REGION
 from instrument.printable import printable
 
 METADATA_FILE = metadata.METADATA_FILE
@@ -40,8 +41,6 @@ TRACE_FILES = ("trace.json.gz", "trace.json")
 NOTE_FILE = "upload.json"
 # Files are named after a capture, with more before and behind.
 _LONGEST_NAME = 128
-# How torch names the calls of compiled code, with the number of the region behind it.
-REGION = "Torch-Compiled Region: "
 
 __all__ = ["Capture"]
 
@@ -153,7 +152,7 @@ class Capture:
     @cached_property
     def ranges(self) -> RangeTable:
         """The range tree of the annotations, and the whole in parts; see `instrument.capture.ranges.RangeTable`."""
-        return _ranges(self.host)
+        return _ranges(self.host, self.about.module_types)
 
     @cached_property
     def work(self) -> Work:

@@ -25,11 +25,10 @@ import numpy as np
 from instrument.capture.events import ANNOTATION, OPERATOR, Events, Flags, Ints, flags, is_moment, is_step
 from instrument.capture.nesting import Forest
 from instrument.capture.paths import Paths, paths_of
-from instrument.names import RESUMED
+from instrument.names import RECOMPUTED, RESUMED
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATION = "torch::autograd::AccumulateGrad"
-RECOMPUTED = " (recomputed)"
 _BACKWARD = re.compile(r"Backward\d*$")
 
 

@@ -91,6 +91,7 @@ class Metadata(Struct):
     cost: Cost = field(default_factory=Cost)
     swallowed: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
+    module_types: dict[str, str] = field(default_factory=dict)
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)
     sinks_inline: list[str] = field(default_factory=list)

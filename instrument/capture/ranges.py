@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from instrument.capture.steps import stepped_ns
 from instrument.capture.table import Table
 from instrument.capture.timeline import Intervals, merged, sweep
 from instrument.errors import ConfigError
-from instrument.names import RESUMED
+from instrument.names import RECOMPUTED, RESUMED
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 _ORDER = (
@@ -64,8 +65,8 @@ class RangeTable(Table):
     """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
 
     `path` is the names of the ranges around it on the same thread, joined by "/"; one of more than 2,000 characters has
-    a number in place of its middle. `depth` is 0 for the outermost. Times are whole nanoseconds. What the trace cannot
-    tell is None.
+    a number in place of its middle. `depth` is 0 for the outermost. `module_type` is the class of the submodule of that
+    name, where the session had a model. Times are whole nanoseconds. What the trace cannot tell is None.
 
     - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
       that began before the window only slices are seen, so calls may be 0.
@@ -102,13 +103,21 @@ class RangeTable(Table):
     ranges.
     """
 
-    def __init__(self, paths: Paths, slices: Slices, places: Places, steps: int) -> None:
+    def __init__(
+        self, paths: Paths, slices: Slices, places: Places, steps: int, module_types: Mapping[str, str]
+    ) -> None:
         self._paths, self._slices, self._places, self._steps = paths, slices, places, steps
-        labels: dict[str, Sequence[Any]] = {"path": paths.texts, "name": paths.names, "depth": paths.depths}
+        types = [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names]
+        labels: dict[str, Sequence[Any]] = {
+            "path": paths.texts,
+            "name": paths.names,
+            "module_type": types,
+            "depth": paths.depths,
+        }
         super().__init__({**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))})
 
     def by(self, what: Literal["name"]) -> Table:
-        """One row for each name, in the order of the tree; the columns are those of the tree but `path` and `depth`.
+        """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
 
         A range inside another of its name is a call of its own, and counts once in times, bytes and FLOPs.
 
@@ -307,8 +316,10 @@ class RangeTable(Table):
         return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
 
 
-def ranges(host: Host) -> RangeTable:
+def ranges(host: Host, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
+
+    `module_types` are the classes of submodules by the names of their ranges.
 
     Cost: about 0.4 µs an event, half of it the host's nesting, however deep the ranges lie; for `device_busy_ns` the
     device's intervals are put together once for every range that they count in.
@@ -316,7 +327,7 @@ def ranges(host: Host) -> RangeTable:
     events, marks = host.events, host.marks
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
     slices = Slices(marks.ranges, marks.opened, resumed, _spans(host, marks.ranges))
-    return RangeTable(marks.paths, slices, places(host), len(host.steps))
+    return RangeTable(marks.paths, slices, places(host), len(host.steps), module_types)
 
 
 def _spans(host: Host, opened: Forest) -> dict[str, Ints | None]:

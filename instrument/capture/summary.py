@@ -12,6 +12,7 @@ from instrument.capture.operators import UNLAUNCHED_ROW
 from instrument.capture.steps import waits
 from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
+from instrument.names import REGION
 from instrument.printable import printable
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _BINDING = 0.2
 _TRIFLE = 0.01
 # Unrecorded steps that recorded ones are compared with.
 _ENOUGH_STEPS = 10
+# Modules named that were not called.
+_FEW = 4
 
 
 def heading(capture: Capture) -> str:
@@ -131,13 +134,32 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     total = ranges.column("total_ns")
     kept = sorted(sorted(range(len(ranges)), key=lambda i: -total[i])[:rows])  # a parent goes before its children
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
-    columns["name"] = ["  " * depth + name for depth, name in zip(columns["depth"], columns["name"])]
+    labels = zip(columns["depth"], columns["name"], columns["module_type"])
+    columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
     others = sorted(set(range(len(ranges))) - set(kept))
     more: list[dict[str, Any]] = [row._asdict() for row in ranges.rest]
     if others:
         sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
         more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
     return Table({name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()})
+
+
+def with_type(name: str, module_type: str | None) -> str:
+    """A range's name or path with the class of its module, as torch shows modules: "layers.0: Linear"."""
+    own = name.rpartition("/")[2].rpartition(".")[2]  # the range of a model as a whole is called like its class
+    return name if module_type in (None, own) else f"{name}: {module_type}"
+
+
+def unmarked(capture: Capture) -> str:
+    """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
+    inside = sum(share or 0.0 for share in capture.ranges.column("share"))
+    outside = sum(row.share or 0.0 for row in capture.ranges.rest)
+    if capture.folder is None or capture.about.annotations_disabled or outside <= inside:
+        return ""
+    add = "give the session the model (model=…), or mark code with @profiled"
+    if capture.about.module_types:
+        add = "mark what runs beside the model with @profiled"
+    return f"{outside:.0%} of the time is in no range: {add}."
 
 
 def _sum(cells: Sequence[float | None]) -> float | None:
@@ -188,9 +210,21 @@ def inside_compiled(capture: Capture) -> str:
         by_region.setdefault(row.region, []).append(row.name)
     lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
     if unseen := capture.about.modules_not_seen:
-        few = ", ".join(unseen[:8]) + (f" and {len(unseen) - 8} more" if len(unseen) > 8 else "")
-        lines.append(f"Modules not called in this window, or inside a compiled region: {few}")
+        compiled = any(name.startswith(REGION) for name in capture.events.names)
+        where = ", or inside a compiled region" if compiled else ""
+        lines.append(f"Modules not called in this window{where}: {_few_modules(unseen)}")
     return "\n".join(map(printable, lines))
+
+
+def _few_modules(names: Sequence[str]) -> str:
+    """The first of some submodules; of one and what lies in it, it alone."""
+    inside: dict[str, int] = {}
+    for name in sorted(names, key=lambda name: name.count(".")):
+        parts = name.split(".")
+        outer = next((each for k in range(1, len(parts)) if (each := ".".join(parts[:k])) in inside), None)
+        inside[outer or name] = inside[outer] + 1 if outer else 0
+    shown = [f"{name} (with {count} inside)" if count else name for name, count in sorted(inside.items())]
+    return ", ".join(shown[:_FEW]) + (f" and {len(shown) - _FEW} more" if len(shown) > _FEW else "")
 
 
 def not_recorded(capture: Capture, operators: Table) -> str:

@@ -22,6 +22,8 @@ from instrument.capture.summary import (
     outline,
     ranges_title,
     unlaunched,
+    unmarked,
+    with_type,
     without_ranges,
 )
 from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
@@ -165,7 +167,7 @@ def render(
     rows = sys.maxsize if rows == ALL else rows
     parts = [heading(capture), device(capture) if chosen is None and (ranges or operators) else ""]
     if ranges:
-        parts += [_range_part(capture, rows, chosen, sort_ranges), inside_compiled(capture)]
+        parts += [_range_part(capture, rows, chosen, sort_ranges), unmarked(capture), inside_compiled(capture)]
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
@@ -263,7 +265,8 @@ def as_json(
 def _sorted_ranges(table: Table, rows: int, columns: list[str] | None, sort: str) -> str:
     shown = table.sort(sort).head(rows)
     columns = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES}))
-    named = Table({"name": shown.column("path"), **{name: shown.column(name) for name in columns if name != "name"}})
+    paths = [with_type(row.path, row.module_type) for row in shown]
+    named = Table({"name": paths, **{name: shown.column(name) for name in columns if name != "name"}})
     text, _ = _text(named, columns)
     return text
 

@@ -42,7 +42,7 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
-        "path name depth calls slices host_ns self_host_ns total_ns self_total_ns "
+        "path name module_type depth calls slices host_ns self_host_ns total_ns self_total_ns "
         "forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
         "device_ns self_device_ns device_busy_ns device_idle_ns "
         "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
@@ -50,7 +50,7 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     )
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
-    flat = tuple(name for name in expected.split() if name not in ("path", "depth"))
+    flat = tuple(name for name in expected.split() if name not in ("path", "module_type", "depth"))
     assert capture(tmp_path, STEPPED).ranges.by("name").columns == flat
     assert len(capture(tmp_path, []).ranges.by("name")) == len(capture(tmp_path, []).ranges.parts.where(path="a")) == 0
 
@@ -243,7 +243,7 @@ def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
     unknown = (
-        "backward_ns accumulate_ns recompute_ns "
+        "module_type backward_ns accumulate_ns recompute_ns "
         "device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
         "device_allocated_bytes device_bytes flops flops_per_second device_share "
         "host_ns_per_step device_ns_per_step"

@@ -11,7 +11,8 @@ from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import capture, kernel, span
 from instrument.capture import Capture
-from instrument.capture.summary import device
+from instrument.capture.summary import device, unmarked
+from instrument.report.text import render
 
 
 def names(html: str) -> list[str]:
@@ -41,6 +42,25 @@ def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_pat
         "<p>Ranges, the 20 of 50 with the most host time; share: self total, with the backward it caused, of " in shown
     )
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
+
+
+def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
+    half, little = [span("forward", 0, 50, "user_annotation"), span("aten::mm", 50, 50)], span("aten::mm", 100, 1)
+    assert unmarked(write_capture(tmp_path, half, "half")) == ""
+    bare = write_capture(tmp_path, [*half, little], "little")
+    add = "give the session the model (model=…), or mark code with @profiled."
+    assert unmarked(bare) == f"50% of the time is in no range: {add}"
+    assert f"\n\n50% of the time is in no range: {add}\n\n" in render(bare)
+    modelled = write_capture(tmp_path, [*half, little], "modelled", module_types={"forward": "Net"})
+    assert unmarked(modelled) == "50% of the time is in no range: mark what runs beside the model with @profiled."
+    assert unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
+    assert unmarked(Capture.load(bare.trace_path)) == "", "who recorded it has no session"
+
+
+def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
+    unseen = ["a", *(f"a.{k}" for k in range(9)), "a.0.b", "b.c", *(f"d{k}.e" for k in range(5))]
+    shown = render(write_capture(tmp_path, steps(), modules_not_seen=unseen))
+    assert "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3 more\n" in shown
 
 
 def test_what_cannot_be_shown_is_told(tmp_path) -> None:
