@@ -36,6 +36,7 @@ _VIEWS = {
     "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
     "moments": ("moments", "the moments that were marked with instrument.mark"),
     "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
+    "memory-categories": ("memory_categories", "what memory was for, where profiler.memory_categories was on"),
     "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
     "copies": ("copies", "copies and memsets, with their bandwidth"),
     "launches": ("launches", "the host calls that launch device work, and how long it took to start"),
@@ -247,9 +248,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", metavar="RUN_FOLDER", type=_place, nargs="+", help="a folder of captures, traces by rank, or a URL")
     add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
-    add(
-        "--rows", metavar="N", type=_rows, default=_ROWS, help="rows shown of each table at most; -1: all (%(default)s)"
-    )
+    add("--rows", metavar="N", type=_rows, default=_ROWS, help="rows of each table at most; -1: all (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add("--columns", metavar="A,B", type=_names, help="columns of the ranges to show")
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")

@@ -24,7 +24,7 @@ from loguru import logger
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument import emit, module_calls, one_profiler, probe
+from instrument import emit, memory_categories, module_calls, one_profiler, probe
 from instrument.activities import chosen_types
 from instrument.config import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
@@ -82,6 +82,7 @@ class Recorder:
         self._emitting = emitting
         self._modules = ModuleRanges(stand_ins=config.graph)
         self.thread: Thread = current_thread()
+        self._tells_categories = config.memory_categories
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None
         self._execution_trace_folder = folder if config.execution_trace else None
@@ -261,7 +262,7 @@ class Recorder:
         }
 
     def save(self, path: Path) -> None:
-        """Write the trace as plain JSON, with the snapshot and the execution trace beside.
+        """Write the trace as plain JSON, with the snapshot, the execution trace and the categories of memory beside.
 
         Possible once: torch refuses a second export, and the recording is freed.
 
@@ -281,6 +282,8 @@ class Recorder:
             raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
         with _torch_can_open(path) as plain:
             self._profile.export_chrome_trace(str(plain))
+        if self._tells_categories and _ends_whole(path):
+            memory_categories.write(self._profile, path.parent)
         self._profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
         if not _ends_whole(path):
             raise CaptureError(

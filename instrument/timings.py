@@ -278,9 +278,8 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         emit.arm(self._ranges)
-        more = "; profiler.timings.modules=true times the model's submodules too"
-        hint = more if self._modules is None and any_instrumented() else ""
-        logger.info("Times every range and step, into {} every {} steps{}", self.path, self._every, hint)
+        more = "" if self._modules or not any_instrumented() else "; submodules with profiler.timings.modules=true"
+        logger.info("Times every range and step, into {} every {} steps{}", self.path, self._every, more)
 
     def begin_step(self) -> None:
         """Count a step from now on."""

@@ -45,7 +45,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"annotate"}, {"torch"}),
     ({"phases"}, set()),
     ({"modules"}, {"torch"}),
-    ({"probe", "execution_trace", "profile_hook"}, {"torch", "loguru"}),
+    ({"probe", "execution_trace", "memory_categories", "profile_hook"}, {"torch", "loguru"}),
     ({"limits"}, set()),
     ({"one_profiler"}, {"torch"}),
     ({"recorder"}, {"torch", "loguru"}),

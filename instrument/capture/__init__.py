@@ -11,6 +11,9 @@ from instrument import files
 from instrument.capture import cache, metadata, remote
 from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.capture.breakdown import breakdown as _breakdown
+from instrument.capture.categories import Categories
+from instrument.capture.categories import read as _categories
+from instrument.capture.categories import table as _memory_categories
 from instrument.capture.events import Events
 from instrument.capture.host import Host
 from instrument.capture.kernels import copies as _copies
@@ -208,6 +211,16 @@ class Capture:
     def memory(self) -> MemoryView:
         """What lived in memory over time, by device; see `instrument.capture.live_memory`."""
         return MemoryView(self.host)
+
+    @cached_property
+    def categories(self) -> list[Categories]:
+        """What lived in memory over time by torch's categories, by device; see `instrument.capture.categories`."""
+        return [] if self.folder is None else _categories(self.folder, self.events.base_ns)
+
+    @cached_property
+    def memory_categories(self) -> Table:
+        """What each of torch's categories of memory held, by device; see `instrument.capture.categories.table`."""
+        return _memory_categories(self.categories)
 
     @cached_property
     def swallowed(self) -> Table:

@@ -57,17 +57,23 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class Plot:
     """What lived on a device over time, for a plot: the values of `series` add up to it at each time.
 
-    `reserved_bytes` is what the allocator held, None where the trace does not tell.
+    `reserved_bytes` is what the allocator held, None where that is not known.
     """
 
     device: str
-    by: By
     time_ns: list[int]
     reserved_bytes: list[int] | None
     series: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Plot):
+    """What lived, told apart by what made it."""
+
+    by: By
 
 
 class MemoryView:
@@ -220,7 +226,7 @@ class MemoryView:
         """
         line = self.timeline(device)
         by = by or self.most_telling(line.device, most)
-        kept = _extremes(line, points)
+        kept = extremes(line.level_bytes, line.time_ns, points)
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
             codes = np.zeros_like(codes)  # nothing of it is shown by its name
@@ -375,11 +381,11 @@ def _lived_before(line: Timeline, freed: Ints) -> Ints:
     return before
 
 
-def _extremes(line: Timeline, points: int) -> Ints:
+def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
     """The positions of the highest and of the lowest level of each of so many equal spans of time, and both ends."""
-    level, since = line.level_bytes, line.time_ns - line.time_ns[0]
+    since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)
     rising = np.lexsort((level, span))
     bounds = np.searchsorted(span[rising], np.unique(span))
-    ends = np.array([0, len(level) - 1, line.peak])
+    ends = np.array([0, len(level) - 1, int(np.argmax(level))])
     return np.unique(np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends]))

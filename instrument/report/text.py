@@ -202,7 +202,7 @@ def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: 
     for name in filter(None, [sort, *(columns or ())]):
         if TORCH_NAMES.get(name, name) not in table.columns:
             raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
-    title, first = view.split(".")[0].capitalize(), (table.sort(sort) if sort else table).head(rows)
+    title, first = view.split(".")[0].capitalize().replace("_", " "), (table.sort(sort) if sort else table).head(rows)
     names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):

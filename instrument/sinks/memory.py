@@ -13,7 +13,8 @@ from pydantic import Field
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView
+from instrument.capture.categories import UNCLASSIFIED
+from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView, Plot
 from instrument.capture.table import Table, cell_text, duration
 from instrument.printable import printable_lines
 from instrument.sinks import Sink
@@ -25,7 +26,7 @@ Scale = Callable[[int], float]
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 300, 70, 18, 20
 # Okabe and Ito's colours, which those who see few colours can tell apart; grey is for what is not told apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
-_GREY = {BEFORE: "#9aa0a6", OTHERS: "#c9cdd2", UNKNOWN: "#7a8fa6"}
+_GREY = {BEFORE: "#9aa0a6", OTHERS: "#c9cdd2", UNKNOWN: "#7a8fa6", UNCLASSIFIED: "#7a8fa6"}
 
 
 class Memory(Sink):
@@ -33,11 +34,13 @@ class Memory(Sink):
 
     - `memory.html`: a page for each reader: the curve of each device, told apart by what made it, what lived at the
       peak, what each step left behind, the commonest sizes. One file, no script, nothing from the network.
+      With `profiler.memory_categories`, also by what it was for.
     - `memory.json`: the same as data.
     - `memory.raw.json.gz`: every allocation and free: `columns` names what each of `events` holds.
 
     Times in the data are nanoseconds on the trace's own clock. With shapes, ranges or stacks recorded it tells more,
-    but memory events are enough. Lost: what torch's form tells of parameters, gradients and activations.
+    but memory events are enough. Lost: what torch's form tells of parameters, gradients and activations, which
+    `profiler.memory_categories` has torch write.
 
     Cost: about 10 µs a memory event, most of it the raw form.
     """
@@ -122,7 +125,12 @@ def _section(capture: Capture, curve: Curve, rows: int) -> str:
     memory, device = capture.memory, curve.device
     facts = memory.devices.where(device=device)[0]
     start = curve.time_ns[0]
-    parts = [f"<section><h2>{escape(device)}</h2>", _headline(facts, start), _chart(capture, curve), _legend(curve)]
+    parts = [f"<section><h2>{escape(device)}</h2>", _headline(facts, start)]
+    parts += [_chart(capture, curve), _legend(curve, curve.by)]
+    for plot in (each.plot() for each in capture.categories if each.device == device):
+        parts += [_chart(capture, plot), _legend(plot, "category")]
+        categories = _of(capture.memory_categories, device)
+        parts.append(_table("By category, with what lived before the window", categories, rows, start))
     for by in dict.fromkeys((curve.by, *memory.kinds)):
         live = memory.live(by, device=device)
         if live[0].name is not None:
@@ -144,7 +152,7 @@ def _headline(facts: Any, start: int) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _chart(capture: Capture, curve: Curve) -> str:
+def _chart(capture: Capture, curve: Plot) -> str:
     """The curve as SVG: areas that stand on each other, the reserved bytes as a line, the steps as uprights."""
     first, last = curve.time_ns[0], curve.time_ns[-1]
     tops = [sum(values) for values in zip(*curve.series.values())] or [0]
@@ -202,18 +210,18 @@ def _upright(x: float, label: str) -> str:
     return f'{line}<text x="{x + 3}" y="12">{escape(label)}</text>'
 
 
-def _colour(curve: Curve, name: str) -> str:
+def _colour(curve: Plot, name: str) -> str:
     told = [each for each in curve.series if each not in _GREY]
     return _GREY.get(name) or _COLOURS[told.index(name) % len(_COLOURS)]
 
 
-def _legend(curve: Curve) -> str:
+def _legend(curve: Plot, by: str) -> str:
     names = [f'<span><i style="background:{_colour(curve, name)}"></i>{escape(name)}</span>' for name in curve.series]
     if curve.reserved_bytes:
         names.append('<span><i class="reserved"></i>held by the allocator</span>')
     if UNKNOWN in curve.series:
         names.append("The trace holds no addresses, so it cannot be told what lived.")
-    return f'<p class="legend">By {curve.by}: {"".join(names[::-1])}</p>'
+    return f'<p class="legend">By {by}: {"".join(names[::-1])}</p>'
 
 
 def _of(table: Table, device: str) -> Table:
@@ -249,6 +257,9 @@ _TITLES = {
     "peak_bytes": "at its peak",
     "size_bytes": "size",
     "kept": "not freed",
+    "at_peak_bytes": "at the peak",
+    "max_bytes": "at most",
+    "end_bytes": "at the end",
 }
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #656d76; --line: #d8dee4; --paper: #fff; }

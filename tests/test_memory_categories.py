@@ -1,0 +1,171 @@
+"""What memory was for, as torch classifies it: recorded by a session, read, and shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from made_captures import annotation, span, write_capture
+from torch import nn
+from torch.profiler._memory_profiler import MemoryProfileTimeline
+
+from instrument import Session
+from instrument.capture import Capture
+from instrument.capture.categories import CATEGORIES
+from instrument.cli import main
+from instrument.config import ProfilerConfig
+from instrument.errors import CaptureError
+from instrument.sinks.memory import Memory
+
+FLOAT = 4
+
+
+def recorded(folder: Path, **options: Any) -> tuple[Capture, nn.Module, torch.optim.Optimizer]:
+    """Two steps of a small training, recorded from the second on."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    options = {"memory_categories": True, "export": "inline", "output_dir": folder, "sinks": {}, **options}
+    with Session(wait=1, active=2, model=model, **options) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(16, 32)).sum().backward()
+            optimizer.step()
+            session.step()
+    return session.captures[0], model, optimizer
+
+
+def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(tmp_path: Path) -> None:
+    capture, model, optimizer = recorded(tmp_path)
+    rows = {row.category: row for row in capture.memory_categories}
+    assert {row.device for row in capture.memory_categories} == {"cpu"}
+    parameters = sum(each.numel() for each in model.parameters()) * FLOAT
+    assert rows["parameter"].start_bytes == rows["parameter"].end_bytes == parameters
+    moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
+    state = sum(each.numel() for each in moments) * FLOAT
+    steps = len(optimizer.state) * FLOAT
+    assert state <= rows["optimizer state"].end_bytes <= state + steps, "torch sees the counts of steps or not"
+    assert rows["gradient"].end_bytes == parameters
+    assert rows["activation"].max_bytes >= 2 * 16 * 64 * FLOAT
+    assert rows["activation"].end_bytes == 0
+    assert rows["input"].max_bytes >= 16 * 32 * FLOAT
+
+
+def test_all_categories_together_change_as_the_trace_says(tmp_path: Path) -> None:
+    capture, *_ = recorded(tmp_path)
+    (found,), line = capture.categories, capture.memory.timeline("cpu")
+    level = found.level_bytes
+    assert int(level[-1]) - found.before(level) == line.net_bytes[-1]
+    assert abs(int(found.time_ns[0] - line.time_ns[0])) < 2_000
+    assert abs(int(found.time_ns[-1] - line.time_ns[-1])) < 2_000
+
+
+def test_both_files_are_torchs_and_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MemoryProfileTimeline] = []
+    keep = MemoryProfileTimeline.__init__
+    monkeypatch.setattr(MemoryProfileTimeline, "__init__", lambda self, of: (keep(self, of), made.append(self))[0])
+    capture, *_ = recorded(tmp_path)
+    assert capture.folder is not None
+    for form, suffix in (("", ".json"), ("_raw", ".raw.json")):
+        getattr(made[0], f"export_memory_timeline{form}")(str(tmp_path / f"torchs{suffix}"), "cpu")
+    times, sizes = json.loads((capture.folder / "memory_categories_cpu.json").read_text())
+    assert [times, sizes] == json.loads((tmp_path / "torchs.json").read_text())
+    raw = json.loads(gzip.decompress((capture.folder / "memory_categories_cpu.raw.json.gz").read_bytes()))
+    assert raw == json.loads((tmp_path / "torchs.raw.json").read_text())
+    level = [0] * len(CATEGORIES)
+    for _, _, size, category in raw:
+        level[category] += size
+    assert level == sizes[-1][1:]
+
+
+def test_it_turns_on_what_torch_needs_and_its_time_counts_as_standing_still(tmp_path: Path, log: Log) -> None:
+    config = ProfilerConfig(memory_categories=True)
+    assert config.record_shapes
+    assert config.profile_memory
+    assert config.with_stack
+    told = "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and with_stack on"
+    assert [note.partition(":")[0] for note in config.notes] == [told]
+    assert ProfilerConfig(memory_categories=True, record_shapes=True, profile_memory=True, with_stack=True).notes == []
+
+
+def test_what_torch_cannot_classify_costs_these_files_alone(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("no such key")
+
+    monkeypatch.setattr(MemoryProfileTimeline, "_coalesce_timeline", fail)
+    capture, *_ = recorded(tmp_path)
+    assert log.at("WARNING") == ["torch cannot tell the window's memory by category (no such key); the rest is kept."]
+    assert capture.categories == []
+    assert len(capture.memory_categories) == 0
+    assert len(capture.memory.devices) == 1
+
+
+def test_the_page_draws_them_and_show_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture, *_ = recorded(tmp_path, sinks={"memory": {}})
+    assert capture.folder is not None
+    page = (capture.folder / "memory.html").read_text()
+    assert page.count("<svg") == 2
+    assert "<title>optimizer state</title>" in page
+    assert "<caption>By category, with what lived before the window</caption>" in page
+    assert main(["show", str(capture.folder), "--memory-categories"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("Memory categories")
+    assert lines[at + 1].split("  ")[0] == "device"
+    assert any(line.startswith("cpu     parameter ") for line in lines[at:])
+
+
+def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
+    events = [annotation("ProfilerStep#3", 0, 1000), span("aten::mm", 100, 300)]
+    capture = write_capture(folder, events, base_ns=1_000_000_000)
+    assert capture.folder is not None
+    (capture.folder / f"memory_categories_{device}.json").write_text(json.dumps(content))
+    return capture
+
+
+def test_each_number_is_that_of_its_column(tmp_path: Path) -> None:
+    nothing = [0] * 9
+    sizes = [[0, 100, *nothing[2:]], [0, 100, 0, 0, 0, 7, 0, 0, 0], [0, 100, 0, 0, 0, 9, 0, 0, 50], nothing]
+    capture = by_hand(tmp_path, [[1_000_200, 1_000_200, 1_000_300, 1_000_400], sizes])
+    (found,) = capture.categories
+    assert found.device == "cuda:0"
+    assert found.time_ns.tolist() == [200_000, 200_000, 300_000, 400_000]
+    assert [tuple(row) for row in capture.memory_categories] == [
+        ("cuda:0", "parameter", 100, 100, 100, 0),
+        ("cuda:0", "unknown", 50, 50, 0, 0),
+        ("cuda:0", "activation", 9, 9, 0, 0),
+    ]
+    first_event = by_hand(tmp_path / "other", [[1_000_200, 1_000_300], sizes[1:3]])
+    assert first_event.memory_categories.column("start_bytes") == [0, 0, 0], "none of it was there before"
+
+
+@pytest.mark.parametrize(
+    "content", [{}, [[1], []], [[], []], [[1], [[0, 1]]], [["1"], [[0] * 9]], [[2**60], [[0] * 9]], [[1], [[0] * 10]]]
+)
+def test_files_with_something_else_are_named(tmp_path: Path, content: Any) -> None:
+    capture = by_hand(tmp_path, content)
+    with pytest.raises(CaptureError, match=r"memory_categories_cuda-0\.json .*: remove it\.$"):
+        capture.categories  # noqa: B018
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    capture = by_hand(tmp_path, [[1], [[0] * 9]])
+    assert capture.folder is not None
+    file = capture.folder / "memory_categories_cuda-0.json"
+    file.rename(tmp_path / "elsewhere.json")
+    file.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(CaptureError, match="cannot be read"):
+        capture.categories  # noqa: B018
+
+
+def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
+    capture, *_ = recorded(tmp_path, memory_categories=False, profile_memory=True)
+    assert capture.folder is not None
+    Memory().write(capture, capture.folder)
+    assert (capture.folder / "memory.html").read_text().count("<svg") == 1
+    assert [*capture.folder.glob("memory_categories*")] == []
