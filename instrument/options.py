@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from instrument.errors import ConfigError
 from instrument.redact import blanked
@@ -75,6 +75,27 @@ def unwrapped(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [unwrapped(item) for item in value]
     return value
+
+
+def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
+    """What a value must be that pydantic refused, for a sentence; `options` are those of a model that it should be."""
+    if error["type"] == "greater_than_equal":
+        return f"must be {error['ctx']['ge']} or more"
+    if error["type"] == "greater_than":
+        return f"must be more than {error['ctx']['gt']:g}"
+    expected = {
+        "bool": "must be true or false",
+        "int": "must be a whole number",
+        "float": "must be a number",
+        "string": "must be text",
+        "dict": "must be a mapping from names to what each of them holds",
+        "list": "must be a list",
+        "model": f"must hold options such as {' and '.join([*options][:2])}",
+        "literal": "must be " + str(error.get("ctx", {}).get("expected")),
+        "too": "needs at least one",
+    }
+    kind = error["type"].split("_")[0]
+    return expected.get(kind, "cannot be used: " + error["msg"])
 
 
 def _sentence(model: type[Options], error: ValidationError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,12 +13,11 @@ from instrument.annotate import profiled
 from instrument.config import ProfilerConfig
 from instrument.cost import Cost
 from instrument.ranks import Pace
-from instrument.schedule import Plan, Window
+from instrument.schedule import NEVER, Plan, Window
 from instrument.triggers import Request
 
 T = TypeVar("T")
 NAMES = ("train", "validation", "test", "predict")
-NEVER = sys.maxsize
 
 
 @dataclass
@@ -124,13 +122,14 @@ class Phases:
     def may_record(self) -> bool:
         """Whether any window is planned from the present step on, or may be asked for; known before the start."""
         first = self.train.step_number if self._config.phases == ["train"] else 0
-        ahead = (window for window in schedule.planned(self._config) if window.first >= first)
-        return schedule.triggers_ask(self._config) or next(ahead, None) is not None
+        plan = Plan(schedule.planned(self._config))
+        plan.skip_to(first)
+        return schedule.triggers_ask(self._config) or not plan.ended
 
     def nothing_ahead(self) -> bool:
         """Whether train has no window left, and neither triggers nor timings need further steps."""
         needed = schedule.triggers_ask(self._config) or self._config.timings is not None
-        return self.train.plan.window is None and not needed
+        return self.train.plan.ended and not needed
 
     def _plan(self, phase: str) -> Plan:
         return Plan(schedule.planned(self._config)) if phase in self._recorded else Plan()
@@ -156,7 +155,7 @@ class Phases:
         config, plan, begin = self._config, self.train.plan, self.train.step_number
         if config.at_steps == [] and not config.triggers and config.timings is None:
             return "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
-        if plan.window is None:
+        if plan.ended:
             return (
                 None
                 if plan.passed is None
@@ -182,6 +181,9 @@ class Phases:
             return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
         phase = max(came, key=lambda each: each.step_number - each.began_at)
         window, passed = phase.plan.window, phase.plan.passed
+        done = phase.step_number - phase.began_at
+        if window is None and not phase.plan.ended:
+            return f"Nothing was recorded: profiler.schedule asks for no step of the first {done}."
         if window is None:
             return (
                 None
@@ -191,7 +193,6 @@ class Phases:
                     f"({passed.in_words()}) before it could begin."
                 )
             )
-        done = phase.step_number - phase.began_at
         advice = (
             schedule.remedy(self._config, window, longer="make more calls" if self.by_calls else "train longer")
             if done

@@ -15,9 +15,9 @@ from instrument.delivery import Delivery
 from instrument.errors import InstrumentError, reason_of
 from instrument.limits import Limits
 from instrument.one_profiler import stop_abandoned
-from instrument.phases import NEVER, Phase, Phases
+from instrument.phases import Phase, Phases
 from instrument.recorder import Recorder, import_early
-from instrument.schedule import Window
+from instrument.schedule import NEVER, Window
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Windows:
             return
         window = phase.plan.window
         if window is None or phase.step_number < window.warmup_from:
-            phase.wakes_at = window.warmup_from if window else NEVER
+            phase.wakes_at = window.warmup_from if window else phase.plan.known_until
             return
         phase.wakes_at = phase.step_number + 1
         if self.recorder is None and not self._delivery.has_room(phase.folder_name(window.first, window.last)):

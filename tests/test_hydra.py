@@ -104,6 +104,13 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
 
 
+def test_torchs_schedule_is_an_override() -> None:
+    function = "profiler.schedule={_target_: torch.profiler.schedule, wait: 2, warmup: 1, active: 3}"
+    with initialize(config_path=None, version_base=None):
+        config = as_config(compose(overrides=["+profiler=trace", function]).profiler)
+    assert [config.schedule(step).name for step in (1, 2, 5)] == ["NONE", "WARMUP", "RECORD_AND_SAVE"]
+
+
 @pytest.mark.parametrize("name", presets())
 def test_triggers_are_chosen_for_any_preset(name: str) -> None:
     overrides = [f"+profiler={name}", "profiler/triggers=[signal,slow_step]", "profiler.triggers.slow_step.factor=2"]

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import json
 import warnings
 from itertools import islice, product, takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.profiler import ProfilerAction
+import torch
+from collected import Log
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler import schedule as torch_schedule
 
-from instrument import ProfilerConfig
-from instrument.schedule import Plan, Window, misfit, planned, remedy, windows
+from instrument import ProfilerConfig, Session
+from instrument.capture import Capture
+from instrument.errors import ConfigError
+from instrument.schedule import Idle, Plan, Window, misfit, planned, remedy, windows, windows_asked
 
 STEPS = 60
 
@@ -33,6 +39,92 @@ def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(wait: int, warmu
             expected = action(step)
             assert recorded == (expected in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)), (options, step)
             assert warming == (expected == ProfilerAction.WARMUP), (options, step)
+
+
+@pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
+def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(wait: int, warmup: int, active: int) -> None:
+    for repeat, skip_first, skip_first_wait in product((0, 1, 3), (0, 5, 3_000), (0, 1)):
+        options = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+        options |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            asked = windows_asked(torch_schedule(**options))
+        found = [each for each in islice(asked, 10) if isinstance(each, Window)]
+        assert found[:3] == [*islice(windows(**options), min(len(found), 3))], options
+        assert len(found) == (repeat or len(found))
+
+
+def actions(text: str) -> Any:
+    """A function that gives the actions that letters stand for, and NONE from then on."""
+    letters = dict(zip("-wrs", (ProfilerAction.NONE, ProfilerAction.WARMUP, *reversed(RECORDING))))
+    return lambda step: letters[text[step]] if step < len(text) else ProfilerAction.NONE
+
+
+RECORDING = (ProfilerAction.RECORD_AND_SAVE, ProfilerAction.RECORD)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("s", [(0, 0, 0)]),
+        ("wrs-ws", [(0, 1, 2), (4, 5, 5)]),
+        ("rsrs", [(0, 0, 1), (2, 2, 3)]),
+        ("-rr-s", [(1, 1, 2), (4, 4, 4)]),
+        ("rwrs", [(0, 0, 0), (1, 2, 3)]),
+        ("w-s", [(2, 2, 2)]),
+        ("rr", [(0, 0, 1)]),
+    ],
+)
+def test_windows_of_any_function(text: str, expected: list[tuple[int, int, int]]) -> None:
+    found = [*islice(windows_asked(actions(text)), len(expected) + 2)]
+    assert found[: len(expected)] == [Window(*each) for each in expected]
+    assert [type(each) for each in found[len(expected) :]] == [Idle, Idle]
+
+
+def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
+    asked: list[int] = []
+
+    def action(step: int) -> ProfilerAction:
+        asked.append(step)
+        return ProfilerAction.RECORD_AND_SAVE if step == 4_000 else ProfilerAction.NONE
+
+    plan = Plan(windows_asked(action))
+    for step in range(10_000):
+        plan.skip_to(step)
+        assert asked[-1] <= step + 1_001
+        assert (plan.window is not None) == (3_001 <= step <= 4_000)
+        assert not plan.ended
+    assert asked == [*range(len(asked))]
+
+
+def test_what_never_ends_is_said_to_last() -> None:
+    assert [*windows_asked(lambda _: ProfilerAction.RECORD)] == [Window(0, 0, None)]
+    plan = Plan(windows_asked(lambda _: ProfilerAction.WARMUP))
+    assert plan.window is None
+    assert plan.in_words() == "records no window before step 100001"
+    assert Plan(windows_asked(actions(""))).in_words() == "records no window before step 1001"
+    assert Plan(windows_asked(actions("-s-rs"))).in_words() == "records steps 1, then 3–4 (counted from 0)"
+
+
+def test_a_trigger_comes_between_where_the_plan_is_not_known_further() -> None:
+    plan = Plan(windows_asked(lambda step: ProfilerAction.RECORD_AND_SAVE if step == 1_500 else ProfilerAction.NONE))
+    plan.put_first(Window(7, 7, 8, "signal"))
+    assert plan.window == Window(7, 7, 8, "signal")
+    plan.turn()
+    assert (plan.window, plan.known_until) == (None, 1_001)
+    plan.skip_to(1_001)
+    assert plan.window == Window(1_500, 1_500, 1_500)
+
+
+def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> None:
+    config = ProfilerConfig(schedule=torch_schedule(wait=10, warmup=1, active=3))
+    assert misfit(config, 14) is None
+    assert misfit(config, 13) == (
+        "The run ends with step 12, within the window of steps 11–13: have profiler.schedule record earlier, or train "
+        "longer."
+    )
+    none = "The run ends with step 99, and profiler.schedule asks for none of its steps."
+    assert misfit(ProfilerConfig(schedule=lambda _: ProfilerAction.NONE), 100) == none
 
 
 def test_without_active_one_window_lasts_until_the_session_stops() -> None:
@@ -194,3 +286,104 @@ def test_options_that_are_not_in_play_are_not_advised() -> None:
 def test_a_window_cut_short_in_words(window: Window, words: str) -> None:
     done = 0 if window.last == window.first else 1
     assert window.cut_short(done, "why") == f"{words}; it is kept and labelled truncated."
+
+
+def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[str]]:
+    """The names of the steps in each trace of torch's own profiler."""
+    found: list[list[str]] = []
+
+    def keep(profiler: profile) -> None:
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+        names = {row.name for row in Capture.load(folder / "trace.json").events if row.name.startswith("ProfilerStep#")}
+        found.append(sorted(names))
+
+    with profile(activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=keep) as profiler:
+        for _ in range(steps):
+            torch.ones(1)
+            profiler.step()
+    return found
+
+
+def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[str]]:
+    with Session(export="inline", sinks={}, output_dir=folder, **options) as session:
+        for _ in range(steps):
+            torch.ones(1)
+            session.step()
+    return [[f"ProfilerStep#{number}" for number in capture.steps.column("number")] for capture in session.captures]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of a profiler that is used twice
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        torch_schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=2),
+        torch_schedule(wait=0, warmup=1, active=1, repeat=0),
+        lambda step: RECORDING[0] if step in (3, 5) else ProfilerAction.WARMUP,
+    ],
+)
+def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(tmp_path: Path, schedule: Any) -> None:
+    ours = recorded_by_us(tmp_path / "ours", 10, schedule=schedule)
+    assert ours == recorded_by_torch(tmp_path, schedule, 10)
+    assert len(ours) >= 2
+
+
+def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
+    described = {"_target_": "torch.profiler.schedule", "wait": 2, "warmup": 1, "active": 2}
+    config = ProfilerConfig(schedule=described, export="inline", output_dir=tmp_path, sinks={})
+    assert recorded_by_us(tmp_path, 9, schedule=described)[0] == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert config.plain()["schedule"] == described
+    assert "schedule_fn" in ProfilerConfig(schedule=torch_schedule(wait=1, warmup=1, active=1)).plain()["schedule"]
+    assert json.dumps(config.plain())
+
+
+def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) -> None:
+    assert recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
+    assert "Nothing was recorded: profiler.schedule asks for no step of the first 3." in log.at("WARNING")
+    assert any(line.startswith("Profiler records no window before step 1001 on cpu") for line in log.at("INFO"))
+    assert recorded_by_us(tmp_path, 1_500, schedule=torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)) == [
+        ["ProfilerStep#1401"]
+    ]
+
+
+def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
+    session = Session(
+        schedule=torch_schedule(wait=3, warmup=1, active=1), export="inline", sinks={}, output_dir=tmp_path
+    )
+    session.step_number = 12_346
+    with session:
+        for _ in range(6):
+            session.step()
+    assert [capture.steps.column("number") for capture in session.captures] == [[12_349]]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("soon", "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, as "),
+        ({"wait": 1}, "profiler.schedule is {'wait': 1}, but it must be a function "),
+        (lambda _: True, "profiler.schedule says True for step 0, but it must be a function "),
+        (
+            {"_target_": "torch.profiler.schedul"},
+            "profiler.schedule._target_ is 'torch.profiler.schedul', which cannot",
+        ),
+    ],
+)
+def test_what_is_no_schedule_is_refused(given: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ProfilerConfig(schedule=given)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_what_stands_beside_a_function_is_refused_or_named() -> None:
+    function = torch_schedule(wait=1, warmup=1, active=1)
+    with pytest.raises(ConfigError, match=r"^profiler\.at_steps and profiler\.schedule are both given, "):
+        ProfilerConfig(schedule=function, at_steps=[3])
+    with pytest.raises(ConfigError, match=r"^profiler\.repeat is 3, but profiler\.schedule says which windows there"):
+        ProfilerConfig(schedule=function, repeat=3)
+    (note,) = ProfilerConfig(schedule=function, wait=2, active=3).notes
+    assert note.startswith("profiler.wait=2 and profiler.active=3 are not looked at: profiler.schedule says")
+
+
+def test_torchs_callback_is_answered_with_sinks() -> None:
+    with pytest.raises(ConfigError, match=r"^profiler\.on_trace_ready is not an option: .* sinks do: choose some"):
+        Session(on_trace_ready=print)
