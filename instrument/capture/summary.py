@@ -184,7 +184,9 @@ def device(capture: Capture) -> str:
     parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
     binds = _BOUND_BY[most].format(share[most])
-    if share[most] < _BINDING:
+    if share[most] < _BINDING <= share["idle_ns"]:
+        binds = f"Idle {share['idle_ns']:.0%} of the time, for many reasons or ones that no trace tells (--steps)."
+    elif share[most] < _BINDING:
         binds = f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
     return f"Device: {duration(row.total_ns)} from its first work to its last, {parts}.\n{binds}"
 

@@ -119,6 +119,13 @@ def test_what_binds_a_run_with_a_device_comes_first(tmp_path, told) -> None:
     assert first.endswith(f"{row.idle_ns / 1e5:.1%} idle.")
 
 
+def test_idle_time_without_a_known_reason_is_not_called_device_bound(tmp_path) -> None:
+    found = capture(tmp_path, [kernel("a", 0, 40), kernel("b", 80, 20)])
+    assert (
+        device(found).splitlines()[1].startswith("Idle 40% of the time, for many reasons or ones that no trace tells")
+    )
+
+
 def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
     assert device(capture(tmp_path, [span("aten::mm", 0, 5)])) == ""
     assert device(capture(tmp_path, [kernel("empty", 3, 0)])).startswith("Device: 0 ns ")
@@ -136,6 +143,7 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
         ("mi300x_vllm_graph", "Device-bound: 100%"),
         ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
         ("h100_timesformer_inference", "Device-bound: 97%"),
+        ("mtia_rank0", "Idle 42% of the time, for many reasons or ones that no trace tells"),
     ],
 )
 def test_the_bottleneck_of_real_traces_is_told(name, told) -> None:
