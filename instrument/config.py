@@ -31,7 +31,8 @@ from instrument.options import Amount, Bytes, Count, meant, must, unwrapped
 from instrument.presets import preset
 from instrument.redact import blanked, public
 from instrument.sinks.chrome_trace import as_json
-from instrument.targets import described, instantiated, like_of, schedule_of, sink_of, trigger_of
+from instrument.step_actions import StepActions
+from instrument.targets import described, instantiated, like_of, sink_of, trigger_of
 
 
 class ModulesConfig(BaseModel):
@@ -79,9 +80,9 @@ class ProfilerConfig(BaseModel):
             window but those that triggers ask for.
         every_n_steps: the same from each multiple of this number on, without end.
         schedule: in place of all these numbers, `torch.profiler.schedule(…)` or any other function from a step to
-            torch's `ProfilerAction`, or a `_target_` mapping that makes one. It is asked for each step before that
-            comes, a thousand at once, and so must depend on the step alone; torch's takes 0.4 µs. A
-            window that it does not save within 100,000 steps lasts until the session stops.
+            torch's `ProfilerAction`, or a `_target_` mapping that makes one. It must depend on the step alone: each is
+            asked for once, at least a thousand steps ahead and to the end of the next four windows at the start;
+            torch's takes 0.4 µs. A window of more than 10,000 steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0, where that is known; the session warns at its start of
             a window that has no room in it.
         phases: in which phases the schedule is followed, of train, validation, test and predict; each counts its own
@@ -99,7 +100,7 @@ class ProfilerConfig(BaseModel):
         memory_categories: what memory was for (parameters, gradients, activations, inputs, optimizer state, autograd's
             detail, temporaries) as torch classifies it, in `memory_categories_DEVICE.json` and `.raw.json.gz`, which
             are those of torch's `export_memory_timeline`; turns on what it needs, `record_shapes`, `profile_memory` and
-            `with_stack`. Training stands still for it at the window's end, 0.1 to 0.2 ms for each operator.
+            `with_stack`. Training stands still for it at the window's end, 0.2 to 0.3 ms for each operator.
         with_stack: keep the Python stack; needed by the stacks sink. The costliest option while recording.
         with_flops: compute FLOPs from the shapes when the capture is read; turns `record_shapes` on.
         with_modules: torch's module hierarchy, which it records for TorchScript models only.
@@ -191,7 +192,6 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _schedule_as_given: Any = PrivateAttr(None)
     _like: dict[str, Any] = PrivateAttr(default_factory=dict)  # what makes the like of each sink; else the sink itself
 
     def __init__(self, **options: Any) -> None:
@@ -272,8 +272,8 @@ class ProfilerConfig(BaseModel):
     def _consistent(self) -> ProfilerConfig:
         if not self.enabled:
             return self
-        self._schedule_as_given = self.schedule
-        self.schedule = None if self.schedule is None else schedule_of(self.schedule)
+        if self.schedule is not None and not isinstance(self.schedule, StepActions):
+            self.schedule = StepActions(self.schedule)
         if contradiction := schedule.contradiction(self) or activities.contradiction(self):
             raise ConfigError(contradiction)
         if self.with_flops and not self.record_shapes:
@@ -308,8 +308,7 @@ class ProfilerConfig(BaseModel):
         What may be a secret is left out: most of `upload_options`, and what `redact.blanked` hides.
         """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
-        given = self._schedule_as_given
-        options["schedule"] = dict(given) if isinstance(given, Mapping) else None if given is None else repr(given)
+        options["schedule"] = None if self.schedule is None else self.schedule.described()
         options["sinks"] = {n: like if isinstance(like, Mapping) else described(like) for n, like in self._like.items()}
         options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
         kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}  # checked, and read again
@@ -342,8 +341,9 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     else:
         given = source
     if not isinstance(given, Mapping):
+        hint = " (a schedule is given as schedule=…)" if callable(given) else ""
         raise ConfigError(
-            f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a ProfilerConfig."
+            f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a ProfilerConfig{hint}."
         )
     if "_target_" in given:  # a ProfilerConfig that Hydra has not built yet
         return as_config(instantiated("profiler", given), **options)

@@ -99,8 +99,10 @@ class Delivery:
         self._dropped.append(name)
         return False
 
-    def take(self, recorder: Recorder, name: str, cost: Cost, describe: Callable[[], dict[str, Any]]) -> None:
-        """Save a window's raw trace before anything else, and have the rest done.
+    def take(
+        self, recorder: Recorder, name: str, cost: Cost, describe: Callable[[], dict[str, Any]], in_haste: bool = False
+    ) -> None:
+        """Save a window's raw trace before anything else, and have the rest done; `in_haste` as for `Recorder.save`.
 
         Raises:
             CaptureError: the trace cannot be saved.
@@ -110,7 +112,7 @@ class Delivery:
         staging = export.stage(self.output_dir, name, self.run if self.lock.hold() else "")
         try:
             with cost.standing_still("save"):
-                recorder.save(staging / export.RAW)
+                recorder.save(staging / export.RAW, in_haste=in_haste)
             about = {"name": name, **self._described(describe), "run": self.run, "rank": self._job.rank}
             about["sinks_inline"] = list(self._inline)
             about["cost"] = cost.window() | {"trace_bytes": (staging / export.RAW).stat().st_size}

@@ -122,7 +122,7 @@ class Phases:
     def may_record(self) -> bool:
         """Whether any window is planned from the present step on, or may be asked for; known before the start."""
         first = self.train.step_number if self._config.phases == ["train"] else 0
-        plan = Plan(schedule.planned(self._config))
+        plan = Plan(self._config)
         plan.skip_to(first)
         return schedule.triggers_ask(self._config) or not plan.ended
 
@@ -132,15 +132,15 @@ class Phases:
         return self.train.plan.ended and not needed
 
     def _plan(self, phase: str) -> Plan:
-        return Plan(schedule.planned(self._config)) if phase in self._recorded else Plan()
+        return Plan(self._config if phase in self._recorded else None)
 
     def in_words(self) -> str:
         """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation, and what triggers ask for"."""
         names, asked = self._config.phases, schedule.triggers_ask(self._config)
-        plan = self.train.plan if "train" in self._recorded else Plan(schedule.planned(self._config))
+        plan = self.train.plan if "train" in self._recorded else Plan(self._config)
         said = plan.in_words() + ("" if names == ["train"] else f" in {' and '.join(names)}")
         if asked:
-            said = "records what triggers ask for" if plan.window is None else f"{said}, and what triggers ask for"
+            said = "records what triggers ask for" if plan.ended else f"{said}, and what triggers ask for"
         return said if self._config.timings is None else f"{said}, and times the whole run"
 
     def misfit_of_first_pass(self, loader: Iterable[Any]) -> str | None:
@@ -181,10 +181,7 @@ class Phases:
             return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
         phase = max(came, key=lambda each: each.step_number - each.began_at)
         window, passed = phase.plan.window, phase.plan.passed
-        done = phase.step_number - phase.began_at
-        if window is None and not phase.plan.ended:
-            return f"Nothing was recorded: profiler.schedule asks for no step of the first {done}."
-        if window is None:
+        if phase.plan.ended:
             return (
                 None
                 if passed is None or passed is self._behind
@@ -193,14 +190,15 @@ class Phases:
                     f"({passed.in_words()}) before it could begin."
                 )
             )
-        advice = (
-            schedule.remedy(self._config, window, longer="make more calls" if self.by_calls else "train longer")
-            if done
-            else "call session.step() after each training step, or loop over session.steps(loader)"
-        )
+        done = phase.step_number - phase.began_at
         unit = "call" if self.by_calls else "step"
         after = f"1 {unit}" if done == 1 else f"{done} {unit}s"
-        return f"The run ended after {after}, before the first window ({window.in_words()}) had recorded one: {advice}."
+        first = "a window" if window is None else f"the first window ({window.in_words()})"
+        advice = "call session.step() after each training step, or loop over session.steps(loader)"
+        if done:
+            longer = "make more calls" if self.by_calls else "train longer"
+            advice = schedule.remedy(self._config, window, longer=longer)
+        return f"The run ended after {after}, before {first} had recorded one: {advice}."
 
 
 class Steps(Generic[T]):

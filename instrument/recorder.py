@@ -261,10 +261,11 @@ class Recorder:
             "graphs_compiled": _compiled_graphs() - self._graphs_before,
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, in_haste: bool = False) -> None:
         """Write the trace as plain JSON, with the snapshot, the execution trace and the categories of memory beside.
 
-        Possible once: torch refuses a second export, and the recording is freed.
+        Possible once: torch refuses a second export, and the recording is freed. `in_haste`, as the process is about to
+        end, what takes long is left out: the categories.
 
         Raises:
             CaptureError: the disk is full, torch wrote no whole file, it was interrupted, or another of its profilers
@@ -282,7 +283,9 @@ class Recorder:
             raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
         with _torch_can_open(path) as plain:
             self._profile.export_chrome_trace(str(plain))
-        if self._tells_categories and _ends_whole(path):
+        if self._tells_categories and in_haste:
+            logger.warning("The window is saved without memory by category, as the run ends before its time.")
+        elif self._tells_categories and _ends_whole(path):
             memory_categories.write(self._profile, path.parent)
         self._profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
         if not _ends_whole(path):

@@ -6,9 +6,10 @@ Steps count from 0, as `torch.profiler.schedule` counts them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice, pairwise, takewhile, tee
+from itertools import count, islice, pairwise
 from typing import Any, Protocol
 
 # No step has this number.
@@ -16,13 +17,13 @@ NEVER = sys.maxsize
 
 # What says by itself which windows there are, and what then has nothing more to say, with the value of each that is
 # nothing said. Presets set `wait`, so that one is passed over.
-_WHOLE = ("at_steps", "every_n_steps", "schedule")
+_WHOLE = ("schedule", "at_steps", "every_n_steps")
 _CYCLES = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
 
-# The names of torch's `ProfilerAction`, and how many steps a function that gives them is asked for at once. A window
-# that it does not save within so many steps lasts until the session stops.
+# The names of torch's `ProfilerAction`, and how far ahead a function is asked that gives them: so far for a window, and
+# so far for the end of a window or of its warm-up. A longer window lasts until the session stops.
 ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")
-_AHEAD, _LONGEST = 1_000, 100_000
+_AHEAD, _LONGEST = 1_000, 10_000
 
 
 class Schedule(Protocol):
@@ -36,7 +37,7 @@ class Schedule(Protocol):
     skip_first_wait: int
     at_steps: list[int] | None
     every_n_steps: int | None
-    schedule: Callable[[int], Any] | None
+    schedule: Callable[[int], str] | None
     triggers: dict[str, Any]
 
 
@@ -78,23 +79,58 @@ class Window:
 
 @dataclass(frozen=True)
 class Idle:
-    """No window begins before the step `until`, and nobody has asked yet what comes then."""
+    """No window begins before the step `until`, and what comes then is to be asked there."""
 
     until: int
 
 
-def planned(schedule: Schedule) -> Iterator[Window | Idle]:
-    """The windows of a schedule, in order; none where triggers alone ask for windows."""
+def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
+    """The first window of a schedule whose first recorded step is this step or a later one; None: there is none.
+
+    It depends on nothing else, so that step numbers may jump. Where triggers alone ask for windows, there is none.
+    """
     if triggers_alone(schedule):
-        return iter(())
+        return None
     if schedule.schedule is not None:
-        return windows_asked(schedule.schedule)
+        return _next_asked(schedule.schedule, step)
     if schedule.at_steps is not None:
-        return windows_at(sorted(set(schedule.at_steps)), schedule.warmup, schedule.active or 1)
+        steps = sorted(set(schedule.at_steps))
+        place = bisect_left(steps, step)
+        return _window_from(schedule, steps[place], steps[:place][-1:]) if place < len(steps) else None
     if schedule.every_n_steps is not None:
-        return windows_at(count(schedule.every_n_steps, schedule.every_n_steps), schedule.warmup, schedule.active or 1)
-    names = ("wait", "warmup", "active", "repeat", "skip_first", "skip_first_wait")
-    return windows(**{name: getattr(schedule, name) for name in names})
+        first = max(1, -(-step // schedule.every_n_steps)) * schedule.every_n_steps
+        return _window_from(schedule, first, [first - schedule.every_n_steps][: first > schedule.every_n_steps])
+    if schedule.active is None:
+        window = _cycle(schedule, 0)
+        return window if window.first >= step else None
+    length = schedule.wait + schedule.warmup + schedule.active
+    number = max(0, -(-(step - _cycle(schedule, 0).first) // length))
+    return None if 0 < schedule.repeat <= number else _cycle(schedule, number)
+
+
+def last_window(schedule: Schedule) -> Window | None:
+    """The last window of a schedule; None of one that has none, or no end."""
+    if schedule.at_steps:
+        found = next_window(schedule, max(schedule.at_steps))
+        return found if isinstance(found, Window) else None
+    if _whole(schedule) is not None or triggers_alone(schedule) or not schedule.repeat:
+        return None
+    return _cycle(schedule, schedule.repeat - 1)
+
+
+def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Window]:
+    """The windows of a schedule from a step on, in order: all, or those before `until` and as far as they are known."""
+    while True:
+        found = next_window(schedule, step)
+        if isinstance(found, Window):
+            yield found
+            if found.last is None:
+                return
+            step = found.last + 1
+        elif found is not None and found.until < until:
+            step = found.until
+        else:
+            return
 
 
 def triggers_ask(schedule: Schedule) -> bool:
@@ -112,60 +148,52 @@ def _whole(schedule: Schedule) -> str | None:
     return next((name for name in _WHOLE if getattr(schedule, name) is not None), None)
 
 
-def windows(
-    *, wait: int, warmup: int, active: int | None, repeat: int, skip_first: int, skip_first_wait: int
-) -> Iterator[Window]:
-    """The windows of cycles, with the meaning that `torch.profiler.schedule` gives to each number.
+def _cycle(schedule: Schedule, number: int) -> Window:
+    """One window of cycles, with the meaning that `torch.profiler.schedule` gives to each number.
 
     After `skip_first` steps, cycles of `wait` idle, `warmup` discarded and `active` recorded steps follow, `repeat`
     of them (0: without end). `skip_first_wait` other than 0 leaves out the first cycle's wait. `active=None` gives one
     window without end.
     """
-    start = skip_first - (wait if skip_first_wait else 0)
-    if active is None:
-        yield Window(start + wait, start + wait + warmup, None)
-        return
-    length = wait + warmup + active
-    for cycle in range(repeat) if repeat else count():
-        begin = start + cycle * length
-        yield Window(begin + wait, begin + wait + warmup, begin + length - 1)
+    begin = schedule.skip_first + (0 if schedule.skip_first_wait else schedule.wait)
+    begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))
+    first = begin + schedule.warmup
+    return Window(begin, first, None if schedule.active is None else first + schedule.active - 1)
 
 
-def windows_at(steps: Iterable[int], warmup: int, active: int) -> Iterator[Window]:
-    """A window of `active` steps from each of these on, warmed up for as far as the window before leaves room."""
-    free_from = 0
-    for first in steps:
-        yield Window(max(free_from, first - warmup), first, first + active - 1)
-        free_from = first + active
+def _window_from(schedule: Schedule, first: int, before: Sequence[int]) -> Window:
+    """A window of `active` steps from one on, warmed up for as far as the one `before`, if any, leaves room."""
+    active = schedule.active or 1
+    free_from = before[0] + active if before else 0
+    return Window(max(free_from, first - schedule.warmup), first, first + active - 1)
 
 
-def windows_asked(action: Callable[[int], Any]) -> Iterator[Window | Idle]:
-    """The windows of a function from a step to torch's `ProfilerAction`, asked for each step once, in order.
+def _next_asked(action: Callable[[int], str], step: int) -> Window | Idle:
+    """As `next_window`, of a function that gives the name of torch's action for a step.
 
-    A window ends with RECORD_AND_SAVE or, though torch warns of it, before a step that is not recorded. After 1,000
-    steps in which none begins comes `Idle`, so that a function that has no more of them can be asked bit by bit.
+    A window ends with RECORD_AND_SAVE or, though torch warns of it, before a step that is not recorded. One that began
+    before `step` is left out.
     """
+    begin = step
+    if step and action(step - 1) == "RECORD":
+        begin = _end_of_recording(action, step)
+        begin += action(begin) == "RECORD_AND_SAVE"
     warmup_from: int | None = None
-    first: int | None = None
-    idle_from = 0
-    for step in count():
-        name = action(step).name
-        if first is not None and not name.startswith("RECORD"):
-            yield Window(first if warmup_from is None else warmup_from, first, step - 1)
-            warmup_from, first, idle_from = None, None, step
-        if name in ("NONE", "WARMUP"):
-            warmup_from = None if name == "NONE" else step if warmup_from is None else warmup_from
-            if step - idle_from >= (_AHEAD if name == "NONE" else _LONGEST):
-                yield Idle(step + 1)
-                idle_from = step
-        else:
-            first = step if first is None else first
-            endless = step - first >= _LONGEST
-            if endless or name == "RECORD_AND_SAVE":
-                yield Window(first if warmup_from is None else warmup_from, first, None if endless else step)
-                warmup_from, first, idle_from = None, None, step
-            if endless:
-                return
+    for at in count(begin):
+        name = action(at)
+        if name in ("RECORD", "RECORD_AND_SAVE"):
+            end = _end_of_recording(action, at)
+            last = None if end - at >= _LONGEST else end if action(end) == "RECORD_AND_SAVE" else end - 1
+            return Window(at if warmup_from is None else warmup_from, at, last)
+        warmup_from = None if name == "NONE" else at if warmup_from is None else warmup_from
+        if at - step >= (_AHEAD if warmup_from is None else _LONGEST):
+            return Idle(at + 1)
+    raise AssertionError("unreachable")
+
+
+def _end_of_recording(action: Callable[[int], str], step: int) -> int:
+    """The first step from one on that is not RECORD, which goes on; or the one as far ahead as is looked."""
+    return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
 def contradiction(schedule: Schedule) -> str | None:
@@ -176,7 +204,7 @@ def contradiction(schedule: Schedule) -> str | None:
             return _needs_active("repeat", schedule.repeat, "the first window has")
         return None
     whole = [f"profiler.{name}" for name in _WHOLE if getattr(schedule, name) is not None]
-    if len(whole) > 1:
+    if len(whole) > 1 and not (schedule.at_steps == [] and len(whole) == 2):  # [] says: none but what others ask for
         return f"{whole[0]} and {whole[1]} are both given, but each is a schedule: leave one out."
     for name, default in _CYCLES.items():
         if getattr(schedule, name) != default:
@@ -230,10 +258,10 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
     if first_step >= total_steps:
         return None
     without_end = schedule.repeat == 0 if _whole(schedule) is None else schedule.at_steps is None
-    ahead = (window for window in _planned_before(schedule, total_steps) if window.first >= first_step)
-    windows = [*islice(ahead, 1 if without_end else None)]
+    windows = [*islice(planned(schedule, first_step, total_steps), 1 if without_end else None)]
     if schedule.schedule is not None and not windows:
-        return f"{run} ends with step {total_steps - 1}, and profiler.schedule asks for none of its steps."
+        these = f"the steps from {first_step} on" if first_step else "its steps"
+        return f"{run} ends with step {total_steps - 1}, and profiler.schedule asks for none of {these}."
     for window in windows:
         if (window.first if window.last is None else window.last) >= total_steps:
             within = window.first < total_steps
@@ -244,18 +272,12 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
     return None
 
 
-def _planned_before(schedule: Schedule, step: int) -> Iterator[Window]:
-    """The windows of a schedule, as far as they are known before anybody has come to a step."""
-    for each in planned(schedule):
-        if isinstance(each, Window):
-            yield each
-        elif each.until >= step:
-            return
+def remedy(schedule: Schedule, window: Window | None, *, within: bool = False, longer: str = "train longer") -> str:
+    """What gives a window room in a run that ends before it, or `within` it: "lower profiler.wait, or train longer".
 
-
-def remedy(schedule: Schedule, window: Window, *, within: bool = False, longer: str = "train longer") -> str:
-    """What gives a window room in a run that ends before it, or `within` it: "lower profiler.wait, or train longer"."""
-    if schedule.schedule is not None and window.trigger is None:
+    None: the window that a function has not named yet.
+    """
+    if window is None or (schedule.schedule is not None and window.trigger is None):
         return f"have profiler.schedule record earlier, or {longer}"
     names = [f"profiler.{name}" for name in _to_lower(schedule, window, within)]
     *others, last = names or [""]
@@ -270,7 +292,7 @@ def _to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
     whole = _whole(schedule)
     late = [whole] if whole else [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]
     long = ["active"] if within and (schedule.active or 1) > 1 else []
-    again = ["repeat"] if schedule.repeat > 1 and window != next(planned(schedule)) else []
+    again = ["repeat"] if schedule.repeat > 1 and window != next_window(schedule, 0) else []
     return late + long + again
 
 
@@ -281,9 +303,9 @@ class Plan:
         passed: the last that was left out because its first step lay behind; None: none was.
     """
 
-    def __init__(self, windows: Iterable[Window | Idle] = ()) -> None:
-        self._ahead = iter(windows)
-        self._next = next(self._ahead, None)
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self._schedule = schedule
+        self._next = self._from(0)
         self.passed: Window | None = None
 
     @property
@@ -303,27 +325,35 @@ class Plan:
 
     def turn(self) -> None:
         """Go on to the next window: this one is over, or cannot be recorded."""
-        self._next = next(self._ahead, None)
+        self._next = self._from(self.window.first + 1) if self.window else None
 
     def skip_to(self, step: int) -> None:
         """Leave out the windows whose first step lies before this one; a step number from a checkpoint jumps."""
-        while self.known_until <= step or (self.window is not None and self.window.first < step):
-            self.passed = self.window or self.passed
-            self.turn()
+        if self.known_until > step and (self.window is None or self.window.first >= step):
+            return
+        passed, self._next = self.window, self._from(step)
+        last = last_window(self._schedule) if self.ended and self._schedule is not None else None
+        self.passed = last or passed or self.passed
 
     def put_first(self, window: Window) -> None:
         """Put a window before all others; those that it runs into are left out when their turn comes."""
-        self._ahead = chain([self._next] if self._next else [], self._ahead)
         self._next = window
 
     def in_words(self) -> str:
         """Say which steps it records: "records steps 2–4, then 7–9 (counted from 0)"."""
-        self._ahead, copy = tee(self._ahead)
-        first_few = [*islice(chain([self._next] if self._next else [], copy), 4)]
-        known = [str(window) for window in takewhile(lambda each: isinstance(each, Window), first_few)]
-        later = next((each.until for each in first_few if isinstance(each, Idle)), None)
+        known = [str(window) for window in islice(self._windows(), 4)]
         if not known:
-            return "records no window" if later is None else f"records no window before step {later}"
+            return "records no window" if self.ended else f"records no window before step {self.known_until}"
         shown = ", then ".join(known[:3]) + (", and so on" if len(known) > 3 else "")
         noun = "step" if shown.isdecimal() else "steps"
         return f"records {noun} {shown} (counted from 0)"
+
+    def _from(self, step: int) -> Window | Idle | None:
+        return None if self._schedule is None else next_window(self._schedule, step)
+
+    def _windows(self) -> Iterator[Window]:
+        """The next window and those of the schedule behind it, as far as they are known."""
+        if self.window is not None:
+            yield self.window
+            if self._schedule is not None and self.window.last is not None:
+                yield from planned(self._schedule, self.window.last + 1)

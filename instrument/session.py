@@ -245,7 +245,7 @@ class Session:
         or the function's own. Calls count from any thread or asynchronous task, coroutines and generators when they are
         through, no call within another, and in a window none that began before it. A step lasts from one call's end to
         the next one's: where calls run side by side, their ranges tell how long each took. Once all is recorded a call
-        costs the check of a flag.
+        costs the check of a flag. A function as schedule has no last window: the session goes on until it is stopped.
 
         Raises:
             ConfigError: it is a module, a class or an asynchronous generator.

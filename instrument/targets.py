@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from instrument.errors import ConfigError, InstrumentError
 from instrument.options import meant
 from instrument.presets import shipped
-from instrument.schedule import ACTIONS
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 
@@ -37,24 +36,6 @@ def trigger_of(name: str, given: Any) -> Any:
     """
     given = _with_target("trigger", name, given)
     return _built(f"profiler.triggers.{name}", given, "fires", "fires(self, step) -> bool")
-
-
-def schedule_of(given: Any) -> Callable[[int], Any]:
-    """The function from step to action that `profiler.schedule` is, or that its `_target_` mapping makes.
-
-    Raises:
-        ConfigError: it is neither, or gives none of torch's actions for step 0.
-    """
-    action: Any = given
-    if isinstance(given, Mapping) and "_target_" in given:
-        action = instantiated("profiler.schedule", given)
-    wanted = "a function from steps to torch's ProfilerAction, as torch.profiler.schedule(wait=1, warmup=1, active=3)"
-    if not callable(action):
-        raise ConfigError(f"profiler.schedule is {given!r}, but it must be {wanted}.")
-    first = action(0)
-    if getattr(first, "name", None) not in ACTIONS:
-        raise ConfigError(f"profiler.schedule says {first!r} for step 0, but it must be {wanted}.")
-    return action  # type: ignore[no-any-return]
 
 
 def _with_target(kind: str, name: str, given: Any) -> Any:

@@ -278,7 +278,7 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         emit.arm(self._ranges)
-        more = "" if self._modules or not any_instrumented() else "; submodules with profiler.timings.modules=true"
+        more = "" if self._modules or not any_instrumented() else "; submodules too with profiler.timings.modules=true"
         logger.info("Times every range and step, into {} every {} steps{}", self.path, self._every, more)
 
     def begin_step(self) -> None:

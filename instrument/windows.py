@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 # How long a step waits at most while another thread begins or ends a window.
 _TURN_S = 0.1
+# How the reasons begin for which a process is about to end.
+_IN_HASTE = ("SIGTERM", "exception ", "the interpreter ended")
 
 
 class Windows:
@@ -248,8 +250,11 @@ class Windows:
             with phase.cost.standing_still("stop"):
                 self._stop(recorder)
             self.recorder = None
-            phase.plan.turn()
-            self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts, config))
+            try:
+                in_haste = cut is not None and cut.startswith(_IN_HASTE)
+                self._delivery.take(recorder, name, phase.cost, lambda: self._about(recorder, facts, config), in_haste)
+            finally:
+                phase.plan.turn()
         self._delivery.finish_inline()
 
     def _about(self, recorder: Recorder, facts: dict[str, Any], config: ProfilerConfig) -> dict[str, Any]:

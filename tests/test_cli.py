@@ -453,7 +453,8 @@ finally:
 
 
 def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
-    command = [sys.executable, "-P", "-c", LOADED, *map(str, arguments)]
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *safe, "-c", LOADED, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=cwd)
     assert done.returncode == 0
     assert done.stdout

@@ -30,6 +30,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"across", "merge"}, {"loguru", "msgspec"}),
     ({"presets"}, {"omegaconf"}),
     ({"targets"}, {"pydantic", "omegaconf", "hydra"}),
+    ({"step_actions"}, {"loguru"}),
     ({"config"}, {"pydantic", "pydantic_core", "omegaconf"}),
     ({"export", "waiting"}, {"loguru"}),
     ({"upload", "finish"}, {"loguru"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_all_categories_together_change_as_the_trace_says(tmp_path: Path) -> Non
     capture, *_ = recorded(tmp_path)
     (found,), line = capture.categories, capture.memory.timeline("cpu")
     level = found.level_bytes
-    assert int(level[-1]) - found.before(level) == line.net_bytes[-1]
+    assert int(level[-1]) - sum(found.start_bytes.values()) == line.net_bytes[-1]
     assert abs(int(found.time_ns[0] - line.time_ns[0])) < 2_000
     assert abs(int(found.time_ns[-1] - line.time_ns[-1])) < 2_000
 
@@ -98,12 +99,15 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
     def fail(*_: Any) -> None:
         raise AssertionError("no such key")
 
-    monkeypatch.setattr(MemoryProfileTimeline, "_coalesce_timeline", fail)
+    monkeypatch.setattr(MemoryProfileTimeline, "export_memory_timeline_raw", fail)  # the other file is there already
     capture, *_ = recorded(tmp_path)
-    assert log.at("WARNING") == ["torch cannot tell the window's memory by category (no such key); the rest is kept."]
+    told = "torch cannot tell the window's memory by category: no such key. The rest is kept."
+    assert log.at("WARNING") == [told]
     assert capture.categories == []
     assert len(capture.memory_categories) == 0
     assert len(capture.memory.devices) == 1
+    assert capture.folder is not None
+    assert [*capture.folder.glob("*categories*"), *capture.folder.glob(".*")] == []
 
 
 def test_the_page_draws_them_and_show_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +116,7 @@ def test_the_page_draws_them_and_show_lists_them(tmp_path: Path, capsys: pytest.
     page = (capture.folder / "memory.html").read_text()
     assert page.count("<svg") == 2
     assert "<title>optimizer state</title>" in page
-    assert "<caption>By category, with what lived before the window</caption>" in page
+    assert "<caption>By torch&#x27;s categories, with what of before the window it uses</caption>" in page
     assert main(["show", str(capture.folder), "--memory-categories"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Memory categories")
@@ -169,3 +173,48 @@ def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
     Memory().write(capture, capture.folder)
     assert (capture.folder / "memory.html").read_text().count("<svg") == 1
     assert [*capture.folder.glob("memory_categories*")] == []
+
+
+def test_a_window_in_which_nothing_is_allocated_tells_what_it_uses(tmp_path: Path) -> None:
+    one, other = torch.ones(1000), torch.ones(1000)
+    with Session(active=1, memory_categories=True, export="inline", output_dir=tmp_path, sinks={}) as session:
+        torch.equal(one, other)
+        session.step()
+    rows = session.captures[0].memory_categories
+    assert [(row.start_bytes, row.at_peak_bytes, row.end_bytes) for row in rows] == [(8000, 8000, 8000)]
+    assert session.captures[0].categories[0].time_ns.tolist() == [0]
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    capture = by_hand(tmp_path, [[1, 2], [[0] * 9] * 2])
+    assert capture.folder is not None
+    for name in ("cpu.raw.json", "cuda:0.json", "cpu\n.json", "..json", "copy of cpu.json"):
+        (capture.folder / f"memory_categories_{name}").write_text("[[1, 2]]")
+    assert [found.device for found in capture.categories] == ["cuda:0"]
+
+
+def test_a_damaged_file_costs_the_page_its_part(tmp_path: Path, log: Log) -> None:
+    capture, *_ = recorded(tmp_path)
+    assert capture.folder is not None
+    (capture.folder / "memory_categories_cpu.json").write_text("[[1784,1784],[[0,1")
+    Memory().write(capture, capture.folder)
+    assert (capture.folder / "memory.html").read_text().count("<svg") == 1
+    (said,) = log.at("WARNING")
+    assert said.endswith("): remove it. The page is without memory by category.")
+
+
+def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path, log: Log) -> None:
+    session = Session(active=3, memory_categories=True, export="inline", output_dir=tmp_path, sinks={})
+    with pytest.raises(ZeroDivisionError), session:
+        torch.ones(1 // len(session.captures))
+    assert session.captures[0].categories == []
+    assert "The window is saved without memory by category, as the run ends before its time." in log.at("WARNING")
+
+
+def test_a_torch_without_the_classification_is_no_hindrance(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.profiler._memory_profiler", None)
+    capture, *_ = recorded(tmp_path)
+    assert capture.categories == []
+    assert len(log.at("WARNING")) == 1

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from instrument import Session, emit, instrument_model, module_calls, profiled
+from instrument.capture.table import duration
 from instrument.errors import ConfigError
 from instrument.modules import ModuleRanges, forget, is_instrumented
 from instrument.report.text import render
@@ -460,3 +461,29 @@ def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_
     text = render(session.captures[0])
     assert "\n  0: Linear or ReLU " in text
     assert "\nSequential  " in text
+
+
+def test_recomputation_is_told_in_a_sentence_and_a_column(tmp_path: Path) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    model = Checkpointed()
+    with Session({"active": 1, "output_dir": str(tmp_path)}, model=model) as session:
+        model(X.clone().requires_grad_()).sum().backward()
+        session.step()
+    (capture,) = session.captures
+    text = render(capture)
+    again = sum(row.host_ns for row in capture.ranges.parts if row.kind == "recompute")
+    assert f"Recomputed in the backward, by activation checkpointing: {duration(again)}, " in text
+    assert "\nblock: Block (recomputed) " in text
+    assert " recompute\n" in text
+    plain = Session({"active": 1, "output_dir": str(tmp_path)}, model=model)
+    with plain, torch.no_grad():
+        model(X)
+        plain.step()
+    assert "recompute" not in render(plain.captures[0]).lower()

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import warnings
+from dataclasses import replace
 from itertools import islice, product, takewhile
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,15 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.capture import Capture
+from instrument.config import as_config
 from instrument.errors import ConfigError
-from instrument.schedule import Idle, Plan, Window, misfit, planned, remedy, windows, windows_asked
+from instrument.schedule import Idle, Plan, Window, misfit, next_window, planned, remedy
 
 STEPS = 60
 
 
 def cycles(**options: int) -> list[Window]:
-    return list(takewhile(lambda w: w.warmup_from < STEPS, windows(**options)))
+    return list(takewhile(lambda w: w.warmup_from < STEPS, planned(ProfilerConfig(**options))))
 
 
 @pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
@@ -48,10 +52,14 @@ def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(wait: int, 
         options |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            asked = windows_asked(torch_schedule(**options))
-        found = [each for each in islice(asked, 10) if isinstance(each, Window)]
-        assert found[:3] == [*islice(windows(**options), min(len(found), 3))], options
-        assert len(found) == (repeat or len(found))
+            asked = ProfilerConfig(schedule=torch_schedule(**options))
+        numbers = ProfilerConfig(**options)
+        for step in (0, 1, 7, skip_first, skip_first + 3):
+            first, *further = islice(planned(numbers, step), 4) if not repeat else [*planned(numbers, step), None]
+            if first is not None:  # of a function it cannot be known how long it has warmed up before
+                first = replace(first, warmup_from=max(step, first.warmup_from))
+            found = [*islice(planned(asked, step, until=5_000), 4), *[None] * bool(repeat)]
+            assert found == [first, *further], (options, step)
 
 
 def actions(text: str) -> Any:
@@ -76,9 +84,16 @@ RECORDING = (ProfilerAction.RECORD_AND_SAVE, ProfilerAction.RECORD)
     ],
 )
 def test_windows_of_any_function(text: str, expected: list[tuple[int, int, int]]) -> None:
-    found = [*islice(windows_asked(actions(text)), len(expected) + 2)]
-    assert found[: len(expected)] == [Window(*each) for each in expected]
-    assert [type(each) for each in found[len(expected) :]] == [Idle, Idle]
+    config = ProfilerConfig(schedule=actions(text))
+    windows = [Window(*each) for each in expected]
+    assert [*planned(config)] == windows
+    for step in range(len(text) + 1):
+        found = next_window(config, step)
+        ahead = [each for each in windows if each.first >= step]
+        if ahead:  # from there on it cannot be known how long it has warmed up
+            assert found == replace(ahead[0], warmup_from=max(step, ahead[0].warmup_from)), step
+        else:
+            assert isinstance(found, Idle)
 
 
 def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
@@ -88,32 +103,84 @@ def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
         asked.append(step)
         return ProfilerAction.RECORD_AND_SAVE if step == 4_000 else ProfilerAction.NONE
 
-    plan = Plan(windows_asked(action))
+    plan = Plan(ProfilerConfig(schedule=action))
     for step in range(10_000):
         plan.skip_to(step)
         assert asked[-1] <= step + 1_001
-        assert (plan.window is not None) == (3_001 <= step <= 4_000)
+        assert (plan.window is not None) == (3_003 <= step <= 4_000)
         assert not plan.ended
     assert asked == [*range(len(asked))]
+    plan.skip_to(10**9)
+    assert len(asked) < 12_100, "a jump asks for nothing between"
 
 
 def test_what_never_ends_is_said_to_last() -> None:
-    assert [*windows_asked(lambda _: ProfilerAction.RECORD)] == [Window(0, 0, None)]
-    plan = Plan(windows_asked(lambda _: ProfilerAction.WARMUP))
+    assert [*planned(ProfilerConfig(schedule=lambda _: ProfilerAction.RECORD))] == [Window(0, 0, None)]
+    plan = Plan(ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP))
     assert plan.window is None
-    assert plan.in_words() == "records no window before step 100001"
-    assert Plan(windows_asked(actions(""))).in_words() == "records no window before step 1001"
-    assert Plan(windows_asked(actions("-s-rs"))).in_words() == "records steps 1, then 3–4 (counted from 0)"
+    assert plan.in_words() == "records no window before step 10001"
+    assert Plan(ProfilerConfig(schedule=actions(""))).in_words() == "records no window before step 1001"
+    in_words = Plan(ProfilerConfig(schedule=actions("-s-rs"))).in_words()
+    assert in_words == "records steps 1, then 3–4 (counted from 0)"
 
 
 def test_a_trigger_comes_between_where_the_plan_is_not_known_further() -> None:
-    plan = Plan(windows_asked(lambda step: ProfilerAction.RECORD_AND_SAVE if step == 1_500 else ProfilerAction.NONE))
+    at_1500 = ProfilerConfig(schedule=actions("-" * 1_500 + "s"))
+    plan = Plan(at_1500)
     plan.put_first(Window(7, 7, 8, "signal"))
     assert plan.window == Window(7, 7, 8, "signal")
     plan.turn()
-    assert (plan.window, plan.known_until) == (None, 1_001)
-    plan.skip_to(1_001)
+    assert plan.window is None
+    plan.skip_to(9)
+    assert 1_000 < plan.known_until < 1_100
+    plan.skip_to(plan.known_until)
     assert plan.window == Window(1_500, 1_500, 1_500)
+
+
+@pytest.mark.parametrize("wrong", [None, True, "RECORD", ProfilerAction.DEVICE_STOPPED, IndexError("list index")])
+def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(tmp_path: Path, log: Log, wrong: Any) -> None:
+    def action(step: int) -> Any:
+        if step >= 35 and isinstance(wrong, Exception):
+            raise wrong
+        return wrong if step >= 35 else RECORDING[0] if step % 10 == 2 else ProfilerAction.NONE
+
+    seen = recorded_by_us(tmp_path, 50, schedule=action)
+    assert seen == [["ProfilerStep#2"], ["ProfilerStep#12"], ["ProfilerStep#22"], ["ProfilerStep#32"]]
+    (said,) = log.at("WARNING")
+    assert said.startswith("profiler.schedule cannot be asked for step 35 (")
+    assert said.endswith("): no step is recorded from there on.")
+
+
+def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path) -> None:
+    plan = [ProfilerAction.NONE, ProfilerAction.WARMUP, *RECORDING[::-1], *[ProfilerAction.NONE] * 4]
+    assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [["ProfilerStep#2", "ProfilerStep#3"]]
+
+
+def test_phases_and_calls_follow_a_function_too(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"export": "inline", "sinks": {}, "schedule": torch_schedule(wait=1, warmup=1, active=2)}
+    with Session(output_dir=tmp_path / "phases", phases=["validation"], **options) as session:
+        for _ in range(2):
+            session.step()
+            with session.phase("validation"):
+                for _ in range(4):
+                    session.step()
+    assert [capture.steps.column("number") for capture in session.captures] == [[2, 3], [6, 7]]
+    session = Session(output_dir=tmp_path / "calls", **options)
+    called = session.record(lambda: torch.ones(1))
+    for _ in range(8):
+        called()
+    session.stop()
+    assert [capture.steps.column("number") for capture in session.captures] == [[2, 3], [6, 7]]
+
+
+def test_a_config_with_a_schedule_is_copied_and_pickled() -> None:
+    described = {"_target_": "torch.profiler.schedule", "wait": 1, "warmup": 1, "active": 1}
+    for made in (ProfilerConfig(schedule=described), as_config(ProfilerConfig(schedule=described), keep=3)):
+        again = pickle.loads(pickle.dumps(made))
+        assert [*islice(planned(again), 2)] == [Window(1, 2, 2), Window(4, 5, 5)]
+        assert again.plain()["schedule"] == made.plain()["schedule"] == described
+    function = ProfilerConfig(schedule=torch_schedule(wait=1, warmup=1, active=1))
+    assert [*islice(planned(copy.deepcopy(function)), 1)] == [Window(1, 2, 2)]
 
 
 def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> None:
@@ -129,23 +196,23 @@ def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> Non
 
 def test_without_active_one_window_lasts_until_the_session_stops() -> None:
     options = {"wait": 2, "warmup": 1, "active": None, "repeat": 1, "skip_first": 4, "skip_first_wait": 0}
-    assert list(windows(**options)) == [Window(6, 7, None)]  # type: ignore[arg-type]
+    assert list(planned(ProfilerConfig(**options))) == [Window(6, 7, None)]
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ([(3, 5), (8, 10)], "records steps 3–5, then 8–10 (counted from 0)"),
-        ([(4, 4)], "records step 4 (counted from 0)"),
-        ([(0, None)], "records steps from 0 on (counted from 0)"),
-        ([], "records no window"),
-        ([(1, 2), (4, 5), (7, 8), (10, 11)], "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
+        ({"wait": 3, "active": 3, "repeat": 2}, "records steps 3–5, then 9–11 (counted from 0)"),
+        ({"at_steps": [4], "active": 1}, "records step 4 (counted from 0)"),
+        ({}, "records steps from 0 on (counted from 0)"),
+        ({"at_steps": []}, "records no window"),
+        ({"at_steps": [1, 4, 7, 10], "active": 2}, "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
     ],
 )
-def test_the_plan_in_words(plan: list[tuple[int, int | None]], words: str) -> None:
-    windows = Plan(Window(first, first, last) for first, last in plan)
-    assert windows.in_words() == words
-    assert windows.in_words() == words, "to say it uses nothing up"
+def test_the_plan_in_words(plan: dict[str, Any], words: str) -> None:
+    made = Plan(ProfilerConfig(**plan))
+    assert made.in_words() == words
+    assert made.in_words() == words, "to say it uses nothing up"
 
 
 def first_steps(plan: Plan) -> list[int]:
@@ -157,15 +224,18 @@ def first_steps(plan: Plan) -> list[int]:
 
 
 def test_a_plan_leaves_out_what_lies_behind() -> None:
-    plan = Plan(Window(first, first, first) for first in (2, 5, 8))
+    config = ProfilerConfig(at_steps=[2, 5, 8], active=1)
+    plan = Plan(config)
     plan.skip_to(5)
     assert first_steps(plan) == [5, 8]
+    plan = Plan(config)
     plan.skip_to(100)
     assert plan.window is None
+    assert plan.passed == Window(8, 8, 8)
 
 
 def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
-    plan = Plan(Window(first, first, first + 1) for first in (4, 8))
+    plan = Plan(ProfilerConfig(at_steps=[4, 8], active=2))
     plan.put_first(Window(3, 3, 5))
     assert plan.window == Window(3, 3, 5)
     plan.turn()
@@ -332,13 +402,15 @@ def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
     config = ProfilerConfig(schedule=described, export="inline", output_dir=tmp_path, sinks={})
     assert recorded_by_us(tmp_path, 9, schedule=described)[0] == ["ProfilerStep#3", "ProfilerStep#4"]
     assert config.plain()["schedule"] == described
-    assert "schedule_fn" in ProfilerConfig(schedule=torch_schedule(wait=1, warmup=1, active=1)).plain()["schedule"]
+    function = torch_schedule(wait=1, warmup=1, active=1)
+    assert ProfilerConfig(schedule=function).plain()["schedule"] == "schedule.<locals>.schedule_fn"
     assert json.dumps(config.plain())
 
 
 def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) -> None:
     assert recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
-    assert "Nothing was recorded: profiler.schedule asks for no step of the first 3." in log.at("WARNING")
+    said = "The run ended after 3 steps, before a window had recorded one: have profiler.schedule record earlier, or "
+    assert f"{said}train longer." in log.at("WARNING")
     assert any(line.startswith("Profiler records no window before step 1001 on cpu") for line in log.at("INFO"))
     assert recorded_by_us(tmp_path, 1_500, schedule=torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)) == [
         ["ProfilerStep#1401"]
@@ -361,7 +433,8 @@ def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
     [
         ("soon", "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, as "),
         ({"wait": 1}, "profiler.schedule is {'wait': 1}, but it must be a function "),
-        (lambda _: True, "profiler.schedule says True for step 0, but it must be a function "),
+        (lambda _: True, "profiler.schedule cannot be asked for step 0 (it gave True): it must be a function "),
+        (torch_schedule, "profiler.schedule cannot be asked for step 0 (schedule() "),
         (
             {"_target_": "torch.profiler.schedul"},
             "profiler.schedule._target_ is 'torch.profiler.schedul', which cannot",
@@ -376,7 +449,7 @@ def test_what_is_no_schedule_is_refused(given: Any, sentence: str) -> None:
 
 def test_what_stands_beside_a_function_is_refused_or_named() -> None:
     function = torch_schedule(wait=1, warmup=1, active=1)
-    with pytest.raises(ConfigError, match=r"^profiler\.at_steps and profiler\.schedule are both given, "):
+    with pytest.raises(ConfigError, match=r"^profiler\.schedule and profiler\.at_steps are both given, "):
         ProfilerConfig(schedule=function, at_steps=[3])
     with pytest.raises(ConfigError, match=r"^profiler\.repeat is 3, but profiler\.schedule says which windows there"):
         ProfilerConfig(schedule=function, repeat=3)

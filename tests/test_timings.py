@@ -487,7 +487,7 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Pa
         assert capture.metadata["modules_not_seen"] == ["Sequential", "unused"]
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
     said = [line for line in log.at("INFO") if line.startswith("Times every range")]
-    hint = "; submodules with profiler.timings.modules=true"
+    hint = "; submodules too with profiler.timings.modules=true"
     assert [hint in line for line in said] == [True, False]
 
 

@@ -95,16 +95,21 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
 def _recomputed(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags, name: Ints) -> Flags:
     """Which marks are ranges of the forward that a backward node runs once more; `name` is a number for each name.
 
-    Operators record gradients in a backward node also where `create_graph` is set, and there may be ranges of the
-    backward's own in it: these have names of their own.
+    Operators record gradients in a backward node also where `create_graph` is set: then the node's own do so too, and
+    nothing there is taken for a forward. Nor is a range whose name is opened nowhere else, as by a hook.
     """
-    holder = marks.nearest(backward)
-    recording = inner[events.records_gradients[forest.index]]
-    again = np.zeros(len(marks) + 1, np.bool_)
-    again[holder[recording[recording >= 0]]] = True
+    holder = np.append(marks.nearest(backward), -1)
+    is_operator = events.among(OPERATOR)[forest.index] & (events.forward_thread == 0)[forest.index]
+    recording = events.records_gradients[forest.index]
+    again, differentiates = np.zeros(len(marks) + 1, np.bool_), np.zeros(len(marks) + 1, np.bool_)
+    again[holder[inner[recording]]] = True
+    around = forest.parent >= 0
+    own = np.zeros(len(forest), np.bool_)  # the operators that a mark calls itself
+    own[around] = forest.index[forest.parent[around]] == np.append(marks.index, -1)[inner[around]]
+    differentiates[holder[inner[is_operator & own & ~recording]]] = True
     again[-1] = False  # of no backward node
-    in_forward = np.unique(name[(holder < 0) & ~backward])
-    found: Flags = again[holder] & ~backward & np.isin(name, in_forward)
+    in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
+    found: Flags = (again & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
     return found
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.capture.metadata import Cost
 from instrument.capture.operators import UNLAUNCHED_ROW
+from instrument.capture.ranges import NO_RANGE
 from instrument.capture.steps import waits
 from instrument.capture.table import Table, duration
 from instrument.errors import InstrumentError
-from instrument.names import REGION
+from instrument.names import RECOMPUTED, REGION
 from instrument.printable import printable
 
 if TYPE_CHECKING:
@@ -146,20 +147,30 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
 def with_type(name: str, module_type: str | None) -> str:
     """A range's name or path with the class of its module, as torch shows modules: "layers.0: Linear"."""
-    own = name.rpartition("/")[2].rpartition(".")[2]  # the range of a model as a whole is called like its class
-    return name if module_type in (None, own) else f"{name}: {module_type}"
+    plain = name.removesuffix(RECOMPUTED)
+    own = plain.rpartition("/")[2].rpartition(".")[2]  # the range of a model as a whole is called like its class
+    return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
 def unmarked(capture: Capture) -> str:
     """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
     inside = sum(share or 0.0 for share in capture.ranges.column("share"))
-    outside = sum(row.share or 0.0 for row in capture.ranges.rest)
-    if capture.folder is None or capture.about.annotations_disabled or outside <= inside:
+    outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
+    if capture.folder is None or capture.about.annotations_disabled or not inside or outside <= inside:
         return ""
-    add = "give the session the model (model=…), or mark code with @profiled"
-    if capture.about.module_types:
-        add = "mark what runs beside the model with @profiled"
-    return f"{outside:.0%} of the time is in no range: {add}."
+    has_model = capture.about.module_types or capture.about.modules_not_seen
+    add = "mark what runs beside the model" if has_model else "give the session the model (model=…), or mark code"
+    return f"{outside:.0%} of the time is in no range: {add} with @profiled."
+
+
+def recomputed(capture: Capture) -> str:
+    """How much of the host's time activation checkpointing takes, in a sentence; empty where there is none."""
+    parts = capture.ranges.parts
+    again = sum(part.host_ns for part in parts if part.kind == "recompute")
+    if not again:
+        return ""
+    share = again / sum(parts.column("host_ns"))
+    return f"Recomputed in the backward, by activation checkpointing: {duration(again)}, {share:.1%} of the host time."
 
 
 def _sum(cells: Sequence[float | None]) -> float | None:
@@ -219,13 +230,15 @@ def inside_compiled(capture: Capture) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first of some submodules; of one and what lies in it, it alone."""
+    """The first of some submodules; of one and those in it, the outer one alone."""
     inside: dict[str, int] = {}
-    for name in sorted(names, key=lambda name: name.count(".")):
-        parts = name.split(".")
-        outer = next((each for k in range(1, len(parts)) if (each := ".".join(parts[:k])) in inside), None)
-        inside[outer or name] = inside[outer] + 1 if outer else 0
-    shown = [f"{name} (with {count} inside)" if count else name for name, count in sorted(inside.items())]
+    outer = ""
+    for name in sorted(names, key=lambda name: name.replace(".", "\0")):  # a module before what lies in it
+        if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
+            inside[outer] += 1
+        else:
+            outer, inside[name] = name, 0
+    shown = [f"{name} (with {count} inside)" if count else name for name, count in inside.items()]
     return ", ".join(shown[:_FEW]) + (f" and {len(shown) - _FEW} more" if len(shown) > _FEW else "")
 
 
@@ -283,7 +296,8 @@ def costliest_by(operators: Table) -> str:
 def _ranges(capture: Capture) -> str:
     if not len(capture.ranges):
         return "<p>No ranges: mark code with <code>@profiled</code>.</p>"
-    shown = outline(capture.ranges, _RANGES).select(_RANGE_COLUMNS)
+    again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
+    shown = outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
     return f"<p>{ranges_title(capture, _RANGES)}</p>{shown._repr_html_()}"
 
 

@@ -21,6 +21,7 @@ from instrument.capture.summary import (
     operators_title,
     outline,
     ranges_title,
+    recomputed,
     unlaunched,
     unmarked,
     with_type,
@@ -54,6 +55,7 @@ OPERATOR_COLUMNS = (
 )
 RANGE_COLUMNS = (
     "name",
+    "module_type",
     "calls",
     "slices",
     "host_ns",
@@ -102,6 +104,12 @@ _WIDTH, _NARROWEST_NAME = 140, 28
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # What a grouping needs, and how to get it where the capture holds none; threads are always known.
+# What a view without rows says.
+_WITHOUT = {
+    "memory.devices": "not recorded; profile_memory=true records it",
+    "memory_categories": "not recorded; profiler.memory_categories=true has torch tell them",
+    "moments": "none were marked",
+}
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
@@ -167,7 +175,8 @@ def render(
     rows = sys.maxsize if rows == ALL else rows
     parts = [heading(capture), device(capture) if chosen is None and (ranges or operators) else ""]
     if ranges:
-        parts += [_range_part(capture, rows, chosen, sort_ranges), unmarked(capture), inside_compiled(capture)]
+        parts += [_range_part(capture, rows, chosen, sort_ranges), unmarked(capture), recomputed(capture)]
+        parts.append(inside_compiled(capture))
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
@@ -206,7 +215,7 @@ def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: 
     names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
-        return f"{title}: there are none."
+        return f"{title}: {_WITHOUT.get(view, 'there are none')}."
     if not names:
         return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
     text, left_out = _text(first, names, () if columns else _LEAST_MISSED_OF_KERNELS)
@@ -284,6 +293,7 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: st
     shown = outline(table, rows)
     has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
+    usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
     text, _ = _text(shown, columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual)))
     return f"{ranges_title(capture, rows)}\n{text}"
 

@@ -9,13 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from loguru import logger
 from pydantic import Field
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.capture.categories import UNCLASSIFIED
+from instrument.capture.categories import UNCLASSIFIED, Categories
+from instrument.capture.categories import table as categories_table
 from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView, Plot
 from instrument.capture.table import Table, cell_text, duration
+from instrument.errors import CaptureError
 from instrument.printable import printable_lines
 from instrument.sinks import Sink
 
@@ -111,7 +114,12 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    sections = "\n".join(_section(capture, curve, rows) for curve in curves)
+    try:
+        categories: Sequence[Categories] = capture.categories
+    except CaptureError as error:
+        logger.warning("{} The page is without memory by category.", error)
+        categories = []
+    sections = "\n".join(_section(capture, curve, rows, categories) for curve in curves)
     title = escape(f"Memory of {capture.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
@@ -120,17 +128,18 @@ def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
     )
 
 
-def _section(capture: Capture, curve: Curve, rows: int) -> str:
+def _section(capture: Capture, curve: Curve, rows: int, categories: Sequence[Categories]) -> str:
     """All that the page tells of one device."""
     memory, device = capture.memory, curve.device
     facts = memory.devices.where(device=device)[0]
     start = curve.time_ns[0]
     parts = [f"<section><h2>{escape(device)}</h2>", _headline(facts, start)]
     parts += [_chart(capture, curve), _legend(curve, curve.by)]
-    for plot in (each.plot() for each in capture.categories if each.device == device):
-        parts += [_chart(capture, plot), _legend(plot, "category")]
-        categories = _of(capture.memory_categories, device)
-        parts.append(_table("By category, with what lived before the window", categories, rows, start))
+    for each in categories:
+        if each.device == device:
+            plot, title = each.plot(), "By torch's categories, with what of before the window it uses"
+            parts += [_chart(capture, plot), _legend(plot, "category")]
+            parts.append(_table(title, _of(categories_table([each]), device), rows, start))
     for by in dict.fromkeys((curve.by, *memory.kinds)):
         live = memory.live(by, device=device)
         if live[0].name is not None:

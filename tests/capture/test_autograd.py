@@ -367,17 +367,20 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events)
 
 
-def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(tmp_path) -> None:
+@pytest.mark.parametrize("name", ["derivative", "power"])
+def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(tmp_path, name) -> None:
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
-            return x**3
+            with record_function("power"):
+                return x**3
 
         @staticmethod
         def backward(ctx, grad):
-            with record_function("derivative"):
-                return grad * 3 * ctx.saved_tensors[0] ** 2
+            with record_function(name):
+                squared = ctx.saved_tensors[0] ** 2
+            return grad * 3 * squared
 
     def body() -> None:
         x = torch.ones(4, requires_grad=True)
@@ -387,8 +390,31 @@ def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradie
             torch.autograd.grad(y, x, create_graph=True)
 
     found = record(tmp_path / "trace.json", body).capture
-    assert [row.path for row in found.ranges] == ["forward", "backward", "backward/derivative"]
+    assert [row.path for row in found.ranges] == ["forward", "forward/power", "backward", f"backward/{name}"]
     assert sum(found.ranges.column("recompute_ns")) == 0
+
+
+def test_nested_checkpoints_are_recomputed_as_often_as_they_run(tmp_path) -> None:
+    layer, calls = nn.Linear(8, 8), {False: 0, True: 0}
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with record_function("inner"):
+            calls[torch._C._current_graph_task_id() >= 0] += 1
+            return layer(x).relu()
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        with record_function("outer"):
+            return checkpoint(inner, layer(x), use_reentrant=False)
+
+    def body() -> None:
+        checkpoint(outer, torch.ones(4, 8, requires_grad=True), use_reentrant=False).sum().backward()
+
+    body()
+    calls.update({False: 0, True: 0})
+    found = record(tmp_path / "trace.json", body).capture
+    rows = {row.name: row.calls for row in found.ranges.by("name")}
+    assert (rows["inner"], rows["inner (recomputed)"]) == (calls[False], calls[True])
+    assert min(calls.values()) >= 1
 
 
 def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_path) -> None:

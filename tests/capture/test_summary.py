@@ -11,7 +11,7 @@ from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import capture, kernel, span
 from instrument.capture import Capture
-from instrument.capture.summary import device, unmarked
+from instrument.capture.summary import _few_modules, device, unmarked
 from instrument.report.text import render
 
 
@@ -55,6 +55,14 @@ def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
     assert unmarked(modelled) == "50% of the time is in no range: mark what runs beside the model with @profiled."
     assert unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
     assert unmarked(Capture.load(bare.trace_path)) == "", "who recorded it has no session"
+    assert unmarked(write_capture(tmp_path, [little], "none")) == "", "that there are no ranges is said already"
+    uncalled = write_capture(tmp_path, [*half, little], "uncalled", modules_not_seen=["Net"])
+    assert unmarked(uncalled).endswith("mark what runs beside the model with @profiled.")
+
+
+def test_long_names_of_modules_take_no_long_time() -> None:
+    deep = ".".join("a" * 200_000)
+    assert _few_modules([deep, f"{deep}.b", "a-b", "a.b", "a"]) == "a (with 3 inside), a-b"
 
 
 def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
