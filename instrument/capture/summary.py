@@ -128,12 +128,12 @@ def _beside(recorded: int, cost: Cost) -> str:
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """Those ranges that caused the most host time, at most `rows`, in the order of the tree, names indented by depth.
+    """The ranges with the largest shares and those around them, at most `rows`, in the order of the tree.
 
-    Then a row for all others, and the rows of what belongs to no range, so that the shares add up to the whole.
+    Shares are of the device's time where any was recorded. Names are indented by depth. Then a row for all others, and
+    the rows of what belongs to no range, so that the shares add up to the whole.
     """
-    total = ranges.column("total_ns")
-    kept = sorted(sorted(range(len(ranges)), key=lambda i: -total[i])[:rows])  # a parent goes before its children
+    kept = _with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     labels = zip(columns["depth"], columns["name"], columns["module_type"])
     columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
@@ -143,6 +143,26 @@ def outline(ranges: RangeTable, rows: int) -> Table:
         sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
         more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
     return Table({name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()})
+
+
+def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
+    """The positions of at most so many ranges, each with all that are around it; linear, however deep they lie."""
+    if len(ranges) <= rows:
+        return [*range(len(ranges))]
+    share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
+    above, last_at = [], [-1]  # by depth
+    for position, depth in enumerate(ranges.column("depth")):
+        above.append(last_at[depth])
+        last_at[depth + 1 :] = [position]
+    kept = {-1}
+    for position in sorted(range(len(ranges)), key=lambda position: -(share[position] or 0)):
+        new: list[int] = []
+        while position not in kept and len(kept) + len(new) <= rows:
+            new.append(position)
+            position = above[position]
+        if position in kept:
+            kept.update(new)
+    return sorted(kept - {-1})
 
 
 def with_type(name: str, module_type: str | None) -> str:
@@ -273,7 +293,8 @@ def to_html(capture: Capture) -> str:
 def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
     """What stands above the outline of the ranges, or above the ranges sorted by a column."""
     count = len(capture.ranges)
-    few = "" if count <= rows else f", the {rows} of {count} with the most host time"
+    shown = len(_with_largest_shares(capture.ranges, rows))
+    few = "" if shown == count else f", {shown} of {count}: the largest shares and what is around them"
     few = few if by is None else f", {min(rows, count)} of {count}, by {by}"
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 

@@ -9,9 +9,9 @@ from made_captures import kernels, steps, write_capture
 
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.traces import capture, kernel, span
+from capture.traces import annotation, capture, kernel, span
 from instrument.capture import Capture
-from instrument.capture.summary import _few_modules, device, unmarked
+from instrument.capture.summary import _few_modules, device, outline, unmarked
 from instrument.report.text import render
 
 
@@ -38,9 +38,7 @@ def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
 def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_path) -> None:
     events = [{**steps()[1], "name": f"range<{k}>", "ts": 1000 * k, "dur": 1 + k % 25} for k in range(50)]
     shown = write_capture(tmp_path, events)._repr_html_()
-    assert (
-        "<p>Ranges, the 20 of 50 with the most host time; share: self total, with the backward it caused, of " in shown
-    )
+    assert "<p>Ranges, 20 of 50: the largest shares and what is around them; share: self total, with the " in shown
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
 
 
@@ -69,6 +67,21 @@ def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
     unseen = ["a", *(f"a.{k}" for k in range(9)), "a.0.b", "b.c", *(f"d{k}.e" for k in range(5))]
     shown = render(write_capture(tmp_path, steps(), modules_not_seen=unseen))
     assert "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3 more\n" in shown
+
+
+def test_a_small_range_with_a_large_share_is_shown_in_its_place(tmp_path) -> None:
+    events = [annotation("net", 0, 1000)]
+    for k in range(10):
+        events += [annotation(f"block{k}", 100 * k, 90), annotation("head", 100 * k, 88 if k == 7 else 3)]
+    shown = outline(capture(tmp_path, events).ranges, 3)
+    assert shown.column("name") == ["net", "  block7", "    head", "(18 other ranges)", "(no range)"][: len(shown)]
+    assert outline(capture(tmp_path, events).ranges, 1).column("name")[:2] == ["net", "(20 other ranges)"]
+    assert len(outline(capture(tmp_path, events).ranges, 21)) == 21
+
+
+def test_deep_ranges_are_outlined_in_linear_time(tmp_path) -> None:
+    ranges = capture(tmp_path, [annotation(f"r{k}", k, 50_000 - 2 * k) for k in range(20_000)]).ranges
+    assert len(outline(ranges, 15)) == 16
 
 
 def test_what_cannot_be_shown_is_told(tmp_path) -> None:

@@ -192,7 +192,7 @@ def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write)
     events = [annotation("short", 0, 10), annotation("outer", 100, 900), annotation("inner", 200, 500)]
     events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
     text = render(write(events), rows=3)
-    assert "Ranges, the 3 of 5 with the most host time" in text
+    assert "Ranges, 3 of 5: the largest shares and what is around them" in text
     assert [line[:12].rstrip() for line in block(text, "Ranges")] == ["outer", "  inner", "late", "(2 other ran"]
     assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == ["2.5%", "30.000 µs"]
 
