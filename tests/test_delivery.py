@@ -111,7 +111,7 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
     save, now = Recorder.save, [0]
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
 
-    def fails_once(self: Recorder, path: Path) -> None:
+    def fails_once(self: Recorder, path: Path, **_: Any) -> None:
         monkeypatch.setattr(Recorder, "save", save)
         raise OSError("the disk is gone")
 
@@ -138,9 +138,9 @@ def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
 def test_freeing_what_torch_recorded_counts_as_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freed, save = [], Recorder.save
 
-    def saved(self: Recorder, path: Path) -> None:
+    def saved(self: Recorder, path: Path, **options: Any) -> None:
         held = weakref.ref(self._profile.profiler)
-        save(self, path)
+        save(self, path, **options)
         freed.append(held() is None)
 
     monkeypatch.setattr(Recorder, "save", saved)

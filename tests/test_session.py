@@ -520,11 +520,11 @@ def test_what_fails_while_recording_never_reaches_the_loop(
     log.errors_expected = True
     right, calls = getattr(recorder.Recorder, part), []
 
-    def fails_once(self: Any, *args: Any) -> Any:
+    def fails_once(self: Any, *args: Any, **options: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             raise RuntimeError("torch is not well")
-        return right(self, *args)
+        return right(self, *args, **options)
 
     monkeypatch.setattr(recorder.Recorder, part, fails_once)
     done = 0
@@ -546,7 +546,7 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise Mute
 
     log.errors_expected = True
