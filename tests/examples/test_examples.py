@@ -65,7 +65,7 @@ def captures(folder: Path, pattern: str = "profile") -> list[Capture]:
 
 def shown_times(text: str) -> dict[str, str]:
     """The names in the first column of printed tables, each with its first time, such as "1.234 ms"."""
-    rows = re.findall(r"^ *(\S+) +\d+ +(\d+\.\d+ (?:ns|µs|ms|s)|\d+ ns) ", text, re.MULTILINE)
+    rows = re.findall(r"^ *(\S+?)(?:: \w+)? +\d+ +(\d+\.\d+ (?:ns|µs|ms|s)|\d+ ns) ", text, re.MULTILINE)
     return dict(reversed(rows))  # the range table comes before the operators
 
 
