@@ -8,6 +8,7 @@ NAME` runs a sink on captures that were recorded before. `instrument ranks RUN_F
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -68,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         print(printable_lines(arguments.run(arguments)), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; the flush leaves Python nothing to complain of at its exit
-        pass
+    except BrokenPipeError:  # `| head` has seen enough; what is left goes nowhere when Python flushes at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         _say(f"instrument: {error}")
         return 2

@@ -181,15 +181,17 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
 def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(profiler: dict[str, Any], log: Log) -> None:
     log.errors_expected = True
     sinks = {"sleeps": {"_target_": "their_sinks.SleepsOn", "step": 0}}
-    with Session(profiler, sinks=sinks, export_timeout_s=1.5) as session:
+    with Session(profiler, sinks=sinks, export_timeout_s=4) as session:
         session.step()
         while not log.at("ERROR"):
             time.sleep(0.02)
-        session.config.export_timeout_s = 60
         session.step()
         session.step()
+    deadline = time.monotonic() + 60  # a new exporter may need longer to start than stop() waits
+    while len(session.captures) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert names(session) == ALL[1:]
-    assert log.at("ERROR")[0].startswith("The exporter ended (profiler.export_timeout_s=1.5 were over) while it worked")
+    assert log.at("ERROR")[0].startswith("The exporter ended (profiler.export_timeout_s=4 were over) while it worked")
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
