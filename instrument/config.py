@@ -100,7 +100,7 @@ class ProfilerConfig(BaseModel):
         memory_categories: what memory was for (parameters, gradients, activations, inputs, optimizer state, autograd's
             detail, temporaries) as torch classifies it, in `memory_categories_DEVICE.json` and `.raw.json.gz`, which
             are those of torch's `export_memory_timeline`; turns on what it needs, `record_shapes`, `profile_memory` and
-            `with_stack`. Training stands still for it at the window's end, 0.2 to 0.3 ms for each operator.
+            `with_stack`. Training waits for it at the end of the window: 0.2 to 0.3 ms for each operator.
         with_stack: keep the Python stack; needed by the stacks sink. The costliest option while recording.
         with_flops: compute FLOPs from the shapes when the capture is read; turns `record_shapes` on.
         with_modules: torch's module hierarchy, which it records for TorchScript models only.
@@ -380,8 +380,7 @@ def _sentence(error: ErrorDetails) -> str:
         *above, last = map(str, error["loc"])
         known = _MODELS[above[0] if above else ""].model_fields
         hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
-        hint = _OF_TORCH.get(path, hint)
-        return f"{path} is not an option{hint}"
+        return f"{path} is not an option{_OF_TORCH.get(path, hint)}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
         return f"profiler.active is {value}, but a window needs at least one step."
     options = _MODELS.get(str(error["loc"][0]), BaseModel).model_fields

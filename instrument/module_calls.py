@@ -29,7 +29,7 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of one module, with the name of its class where that is to be told, and the number of its calls."""
+    """The range of one module, and the number of its calls; `type` is the module's class, None for a mark."""
 
     name: str
     type: str | None = None

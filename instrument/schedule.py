@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice, pairwise
 from typing import Any, Protocol
@@ -96,10 +96,13 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
     if schedule.at_steps is not None:
         steps = sorted(set(schedule.at_steps))
         place = bisect_left(steps, step)
-        return _window_from(schedule, steps[place], steps[:place][-1:]) if place < len(steps) else None
+        if place == len(steps):
+            return None
+        return _window_from(schedule, steps[place], steps[place - 1] if place else None)
     if schedule.every_n_steps is not None:
-        first = max(1, -(-step // schedule.every_n_steps)) * schedule.every_n_steps
-        return _window_from(schedule, first, [first - schedule.every_n_steps][: first > schedule.every_n_steps])
+        every = schedule.every_n_steps
+        first = max(1, -(-step // every)) * every
+        return _window_from(schedule, first, first - every if first > every else None)
     if schedule.active is None:
         window = _cycle(schedule, 0)
         return window if window.first >= step else None
@@ -161,10 +164,10 @@ def _cycle(schedule: Schedule, number: int) -> Window:
     return Window(begin, first, None if schedule.active is None else first + schedule.active - 1)
 
 
-def _window_from(schedule: Schedule, first: int, before: Sequence[int]) -> Window:
-    """A window of `active` steps from one on, warmed up for as far as the one `before`, if any, leaves room."""
+def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
+    """A window of `active` steps from `first` on, warmed up as far as the window from `before` on leaves room."""
     active = schedule.active or 1
-    free_from = before[0] + active if before else 0
+    free_from = 0 if before is None else before + active
     return Window(max(free_from, first - schedule.warmup), first, first + active - 1)
 
 

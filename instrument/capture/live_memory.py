@@ -71,7 +71,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Curve(Plot):
-    """What lived, told apart by what made it."""
+    """A plot with a series for each operator, range or module that allocated the memory."""
 
     by: By
 

@@ -29,7 +29,7 @@ _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Of these each nanosecond lies in one range alone.
 _OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# How the breakdown is told, and what binds a run that loses most of the device's time to it.
+# The words for each part of the breakdown, and for what limits a run that loses most of the device's time to it.
 _DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
@@ -293,9 +293,11 @@ def to_html(capture: Capture) -> str:
 def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
     """What stands above the outline of the ranges, or above the ranges sorted by a column."""
     count = len(capture.ranges)
-    shown = len(_with_largest_shares(capture.ranges, rows))
-    few = "" if shown == count else f", {shown} of {count}: the largest shares and what is around them"
-    few = few if by is None else f", {min(rows, count)} of {count}, by {by}"
+    if by is not None:
+        few = f", {min(rows, count)} of {count}, by {by}"
+    else:
+        shown = len(_with_largest_shares(capture.ranges, rows))
+        few = "" if shown == count else f", {shown} of {count}: the largest shares and what is around them"
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 
 
@@ -310,7 +312,7 @@ def without_ranges(operators: Table) -> Table:
 
 
 def costliest_by(operators: Table) -> str:
-    """What the costliest operators are told by: their own time, on the device where any worked."""
+    """The column that ranks operators by cost: their self time, on the device where any device time was recorded."""
     return "self_device_ns" if any(operators.column("self_device_ns")) else "self_host_ns"
 
 
