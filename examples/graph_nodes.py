@@ -8,7 +8,7 @@ The model is that of `resnet_inference.py`, as it is. On the GPU where there is 
 import torch
 from resnet_inference import ResNet18
 
-from instrument.graph import profile_graph
+from instrument.fx import profile_graph
 
 
 def main() -> None:

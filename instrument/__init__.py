@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from instrument.annotate import mark, profiled, range_pop, range_push
+    from instrument.annotate.modules import instrument_model
+    from instrument.annotate.profiled import mark, profiled, range_pop, range_push
     from instrument.capture import Capture
-    from instrument.config import ProfilerConfig
-    from instrument.modules import instrument_model
-    from instrument.session import Session
+    from instrument.config.schema import ProfilerConfig
+    from instrument.record.session import Session
     from instrument.sinks import Sink
     from instrument.triggers import Trigger
 
@@ -32,15 +32,15 @@ __all__ = [
 
 _HOMES = {
     "Capture": "capture",
-    "ProfilerConfig": "config",
-    "Session": "session",
+    "ProfilerConfig": "config.schema",
+    "Session": "record.session",
     "Sink": "sinks",
     "Trigger": "triggers",
-    "instrument_model": "modules",
-    "mark": "annotate",
-    "profiled": "annotate",
-    "range_pop": "annotate",
-    "range_push": "annotate",
+    "instrument_model": "annotate.modules",
+    "mark": "annotate.profiled",
+    "profiled": "annotate.profiled",
+    "range_pop": "annotate.profiled",
+    "range_push": "annotate.profiled",
 }
 
 

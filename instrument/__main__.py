@@ -2,7 +2,7 @@
 
 import sys
 
-from instrument.cli import main
+from instrument.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from loguru import logger
 
-from instrument import emit, module_calls, modules, one_profiler, session
+from instrument.annotate import backends, module_calls, modules
+from instrument.record import one_profiler, session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -73,6 +74,6 @@ def _profiler_stopped() -> Iterator[str]:
 
 
 def _annotations_disarmed() -> Iterator[str]:
-    if emit._arming:
-        emit.disarm()
+    if backends._arming:
+        backends.disarm()
         yield "annotations that are armed"

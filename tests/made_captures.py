@@ -12,7 +12,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from instrument.capture import Capture
-from instrument.capture.rank import write
+from instrument.runs.rank_summary import write
 
 REDUCES = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 HOST, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}

@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from instrument import Session, Trigger
-from instrument.triggers import Step, watch
+from instrument.record import trigger_runner
+from instrument.triggers import Step
 
-watch.POLL_SECONDS = 0.02  # so that all hear well before the step, however busy the machine
+trigger_runner.POLL_SECONDS = 0.02  # so that all hear well before the step, however busy the machine
 FOLDER = Path(os.environ["FOLDER"])
 
 

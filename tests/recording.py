@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from instrument import emit
+from instrument.annotate import backends
 
 
 class Recording:
@@ -31,11 +31,11 @@ def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
     result = Recording()
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
-        emit.arm()
+        backends.arm()
         try:
             yield result
         finally:
-            emit.disarm()
+            backends.disarm()
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     result.raw = sorted((e for e in events if e.get("cat") == "user_annotation"), key=lambda e: e["ts"])

@@ -15,13 +15,13 @@ import pytest
 from collected import Log
 from made_captures import steps, synchronous_steps, write_capture, write_rank
 
-from instrument import across
-from instrument.across import PATIENT_S, as_text
 from instrument.capture import Capture
-from instrument.capture.run import Run
-from instrument.cli import main
-from instrument.finish import finish
-from instrument.job import Job
+from instrument.cli.command import main
+from instrument.runs import ranks_report
+from instrument.runs.ranks_report import PATIENT_S, as_text
+from instrument.runs.run import Run
+from instrument.worker.finish import finish
+from instrument.worker.job import Job
 
 DDP = """
 import os, sys, time
@@ -78,7 +78,7 @@ def conclude(own: Capture, patient_s: float = PATIENT_S) -> None:
         run="0" * 32, rank=about["rank"], world_size=about["world_size"], folder=str(folder.parent),
         ranks=about.get("config", {}).get("ranks", "all"),
     )  # fmt: skip
-    across.conclude(job, folder, patient_s)
+    ranks_report.conclude(job, folder, patient_s)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
             slept.append(seconds)
             before(len(slept))
 
-        monkeypatch.setattr(across, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
+        monkeypatch.setattr(ranks_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
         return slept
 
     return act

@@ -14,7 +14,8 @@ import torch._dynamo.testing
 from recording import recorded
 from torch import nn
 
-from instrument import Session, emit, mark, profiled, range_pop, range_push
+from instrument import Session, mark, profiled, range_pop, range_push
+from instrument.annotate import backends
 from instrument.report.text import render_view
 
 
@@ -70,7 +71,7 @@ def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given
 
 def test_nothing_is_recorded_while_not_armed(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
-        emit.disarm()
+        backends.disarm()
         named(3)
         with profiled("block"):
             Layer()(torch.ones(1, 3))
@@ -140,14 +141,14 @@ def test_an_exception_ends_the_range_and_goes_on_unchanged(tmp_path: Path) -> No
 def test_arming_in_the_middle_leaves_no_range_open_and_closes_none_twice(tmp_path: Path) -> None:
     block = profiled("block")
     with recorded(tmp_path) as seen:
-        emit.disarm()
+        backends.disarm()
         with block:  # not recorded
-            emit.arm()
+            backends.arm()
             with block:  # recorded
-                emit.disarm()
+                backends.disarm()
                 with block:  # not recorded
                     pass
-            emit.arm()
+            backends.arm()
         with profiled("after"):
             pass
     assert seen.ranges == [("block", None), ("after", None)]
@@ -186,8 +187,8 @@ def test_the_public_way_to_open_a_range_writes_the_same_event(tmp_path: Path, mo
         ]
 
     cheap = events()
-    monkeypatch.setattr(emit, "torch_backend", emit.Backend(emit._open_publicly, emit._close_publicly))
-    assert emit._torch().open is not emit._open_publicly, "this torch has no cheap way to compare with"
+    monkeypatch.setattr(backends, "torch_backend", backends.Backend(backends._open_publicly, backends._close_publicly))
+    assert backends._torch().open is not backends._open_publicly, "this torch has no cheap way to compare with"
     assert events() == cheap
     assert len(cheap) == 3
 
@@ -205,10 +206,10 @@ def test_arming_does_not_recompile_a_compiled_function_or_module() -> None:
     x = torch.ones(1, 3)
     try:
         compiled(x)
-        emit.arm()
+        backends.arm()
         compiled(x)
     finally:
-        emit.disarm()
+        backends.disarm()
     compiled(x)
     assert counter.frame_count == 1
 
@@ -266,12 +267,12 @@ def test_moments_are_in_the_trace_and_no_ranges(tmp_path: Path) -> None:
 
 def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    emitting = emit.Backend(lambda name: told.append(f"open {name}"), lambda _: told.append("close"), told.append)
-    emit.arm(emitting)
+    emitting = backends.Backend(lambda name: told.append(f"open {name}"), lambda _: told.append("close"), told.append)
+    backends.arm(emitting)
     mark("now")
     range_push("pushed")
     range_pop()
-    emit.disarm(emitting)
+    backends.disarm(emitting)
     mark("later")
     assert told == ["now", "open pushed", "close"]
 

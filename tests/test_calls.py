@@ -15,9 +15,11 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import Session, emit, limits, profiled
+from instrument import Session, profiled
+from instrument.annotate import backends
 from instrument.errors import ConfigError
-from instrument.phases import Phases
+from instrument.record import limits
+from instrument.record.phases import Phases
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -63,7 +65,7 @@ def test_every_window_of_the_schedule_is_recorded_and_then_nothing_is_left(tmp_p
     predict(9)
     assert windows(session) == [[2, 3, 4], [7, 8, 9]]
     assert "not running" in repr(session)
-    assert not emit.armed
+    assert not backends.armed
     predict(10)
     assert (session.step_number, len(session.captures)) == (10, 2)
     assert seen == list(range(11))
@@ -214,7 +216,7 @@ def test_in_a_server_without_requests_time_ends_the_window(
     (capture,) = session.captures
     about = capture.metadata["window"]
     assert (about["steps"], about["truncated"], about["reason"]) == (1, True, "profiler.max_window_s=0.2 was reached")
-    assert not emit.armed
+    assert not backends.armed
     predict()
     assert not session.running, "the next call finds that nothing is ahead"
     assert "was cut short after 1 of 5 steps" in log.at("WARNING")[0]

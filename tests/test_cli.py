@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from made_captures import annotation, kernels, record, span, steps, write_capture
 
-from instrument import cli, presets
+from instrument.analysis.operator_keys import GROUPINGS
 from instrument.capture import Capture
-from instrument.capture.groupings import GROUPINGS
-from instrument.cli import main
+from instrument.cli import command
+from instrument.cli.command import main
+from instrument.config import presets
 from instrument.report.text import RANGE_COLUMNS, render
 from instrument.sinks.table import TableSink
 
@@ -57,7 +58,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert shown() == render(capture)
     assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="host_ns", rows=2)
-    assert ("name", *GROUPINGS) == cli._GROUPINGS
+    assert ("name", *GROUPINGS) == command._GROUPINGS
     for by in ("input_shapes", "thread", "step", "range"):
         assert shown("--by", by) == render(capture, by=by)
     assert shown("--columns", "calls, share") == render(capture, columns=["calls", "share"])
@@ -73,7 +74,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
-    offered = {option: view.split(".")[0] for option, (view, _) in cli._VIEWS.items()}
+    offered = {option: view.split(".")[0] for option, (view, _) in command._VIEWS.items()}
     assert set(offered.values()) == views - {"events", "host", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
@@ -119,7 +120,7 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "ranges": [r._asdict() for r in capture.ranges],
         "operators": [r._asdict() for r in capture.operators],
     }
-    for option, (view, _) in cli._VIEWS.items():
+    for option, (view, _) in command._VIEWS.items():
         table = attrgetter(view)(capture)
         assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
@@ -444,7 +445,7 @@ def test_an_output_that_knows_only_ascii(tmp_path: Path) -> None:
 
 LOADED = """
 import sys
-from instrument.cli import main
+from instrument.cli.command import main
 try:
     main(sys.argv[1:])
 finally:

@@ -16,8 +16,9 @@ import torch._dynamo.utils
 from collected import Log
 from torch import nn
 
-from instrument import Capture, Session, emit, instrument_model, profiled
-from instrument.modules import forget
+from instrument import Capture, Session, instrument_model, profiled
+from instrument.annotate import backends
+from instrument.annotate.modules import forget
 from instrument.report.text import render
 
 X = torch.ones(2, 4)
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's a
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    emit.swallowed.clear()
+    backends.swallowed.clear()
     gc.collect()  # what other tests have marked
     yield
     torch._dynamo.reset()
@@ -175,11 +176,11 @@ def test_functional_transforms() -> None:
     x = torch.arange(4.0)
     expected = x.cos()
     scalar = profiled("scalar")(lambda x: marked(x).sum())
-    emit.arm()  # whether recording or not
+    backends.arm()  # whether recording or not
     try:
         recording = torch.func.grad(scalar)(x), torch.func.vmap(marked)(x)
     finally:
-        emit.disarm()
+        backends.disarm()
     idle = torch.func.grad(scalar)(x), torch.func.vmap(marked)(x)
     for gradient, mapped in (recording, idle):
         assert torch.equal(gradient, expected)

@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Sink
-from instrument.config import as_config
+from instrument.config.instantiate import build_sink
+from instrument.config.presets import _yaml, preset, presets, shipped
+from instrument.config.schema import as_config
 from instrument.errors import ConfigError
-from instrument.presets import _yaml, preset, presets, shipped
 from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
-from instrument.targets import build_sink
 
 
 class Loud(Sink):

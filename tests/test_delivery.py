@@ -17,15 +17,17 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, cost, export, run_lock
+from instrument import Session
+from instrument.analysis.table import duration
 from instrument.capture import Capture
-from instrument.capture.table import duration
-from instrument.config import as_config
+from instrument.config.schema import as_config
 from instrument.errors import ConfigError
-from instrument.recorder import Recorder
+from instrument.record import overhead
+from instrument.record.recorder import Recorder
 from instrument.report.text import render
-from instrument.run_lock import RunLock
 from instrument.sinks.scalars import scalars
+from instrument.worker import queue, run_lock
+from instrument.worker.run_lock import RunLock
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:
@@ -109,7 +111,7 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
 def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.errors_expected = True
     save, now = Recorder.save, [0]
-    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
 
     def fails_once(self: Recorder, path: Path, **_: Any) -> None:
         monkeypatch.setattr(Recorder, "save", save)
@@ -151,11 +153,11 @@ def test_freeing_what_torch_recorded_counts_as_saving(tmp_path: Path, monkeypatc
 HOLDS = """
     import sys, time
     from pathlib import Path
-    from instrument import export
-    from instrument.run_lock import RunLock
+    from instrument.worker import queue
+    from instrument.worker.run_lock import RunLock
     lock = RunLock(Path(sys.argv[1]), "a" * 32)
     assert lock.hold()
-    export.stage(Path(sys.argv[1]), "w", "a" * 32)
+    queue.stage(Path(sys.argv[1]), "w", "a" * 32)
     print("holds", flush=True)
     time.sleep(600)
 """
@@ -167,19 +169,19 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
         assert other.stdout is not None
         assert other.stdout.readline() == "holds\n"
         (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
-        export.tidy(tmp_path)
+        queue.tidy(tmp_path)
         assert len(on_disk(tmp_path)) == 3, "whatever its process number is, and on whatever machine it runs"
         other.kill()
-    export.tidy(tmp_path)
+    queue.tidy(tmp_path)
     assert on_disk(tmp_path) == []
 
 
 def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path) -> None:
-    unlocked, unnamed, old = (export.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old"))
+    unlocked, unnamed, old = (queue.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old"))
     (unnamed / "owner").unlink()
     os.utime(old, (0, 0))
     (tmp_path / ".link.partial").symlink_to(tmp_path / "elsewhere")
-    export.tidy(tmp_path)
+    queue.tidy(tmp_path)
     assert on_disk(tmp_path) == [".link.partial", ".unlocked.partial", ".unnamed.partial"]
     assert unlocked.is_dir()
 

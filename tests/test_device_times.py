@@ -9,9 +9,10 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, profiled, timings
-from instrument.capture.timings import read_timings
-from instrument.timings import DeviceTimes
+from instrument import Session, profiled
+from instrument.record import timings
+from instrument.record.timings import DeviceTimes
+from instrument.runs.timings_file import read_timings
 
 
 class FakeEvent:

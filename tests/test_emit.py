@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.profiler import itt
 
-from instrument import Session, emit, profiled
+from instrument import Session, profiled
+from instrument.annotate import backends
 from instrument.errors import ConfigError
 
 
@@ -62,22 +63,24 @@ def test_the_next_session_emits_as_its_own_config_says(tmp_path: Path, calls: li
 
 
 def test_a_range_is_closed_by_the_tool_that_opened_it(calls: list[str]) -> None:
-    intel, nvidia = emit.backend_for(["itt"]), emit.backend_for(["nvtx"])
-    emit.arm(intel)
+    intel, nvidia = backends.backend_for(["itt"]), backends.backend_for(["nvtx"])
+    backends.arm(intel)
     try:
         with profiled("mine"):
-            emit.arm(nvidia)
-            emit.disarm(intel)
+            backends.arm(nvidia)
+            backends.disarm(intel)
     finally:
-        emit.disarm()
+        backends.disarm()
     assert [call for call in calls if "range" in call] == ["itt range_push mine", "itt range_pop"]
 
 
 def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
     told: list[str] = []
 
-    def tool(name: str) -> emit.Backend:
-        return emit.Backend(lambda label: told.append(f"{name} opens {label}"), lambda _: told.append(f"{name} closes"))
+    def tool(name: str) -> backends.Backend:
+        return backends.Backend(
+            lambda label: told.append(f"{name} opens {label}"), lambda _: told.append(f"{name} closes")
+        )
 
     def ranged(label: str) -> list[str]:
         told.clear()
@@ -87,23 +90,23 @@ def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
 
     run, window = tool("run"), tool("window")
     try:
-        emit.arm(run)
+        backends.arm(run)
         assert ranged("before") == ["run opens before", "run closes"]
-        emit.arm(window)
-        emit.arm(window)  # a second time changes nothing
+        backends.arm(window)
+        backends.arm(window)  # a second time changes nothing
         assert ranged("during") == ["window opens during", "run opens during", "run closes", "window closes"]
-        emit.disarm(window)
+        backends.disarm(window)
         assert ranged("after") == ["run opens after", "run closes"]
-        emit.disarm(window)
-        assert emit.armed
-        emit.disarm(run)
-        assert (ranged("idle"), emit.armed) == ([], False)
-        emit.arm(run)
-        emit.arm(window)
-        emit.disarm()
-        assert (ranged("idle"), emit.armed) == ([], False)
+        backends.disarm(window)
+        assert backends.armed
+        backends.disarm(run)
+        assert (ranged("idle"), backends.armed) == ([], False)
+        backends.arm(run)
+        backends.arm(window)
+        backends.disarm()
+        assert (ranged("idle"), backends.armed) == ([], False)
     finally:
-        emit.disarm()
+        backends.disarm()
 
 
 def test_nvtx_without_cuda_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,12 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, Sink, cli, export, exporter
+from instrument import Session, Sink
 from instrument.capture import Capture
-from instrument.config import as_config
-from instrument.finish import _alone, built, finish
+from instrument.cli.command import main
+from instrument.config.schema import as_config
+from instrument.worker import process, queue
+from instrument.worker.finish import _alone, built, finish
 
 SINKS = """
     import os, signal, time
@@ -122,7 +124,7 @@ def test_a_sink_is_closed_once_where_it_wrote_all_windows(
 
 
 def test_the_exporter_loads_no_torch(profiler: dict[str, Any]) -> None:
-    code = "import sys, instrument.exporter; print('torch' in sys.modules)"
+    code = "import sys, instrument.worker.process; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -166,16 +168,16 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     (error,) = log.at("ERROR")
     assert error.startswith(f"The exporter ended (SIGKILL) while it worked on {ALL[1]}, whose raw trace is kept")
     queued = output / f".{ALL[1]}.queued"
-    assert export.queued(output) == [queued]
+    assert queue.queued(output) == [queued]
 
     cure.touch()
-    assert cli.main(["export", str(output)]) == 0
+    assert main(["export", str(output)]) == 0
     assert capsys.readouterr().out.endswith(f"Finished {output / ALL[1]}.\n")
     assert (output / ALL[1] / "note.txt").exists()
     assert Capture.load(output / ALL[1]).metadata["window"]["first_step"] == 1
-    assert cli.main(["export", str(output)]) == 0
+    assert main(["export", str(output)]) == 0
     assert capsys.readouterr().out.startswith(f"Nothing waits for its export in {output}; ")
-    assert cli.main(["export", str(output / "nowhere")]) == 2
+    assert main(["export", str(output / "nowhere")]) == 2
 
 
 def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(profiler: dict[str, Any], log: Log) -> None:
@@ -203,7 +205,7 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     session = run(profiler)
     assert session.captures == []
     assert len(log.at("ERROR")) == 1
-    assert cli.main(["export", profiler["output_dir"]]) == 0
+    assert main(["export", profiler["output_dir"]]) == 0
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
 
 
@@ -224,7 +226,7 @@ def test_a_full_queue_drops_windows_and_names_them(profiler: dict[str, Any], log
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     profiler: dict[str, Any], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
@@ -243,23 +245,23 @@ def test_two_processes_do_not_finish_the_same_window(
     profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = Path(profiler["output_dir"])
-    folder = export.queue(export.stage(output, "w"), {"config": {"sinks": {}}})
+    folder = queue.queue(queue.stage(output, "w"), {"config": {"sinks": {}}})
     (folder / "trace.json").write_text('{"traceEvents": []}')
     with _alone(folder):
-        assert cli.main(["export", str(output)]) == 2
+        assert main(["export", str(output)]) == 2
     assert "just being finished by another process" in capsys.readouterr().err
-    assert cli.main(["export", str(folder)]) == 0
+    assert main(["export", str(folder)]) == 0
 
 
 def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -> None:
-    first = export.stage(tmp_path, "w")
-    second = export.stage(tmp_path, "w")
-    queued = export.queue(first, {})
-    third = export.stage(tmp_path, "w")
+    first = queue.stage(tmp_path, "w")
+    second = queue.stage(tmp_path, "w")
+    queued = queue.queue(first, {})
+    third = queue.stage(tmp_path, "w")
     (queued / "trace.json").write_text("{}")
     assert finish(queued, {}, failed=set()) == tmp_path / "w"
-    fourth = export.stage(tmp_path, "w")
-    assert [export.name_of(folder) for folder in (first, second, third, fourth)] == ["w", "w-2", "w-3", "w-4"]
+    fourth = queue.stage(tmp_path, "w")
+    assert [queue.name_of(folder) for folder in (first, second, third, fourth)] == ["w", "w-2", "w-3", "w-4"]
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
@@ -324,7 +326,7 @@ def lingers(tmp_path: Path, profiler: dict[str, Any], monkeypatch: pytest.Monkey
 def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     lingers: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter, "_CLOSING_S", 0.1)
+    monkeypatch.setattr(process, "_CLOSING_S", 0.1)
     lingers["sinks"]["lingers"]["how"] = how
     session = Session(lingers, export_timeout_s=100_000).start()
     session.step()
@@ -333,10 +335,10 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     assert names(session) == ALL[:1]
     assert time.monotonic() - began < 300, "and no day"
     assert time.process_time() - cpu < 30
-    process = worker_of(session)
-    assert process is None or process.poll() is None, "it goes on by itself"
-    if process is not None:
-        process.kill()
+    worker = worker_of(session)
+    assert worker is None or worker.poll() is None, "it goes on by itself"
+    if worker is not None:
+        worker.kill()
 
 
 @pytest.mark.parametrize("how", ["thread", "close"])
@@ -344,10 +346,10 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(lingers: dict[str, Any
     lingers["sinks"]["lingers"]["how"] = how
     session = Session(lingers, export_timeout_s=3).start()
     session.step()
-    process = worker_of(session)
-    assert process is not None
+    worker = worker_of(session)
+    assert worker is not None
     session.stop()
-    assert process.wait(timeout=60) == -signal.SIGALRM
+    assert worker.wait(timeout=60) == -signal.SIGALRM
 
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
@@ -359,17 +361,17 @@ def worker_of(session: Session) -> subprocess.Popen[str] | None:
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     lingers: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter, "_HURRIED_S", 0.05)
+    monkeypatch.setattr(process, "_HURRIED_S", 0.05)
     lingers["sinks"]["lingers"]["how"] = "write"
     session = Session(lingers, export_timeout_s=100_000)
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
         session.step()
         1 / 0  # noqa: B018
     assert log.at("WARNING")[-1].startswith(f"Left to the exporter, which goes on by itself: {ALL[0]}. ")
-    process = worker_of(session)
-    assert process is not None
+    worker = worker_of(session)
+    assert worker is not None
     log.errors_expected = True  # of the death that follows
-    process.kill()
+    worker.kill()
     wait_for_listeners()
 
 
@@ -381,17 +383,17 @@ def wait_for_listeners() -> None:
 
 def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(profiler: dict[str, Any]) -> None:
     """The worker looks for itself whenever it is told of any window."""
-    submit = exporter.Exporter.submit
+    submit = process.Exporter.submit
 
-    def late(self: exporter.Exporter, folder: Path) -> None:
+    def late(self: process.Exporter, folder: Path) -> None:
         if self._process is not None:
-            exporter._write(self._process, "")
+            process._write(self._process, "")
             while folder not in self._early:
                 time.sleep(0.01)
         submit(self, folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter.Exporter, "submit", late)
+        patch.setattr(process.Exporter, "submit", late)
         session = run(profiler)
     assert names(session) == ALL
 
@@ -490,16 +492,16 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
 def test_a_queued_window_that_somebody_removed_is_not_waited_for(
     profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = export.queue
+    original = queue.queue
 
     def remove_first(staging: Path, metadata: dict[str, Any]) -> Path:
-        folder = queue(staging, metadata)
-        if export.name_of(folder) == ALL[0]:
+        folder = original(staging, metadata)
+        if queue.name_of(folder) == ALL[0]:
             shutil.rmtree(folder)
         return folder
 
     log.errors_expected = True
-    monkeypatch.setattr(export, "queue", remove_first)
+    monkeypatch.setattr(queue, "queue", remove_first)
     session = run(profiler, export_timeout_s=100_000)
     assert names(session) == ALL[1:]
     assert log.at("ERROR") == [

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from instrument import export
 from instrument.capture import Capture
+from instrument.worker import queue
 
 HEAD = """
     import os, signal, sys, time
@@ -351,7 +351,7 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
     for process in (*_children_of(trainer.process.pid), trainer.process.pid):
         os.kill(process, signal.SIGKILL)
     trainer.ended()
-    (queued,) = export.queued(trainer.out)
+    (queued,) = queue.queued(trainer.out)
     (tmp_path / "open").touch()
     following = Trainer(tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass").ended()
     assert "An earlier run left steps_000000-000000_rank0 recorded but without its tables: `instrument ex" in following

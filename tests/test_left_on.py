@@ -17,7 +17,8 @@ import pytest
 import torch
 from loguru import logger
 
-from instrument import Session, emit, instrument_model, modules
+from instrument import Session, instrument_model
+from instrument.annotate import backends, modules
 
 kept = []
 model = torch.nn.Linear(1, 1)
@@ -37,7 +38,7 @@ def window_with_memory(folder):
 
 
 def annotations(folder):
-    emit.arm()
+    backends.arm()
 
 
 def profiler(folder):

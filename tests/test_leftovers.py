@@ -15,8 +15,10 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Capture, Session, cli, export, files
-from instrument.job import Job, recall, remember
+from instrument import Capture, Session, files
+from instrument.cli.command import main
+from instrument.worker import queue
+from instrument.worker.job import Job, recall, remember
 
 TRACE = {
     "traceEvents": [
@@ -70,7 +72,7 @@ def test_what_a_capture_asks_for_is_not_done(
     download(run, config={"sinks": {"theirs": named, "table": {"_target_": "os.remove"}}})
     (run / "lies_here.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\nclass Sink: write = print")
     monkeypatch.chdir(run)
-    assert cli.main(["export", "."]) == 0
+    assert main(["export", "."]) == 0
     assert told(capsys) == (
         f"Finished {WINDOW}.\n"
         "Not run, as only its run knows their options: theirs. "
@@ -95,7 +97,7 @@ def test_what_the_defaults_need_was_recorded_or_they_do_not_run(tmp_path: Path, 
         (place / "trace.json").write_bytes(packed.read())
     (place / "trace.json.gz").unlink()
     queued = place.rename(place.with_name(f".{place.name}.queued"))
-    assert cli.main(["export", str(queued)]) == 0
+    assert main(["export", str(queued)]) == 0
     assert {"table.txt", "stacks.txt", "memory.html"} <= {path.name for path in place.iterdir()}
     assert log.at("ERROR") == []
 
@@ -114,10 +116,10 @@ def test_a_capture_is_not_sent_where_it_says(tmp_path: Path, name: str, capsys: 
     (tmp_path / "secret").write_text("hunter2")
     (folder / "notes.txt").symlink_to(tmp_path / "secret")
     (folder / "home").symlink_to(tmp_path)
-    assert cli.main(["export", str(tmp_path / "download")]) == 0
+    assert main(["export", str(tmp_path / "download")]) == 0
     assert not (tmp_path / "there").exists()
     assert f"{WINDOW} says that it was to go to {there}; add --upload-to URL " in told(capsys)
-    assert cli.main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
+    assert main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
     sent = files.regular_files(tmp_path / "there")
     assert "capture.json" in [path.name for path in sent]
     assert not [path for path in sent if path.read_bytes() == b"hunter2"], "no link leads out of a capture"
@@ -126,12 +128,12 @@ def test_a_capture_is_not_sent_where_it_says(tmp_path: Path, name: str, capsys: 
 def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path: Path) -> None:
     there = f"file://{tmp_path}/there"
     own = download(tmp_path / "own", name=WINDOW)
-    assert cli.main(["export", str(own), "--upload-to", there]) == 0
+    assert main(["export", str(own), "--upload-to", there]) == 0
     before = {path: path.read_bytes() for path in files.regular_files(tmp_path / "there")}
     theirs = download(tmp_path / "theirs", name=WINDOW, evil=True)
     token = json.loads((tmp_path / "there" / WINDOW / "upload.json").read_text())["token"]
     (theirs / "upload.json").write_text(json.dumps({"token": token}))
-    assert cli.main(["export", str(theirs), "--upload-to", there]) == 0
+    assert main(["export", str(theirs), "--upload-to", there]) == 0
     assert {path: path.read_bytes() for path in before} == before
     assert (tmp_path / "there" / f"{WINDOW}-2" / "capture.json").exists()
 
@@ -147,11 +149,11 @@ def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     (tmp_path / "download" / "parquet").symlink_to(elsewhere)
     (tmp_path / "download" / "tensorboard").symlink_to(elsewhere)
     log.errors_expected = True
-    cli.main(["export", str(tmp_path / "download")])
+    main(["export", str(tmp_path / "download")])
     (folder / ".lock").unlink()
-    cli.main(["export", str(tmp_path / "download")])
+    main(["export", str(tmp_path / "download")])
     for sink in ("parquet", "tensorboard"):
-        assert cli.main(["export", str(tmp_path / "download" / WINDOW), "--sink", sink]) == 2
+        assert main(["export", str(tmp_path / "download" / WINDOW), "--sink", sink]) == 2
     assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(names, "a file of the user's")
 
 
@@ -160,7 +162,7 @@ def test_a_trace_that_is_a_link_is_not_taken_in(tmp_path: Path, capsys: pytest.C
     (folder / "trace.json").unlink()
     (tmp_path / "secret").write_text("hunter2")
     (folder / "trace.json").symlink_to(tmp_path / "secret")
-    assert cli.main(["export", str(tmp_path / "download")]) == 2
+    assert main(["export", str(tmp_path / "download")]) == 2
     assert "trace.json is no regular file" in capsys.readouterr().err
     assert (tmp_path / "secret").read_text() == "hunter2"
 
@@ -170,13 +172,13 @@ def test_folders_behind_links_are_not_looked_into(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "inner").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "run" / f".{WINDOW}.queued").symlink_to(tmp_path / "elsewhere" / f".{WINDOW}.queued")
-    assert export.queued(tmp_path / "run", 5) == []
+    assert queue.queued(tmp_path / "run", 5) == []
 
 
 def test_a_sink_named_by_the_user_finishes_what_is_queued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     download(tmp_path / "download", config={"sinks": {"table": {"_target_": "os.remove"}}})
     download(tmp_path / "download", name="whole")
-    assert cli.main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
+    assert main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
     names = [WINDOW, "whole"]
     assert told(capsys) == f"The table sink ran on {', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
     for name in names:
@@ -195,14 +197,14 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     )
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys, torch; from instrument import Session, exporter\n"
-        "exporter.Exporter.submit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys, torch; from instrument import Session; from instrument.worker import process\n"
+        "process.Exporter.submit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
         "    torch.ones(2) + 1\n"
         "    session.step()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL)
-    assert len(export.queued(out)) == 1
+    assert len(queue.queued(out)) == 1
     return out
 
 
@@ -215,7 +217,7 @@ def test_what_a_killed_run_has_left_is_finished_as_it_was_configured(
     (kept,) = (tmp_path / "state").rglob("*.json")
     assert kept.stat().st_mode & 0o777 == 0o600
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", str(out)]) == 0
+    assert main(["export", str(out)]) == 0
     name = "steps_000000-000000_rank0"
     assert told(capsys) == f"Finished {out / name}.\nSent {there}/{name}.\n"
     assert (out / name / "own.txt").read_text() == "as configured"
@@ -230,7 +232,7 @@ def test_a_copy_of_that_folder_is_anybodys(tmp_path: Path, capsys: pytest.Captur
     )
     shutil.copytree(out, tmp_path / "copy")
     out.rename(tmp_path / "elsewhere")
-    assert cli.main(["export", str(tmp_path / "copy")]) == 0
+    assert main(["export", str(tmp_path / "copy")]) == 0
     assert "Not run, as only its run knows their options: own. " in told(capsys)
     assert not (tmp_path / "there").exists()
     shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
@@ -280,9 +282,9 @@ def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: P
     (tmp_path / "elsewhere").mkdir()
     linked = download(tmp_path / "elsewhere", name=".linked.queued", run=job.run)
     (tmp_path / ".linked.queued").symlink_to(linked)
-    assert export.queued_of(job) == [own]
+    assert queue.queued_of(job) == [own]
     job.owner = os.getuid() + 1
-    assert export.queued_of(job) == [], "whoever may write into the folder cannot have the worker read for him"
+    assert queue.queued_of(job) == [], "whoever may write into the folder cannot have the worker read for him"
 
 
 PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download was imported')\n"

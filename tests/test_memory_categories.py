@@ -16,10 +16,10 @@ from torch import nn
 from torch.profiler._memory_profiler import MemoryProfileTimeline
 
 from instrument import Session
+from instrument.analysis.memory_categories import CATEGORIES
 from instrument.capture import Capture
-from instrument.capture.categories import CATEGORIES
-from instrument.cli import main
-from instrument.config import ProfilerConfig
+from instrument.cli.command import main
+from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError
 from instrument.sinks.memory import Memory
 

@@ -13,9 +13,9 @@ import pytest
 from made_captures import kernels, span, steps, synchronous_steps, write_rank
 
 from instrument.capture import Capture
-from instrument.capture.run import Run
 from instrument.errors import CaptureError
-from instrument.merge import merge
+from instrument.runs.merge_traces import merge
+from instrument.runs.run import Run
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, metadata
+from instrument import Session
 from instrument.capture import Capture
+from instrument.record import metadata
 
 # Of the first, torch's own add_metadata_json makes what is no JSON; the second holds a key that the reader looks for.
 NASTY = {

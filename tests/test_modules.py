@@ -14,10 +14,11 @@ from recording import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from instrument import Session, emit, instrument_model, module_calls, profiled
-from instrument.capture.table import duration
+from instrument import Session, instrument_model, profiled
+from instrument.analysis.table import duration
+from instrument.annotate import backends, module_calls
+from instrument.annotate.modules import ModuleRanges, forget, is_instrumented
 from instrument.errors import ConfigError
-from instrument.modules import ModuleRanges, forget, is_instrumented
 from instrument.report.text import render
 
 
@@ -314,7 +315,7 @@ def test_a_class_is_not_changed_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen.names == ALL
     forget(model)
     monkeypatch.undo()
-    emit.disarm()
+    backends.disarm()
     assert nn.Module.__call__ is TORCHS_CALL
 
 

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from recording import recorded
 
-from instrument import emit, profiled
-from instrument.wrap import RESUMED
+from instrument import profiled
+from instrument.annotate import backends
+from instrument.annotate.wrapper import RESUMED
 
 # A program is a list of steps: ("call" | "block" | "generator" | "method" | "shared", its own steps),
 # ("raise",), ("arm",), ("disarm",), or ("catch", steps).
@@ -136,7 +137,7 @@ class Runner:
 
     def switch(self, on: bool) -> None:
         self.model.armed = on
-        (emit.arm if on else emit.disarm)()
+        (backends.arm if on else backends.disarm)()
 
     def do_thread(self, program: Program) -> None:
         thread = threading.Thread(target=self.do_catch, args=(program,))
@@ -150,7 +151,7 @@ def start(program: Program) -> Runner:
     try:
         runner.do_catch(program)
     finally:
-        emit.disarm()
+        backends.disarm()
     return runner
 
 
@@ -173,11 +174,11 @@ def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: P
         seen.enter(name)
         return name
 
-    before, emit.torch_backend = emit.torch_backend, emit.Backend(opens, closes)
+    before, backends.torch_backend = backends.torch_backend, backends.Backend(opens, closes)
     try:
         runner = start(program)
     finally:
-        emit.torch_backend = before
+        backends.torch_backend = before
     assert wrong == []
     assert not any(seen.open.values())
     assert flat(seen.ranges) == flat(runner.model.ranges)

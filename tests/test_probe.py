@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from instrument import ProfilerConfig, Session, probe
+from instrument import ProfilerConfig, Session
 from instrument.capture import Capture
 from instrument.errors import ConfigError
+from instrument.record import torch_support
 
 TORCH = torch.__version__
-needs_types = pytest.mark.skipif(not probe._takes_types(), reason=f"torch {TORCH} cannot choose types of an activity")
+needs_types = pytest.mark.skipif(
+    not torch_support._takes_types(), reason=f"torch {TORCH} cannot choose types of an activity"
+)
 
 
 def categories(capture: Capture) -> Counter[str]:
@@ -49,10 +52,10 @@ def test_an_experimental_option_reaches_torch(tmp_path: Path) -> None:
 
 def test_the_users_options_stand_over_ours() -> None:
     newer = {"trace_only": True} if "trace_only" in torch._C._profiler._ExperimentalConfig.__init__.__doc__ else {}
-    assert probe.experimental_options(ProfilerConfig()) == newer | {"profile_all_threads": True}
-    assert probe.experimental_options(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
+    assert torch_support.experimental_options(ProfilerConfig()) == newer | {"profile_all_threads": True}
+    assert torch_support.experimental_options(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
     options = {"profile_all_threads": False, "trace_only": False, "enable_cuda_sync_events": True}
-    assert probe.experimental_options(ProfilerConfig(experimental_config=options)) == options
+    assert torch_support.experimental_options(ProfilerConfig(experimental_config=options)) == options
 
 
 @pytest.mark.parametrize(
@@ -90,28 +93,30 @@ def test_what_this_torch_refuses_is_said_before_the_first_step(
 
 def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", OlderConfig)
-    assert probe.experimental_options(ProfilerConfig()) == {"profile_all_threads": True}
+    assert torch_support.experimental_options(ProfilerConfig()) == {"profile_all_threads": True}
     with pytest.raises(ConfigError) as raised:
-        probe.refuse_unknown(ProfilerConfig(experimental_config={"trace_only": True}))
+        torch_support.refuse_unknown(ProfilerConfig(experimental_config={"trace_only": True}))
     assert str(raised.value) == (
         f"profiler.experimental_config.trace_only is unknown to torch {TORCH}: torch 2.13 has it."
     )
     with pytest.raises(ConfigError, match=r"choose from profile_all_threads, verbose\.$"):
-        probe.refuse_unknown(ProfilerConfig(experimental_config={"nothing": True}))
+        torch_support.refuse_unknown(ProfilerConfig(experimental_config={"nothing": True}))
 
 
 def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_KinetoProfile", lambda activities: set(activities))  # as it did before torch 2.13
+    monkeypatch.setattr(
+        torch_support, "_KinetoProfile", lambda activities: set(activities)
+    )  # as it did before torch 2.13
     with pytest.raises(
         ConfigError, match=r"chooses types of an activity, which torch .* cannot do and torch 2\.13 can"
     ):
-        probe.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
+        torch_support.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
 
 
 @pytest.mark.skipif(not TORCH.startswith("2.13."), reason="the options of torch 2.13")
 def test_the_options_said_to_be_of_torch_2_13_are() -> None:
     documented = torch._C._profiler._ExperimentalConfig.__init__.__doc__.partition("->")[0]
-    assert set(re.findall(r"(\w+)(?=: [\w.\[\]]+ =)", documented)) == probe._OPTIONS_OF_2_13
+    assert set(re.findall(r"(\w+)(?=: [\w.\[\]]+ =)", documented)) == torch_support._OPTIONS_OF_2_13
 
 
 @needs_types

@@ -18,14 +18,16 @@ import pytest
 from collected import Log
 from torch import distributed as dist
 
-from instrument import Capture, ProfilerConfig, Session, Trigger, export, ranks
-from instrument.cli import main
+from instrument import Capture, ProfilerConfig, Session, Trigger
+from instrument.cli.command import main
 from instrument.errors import ConfigError
-from instrument.metadata import Place, place
-from instrument.ranks import Ask, Pace, Team
+from instrument.record import distributed
+from instrument.record import trigger_runner as watching
+from instrument.record.distributed import Ask, Pace, Team
+from instrument.record.metadata import Place, place
+from instrument.record.trigger_runner import Watch
 from instrument.triggers import Request, Step
-from instrument.triggers import watch as watching
-from instrument.triggers.watch import Watch
+from instrument.worker import queue
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 MS = 1_000_000
@@ -43,14 +45,14 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     [("all", [0, 1, 2, 3]), ([0, 3], [0, 3]), ([3, 9], [3]), ("first_per_node", [0, 2]), ([7], [])],
 )
 def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int]) -> None:
-    assert [rank for rank in range(4) if ranks.records(chosen, Place(rank, 4, rank % 2))] == recording
+    assert [rank for rank in range(4) if distributed.records(chosen, Place(rank, 4, rank % 2))] == recording
 
 
 def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> None:
     for rank in range(2):
-        ranks.records([7], Place(rank, 2, rank))
-        ranks.records([1, 7, 8], Place(rank, 2, rank))
-    ranks.records([1], Place(0, 1, 0))
+        distributed.records([7], Place(rank, 2, rank))
+        distributed.records([1, 7, 8], Place(rank, 2, rank))
+    distributed.records([1], Place(0, 1, 0))
     assert log.at("WARNING") == [
         "profiler.ranks names 7, but the run has 2 ranks, 0 to 1: nothing is recorded.",
         "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the others record.",
@@ -115,7 +117,7 @@ def threads() -> list[str]:
 
 
 def test_a_window_is_announced_three_polls_and_two_steps_ahead() -> None:
-    assert [ranks.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [1500, 15, 3, 2]
+    assert [distributed.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [1500, 15, 3, 2]
 
 
 class At(Trigger):
@@ -280,7 +282,7 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, other = two
-    monkeypatch.setattr(ranks, "_ANSWER_S", -1.0)
+    monkeypatch.setattr(distributed, "_ANSWER_S", -1.0)
     other.goes_on(2)
     other.watch.confer()
     other.goes_on(3)
@@ -354,9 +356,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(serving.port))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    monkeypatch.setattr(ranks, "_started", Counter())
+    monkeypatch.setattr(distributed, "_started", Counter())
     yield serving
-    monkeypatch.setattr(ranks, "_HELLOS_S", 0.0)
+    monkeypatch.setattr(distributed, "_HELLOS_S", 0.0)
     nobody_answers()
 
 
@@ -364,8 +366,8 @@ def gathered(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options
     """What a rank of two makes of a session that starts in this folder."""
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
-    ranks._started.clear()  # each rank is a process of its own
-    return ranks.gather(ProfilerConfig(**options), Place(rank, 2, rank), lambda: Pace(0, None))
+    distributed._started.clear()  # each rank is a process of its own
+    return distributed.gather(ProfilerConfig(**options), Place(rank, 2, rank), lambda: Pace(0, None))
 
 
 @pytest.mark.usefixtures("server")
@@ -392,9 +394,9 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
     assert killed is not None
     killed.call(Ask("file", "why", None, 1, 3))
     with monkeypatch.context() as dead:
-        dead.setattr(ranks, "_HELLOS_S", 0.0)
+        dead.setattr(distributed, "_HELLOS_S", 0.0)
         nobody_answers()
-        dead.setattr(ranks, "_ANSWER_S", 0.05)
+        dead.setattr(distributed, "_ANSWER_S", 0.05)
         assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
     assert log == ["WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."]
     gathered(0, tmp_path / "one", monkeypatch, triggers=["file"])
@@ -412,7 +414,7 @@ def nobody_answers() -> None:
 def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
-    monkeypatch.setattr(ranks, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(distributed, "_CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
@@ -443,7 +445,7 @@ def test_without_a_store_each_rank_goes_by_itself(
     variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(ranks, "_CONNECT_S", 0.05)
+    monkeypatch.setattr(distributed, "_CONNECT_S", 0.05)
     assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
     (said,) = log.at("WARNING")
     assert re.match(r"Rank 1 records by itself, into its own folder: .*MASTER_ADDR", said)
@@ -538,7 +540,7 @@ def test_what_one_rank_asks_for_is_recorded_at_the_same_steps_by_all(
 
 def test_a_rank_that_is_killed_in_its_window_costs_the_others_nothing_but_its_steps(job: tuple[Path, str]) -> None:
     folder, said = job
-    if export.queued(folder / "killed"):  # torchrun ended a rank while it finished the saved window
+    if queue.queued(folder / "killed"):  # torchrun ended a rank while it finished the saved window
         assert main(["export", str(folder / "killed")]) == 0
     steps = steps_by_rank(folder / "killed")
     assert list(steps) == [0, 2, 3], said

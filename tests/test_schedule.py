@@ -18,9 +18,9 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.capture import Capture
-from instrument.config import as_config
+from instrument.config.schedule import Idle, Plan, Window, misfit, next_window, planned, remedy
+from instrument.config.schema import as_config
 from instrument.errors import ConfigError
-from instrument.schedule import Idle, Plan, Window, misfit, next_window, planned, remedy
 
 STEPS = 60
 

@@ -20,9 +20,11 @@ import torch
 from collected import Log
 from torch import nn
 
-from instrument import ProfilerConfig, Session, Sink, emit, profiled, recorder
+from instrument import ProfilerConfig, Session, Sink, profiled
+from instrument.annotate import backends
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
+from instrument.record import recorder
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -561,7 +563,7 @@ def test_a_full_disk_costs_one_line_and_the_window(
 ) -> None:
     log.errors_expected = True
     session = Session({"active": 1, "output_dir": str(tmp_path)}).start()
-    monkeypatch.setattr("instrument.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7))
+    monkeypatch.setattr("instrument.record.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7))
     train_step(net, LOADER[0])
     session.step()
     session.stop()
@@ -1014,7 +1016,7 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
         _snapshot=lambda: done.append("snapshot") or {"segments": [7]},
     )
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], emit.backend, tmp_path)
+    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], backends.backend, tmp_path)
     window._takes_snapshot = True  # as where a CUDA device is among the activities
     window.start()
     assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]

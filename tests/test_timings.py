@@ -24,13 +24,15 @@ from test_nests import Program, programs
 from test_nests import start as run_program
 from torch import nn
 
-from instrument import ProfilerConfig, Session, emit, instrument_model, profiled, timings
-from instrument.capture.timings import read_timings
-from instrument.cli import main
+from instrument import ProfilerConfig, Session, instrument_model, profiled
+from instrument.annotate import backends
+from instrument.annotate.modules import forget
+from instrument.cli.command import main
 from instrument.errors import CaptureError, MissingPackage
-from instrument.modules import forget
-from instrument.timings import OTHERS, STEP, HostTimes, Rows, Tally
-from instrument.windows import Windows
+from instrument.record import timings
+from instrument.record.timings import OTHERS, STEP, HostTimes, Rows, Tally
+from instrument.record.windows import Windows
+from instrument.runs.timings_file import read_timings
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -274,11 +276,11 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
 @given(programs())
 def test_the_calls_of_random_programs_are_all_counted(program: Program) -> None:
     host = HostTimes()
-    before, emit.torch_backend = emit.torch_backend, host.backend
+    before, backends.torch_backend = backends.torch_backend, host.backend
     try:
         runner = run_program(program)
     finally:
-        emit.torch_backend = before
+        backends.torch_backend = before
     expected = Counter(name for ranges in runner.model.ranges.values() for name, _ in ranges)
     counted = Counter({name: row.turn().calls for name, row in host.rows.items()})
     assert counted == expected
@@ -328,8 +330,8 @@ def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_pat
             with profiled("forward"):
                 torch.ones(8).sum()
             session.step()
-        assert emit.armed
-    assert not emit.armed
+        assert backends.armed
+    assert not backends.armed
     assert [[(row.name, row.calls) for row in c.ranges] for c in session.captures] == [[("forward", 2)]] * 2
     assert calls(session) == {"forward": 10, STEP: 10}
 
@@ -392,7 +394,7 @@ def test_an_exception_leaves_nothing_armed_and_the_rest_written(tmp_path: Path) 
 
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert not emit.armed
+    assert not backends.armed
     assert {name: entry["run"]["calls"] for name, entry in lines(tmp_path)[0]["ranges"].items()} == {
         STEP: 1,
         "forward": 1,
@@ -404,7 +406,7 @@ def test_a_full_disk_is_told_once_and_changes_nothing_else(
 ) -> None:
     log.errors_expected = True
     full = Path("/dev/full")
-    monkeypatch.setattr("instrument.timings.open_to_append", lambda path, buffering: full.open("r+b", buffering))
+    monkeypatch.setattr("instrument.record.timings.open_to_append", lambda path, buffering: full.open("r+b", buffering))
     with timed(tmp_path, every=1) as session:
         for _ in range(4):
             session.step()
@@ -500,7 +502,7 @@ def test_compiled_code_stays_one_graph(tmp_path: Path, net: nn.Module, log: Log,
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    emit.swallowed.clear()
+    backends.swallowed.clear()
     instrument_model(net)
     compiled = torch.compile(marked, backend="eager", fullgraph=True)
     options = {"wait": 2, "active": 1, "timings": {"modules": modules}}

@@ -14,11 +14,11 @@ import pytest
 from collected import Log
 from made_captures import DEVICE, HOST, REDUCES, annotation, span, write_capture
 
-from instrument import cli
+from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
-from instrument.capture.rank import write
-from instrument.capture.stacks import Stack, folded
-from instrument.cli import main
+from instrument.cli import command
+from instrument.cli.command import main
+from instrument.runs.rank_summary import write
 from instrument.sinks.memory import Memory
 from instrument.sinks.table import TableSink
 
@@ -72,7 +72,7 @@ def is_harmless(text: str) -> bool:
 
 def test_whatever_is_shown_of_a_capture_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture = evil_capture(tmp_path)
-    views = [f"--{option}" for option in cli._VIEWS]
+    views = [f"--{option}" for option in command._VIEWS]
     for options in ([], views, ["--by", "stack"], ["--by", "range"], ["--by", "thread"], ["--by", "input_shapes"]):
         assert main(["show", str(capture.folder), *options]) == 0
         out, err = capsys.readouterr()

@@ -22,10 +22,12 @@ from collected import Log
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 
-from instrument import Capture, ProfilerConfig, Session, Sink, cli, metadata, upload, waiting
-from instrument.capture import remote
+from instrument import Capture, ProfilerConfig, Session, Sink, storage
+from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
+from instrument.record import metadata
 from instrument.redact import blanked, public
+from instrument.worker import upload, waiting
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
@@ -158,21 +160,21 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     assert not any(SECRET in line for line in log)
     assert SECRET not in repr(session.config)
 
-    assert cli.main(["show", str(session.captures[1].folder), "--ops"]) == 0
+    assert command.main(["show", str(session.captures[1].folder), "--ops"]) == 0
     here, _ = capsys.readouterr()
     for place in (f"{url}/{ALL[1]}", url):  # below a folder the newest
-        assert cli.main(["show", place, "--ops"]) == 0
+        assert command.main(["show", place, "--ops"]) == 0
         there_too, told = capsys.readouterr()
         assert there_too.splitlines()[2:] == here.splitlines()[2:]
     assert told == (
         f"Showing the newest of 2 captures, {url}/{ALL[1]}; the others are:\n  {url}/{ALL[0]}\n"
     )  # of the folder
-    assert cli.main(["show", f"{url}/{ALL[1]}/trace.json.gz", "--ops"]) == 0
+    assert command.main(["show", f"{url}/{ALL[1]}/trace.json.gz", "--ops"]) == 0
     timings = (tmp_path / "timings_rank0.jsonl").read_bytes()  # of the run, and not sent with a capture
     server.client.put_object(Bucket="by-the-exporter", Key="timings.jsonl", Body=timings)
-    assert cli.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
+    assert command.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
     assert "ProfilerStep" in capsys.readouterr().out
-    assert cli.main(["export", url, "--sink", "table", "--to", str(tmp_path / "tables")]) == 0
+    assert command.main(["export", url, "--sink", "table", "--to", str(tmp_path / "tables")]) == 0
     assert names(tmp_path / "tables") == ALL[:2]
     assert names(tmp_path / "tables" / ALL[0]) == ["table.txt"]
 
@@ -213,16 +215,16 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     (warning,) = log.at("WARNING")
     assert warning.startswith(f"Not sent to {url} yet, and kept: {', '.join(ALL)}. `instrument export {output}` ")
 
-    assert cli.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
+    assert command.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
     assert f"1 of 1 could not be finished. {ALL[0]}: Could not connect" in capsys.readouterr().err
     server.start()
-    assert cli.main(["export", str(tmp_path)]) == 0
+    assert command.main(["export", str(tmp_path)]) == 0
     assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == [
         f"{url}/{n}" for n in ALL
     ]
     objects = server.objects("away")
     assert all(sent(objects, name) == local(output / name) for name in ALL)
-    assert cli.main(["export", str(tmp_path)]) == 0
+    assert command.main(["export", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("Nothing waits for its export")
 
 
@@ -231,7 +233,7 @@ def test_captures_are_sent_elsewhere_by_hand(tmp_path: Path, capsys: pytest.Capt
     session = record(tmp_path / "out", first)
     (capture,) = session.captures
     for _ in range(2):
-        assert cli.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
+        assert command.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
     assert capsys.readouterr().out == (
         f"Sent {second}/{capture.name}.\n"
         f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add --sink NAME.\n"
@@ -264,7 +266,7 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
         Capture.load(f"{url}/{ALL[0]}")
 
     monkeypatch.setattr(upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name)))
-    assert cli.main(["export", str(tmp_path)]) == 0
+    assert command.main(["export", str(tmp_path)]) == 0
     assert files == ["summary.json", "table.txt", "trace.json.gz", "capture.json"], "each once, capture.json last"
     assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
 
@@ -298,7 +300,7 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
         f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {output}` sends what has not arrived."
     ], "another exporter has sent the second"
     assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
-    assert cli.main(["export", str(output)]) == 0
+    assert command.main(["export", str(output)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
     assert sent(server.objects("killed"), ALL[0]) == local(output / ALL[0])
 
@@ -307,7 +309,7 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, send = threading.Event(), upload.send
-    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
@@ -322,8 +324,8 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
 
 
 def test_left_ones_that_come_back_are_counted_again(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    monkeypatch.setattr("instrument.waiting._SILENT_S", 0.0)
-    monkeypatch.setattr("instrument.waiting._PATIENT_S", 0.0)
+    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.worker.waiting._PATIENT_S", 0.0)
     left = iter([["d"], ["d"], ["a", "b", "c"], []])
     changed = threading.Condition()
     with changed:
@@ -353,7 +355,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
     assert log.at("WARNING") == [
         f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not arrived."
     ]
-    assert cli.main(["export", str(here)]) == 0
+    assert command.main(["export", str(here)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
     gate.set()
 
@@ -434,17 +436,17 @@ def test_another_runs_capture_of_the_name_stays_as_it_is(
         there = Capture.load(url + "/" + ALL[0] + ("" if number == 0 else f"-{number + 1}"))
         assert there.metadata["started_at"] == session.captures[0].metadata["started_at"]
         assert list(there.operators) == list(session.captures[0].operators)
-    fs, path = remote.filesystem(url, options)
+    fs, path = storage.filesystem(url, options)
     fs.pipe_file(f"{path}/{ALL[0]}-4/notes.txt", b"by hand") if kind != "file" else None
     record(tmp_path / "again", url, 1, upload_options=options)
     assert fs.exists(f"{path}/{ALL[0]}-{'4' if kind == 'file' else '5'}/capture.json")
-    assert cli.main(["show", url]) == 0
+    assert command.main(["show", url]) == 0
     assert "newest of 4 captures" in capsys.readouterr().err
 
 
 def test_two_that_claim_a_folder_at_once_do_not_both_get_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.bucket("claims")
-    fs, _ = remote.filesystem("s3://claims", server.options)
+    fs, _ = storage.filesystem("s3://claims", server.options)
     monkeypatch.setattr(fs, "find", lambda *_, **__: [])  # both have looked before either wrote
     assert [upload._claimed(fs, "claims/a", token) for token in ("one", "other", "one")] == [True, False, True]
 
@@ -502,7 +504,7 @@ def test_what_cannot_work_is_refused_when_the_config_is_built(options: dict[str,
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ProfilerConfig(enabled=False, upload_to="sftp://host/x")
-    for module, url, command in (
+    for module, url, install in (
         ("paramiko", "sftp://host/x", "paramiko: pip install paramiko."),
         ("s3fs", "s3://bucket", "s3fs: pip install 'torch-instrument[s3]'."),
         ("fsspec", "file:///x", "fsspec: pip install 'torch-instrument[upload]'."),
@@ -512,7 +514,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
             patch.delitem(_registry, url.partition(":")[0], raising=False)  # as it was loaded by another test
             with pytest.raises(MissingPackage) as error:
                 ProfilerConfig(upload_to=url)
-        assert str(error.value).endswith(f" needs the package {command}")
+        assert str(error.value).endswith(f" needs the package {install}")
 
 
 @pytest.mark.parametrize(
@@ -587,7 +589,7 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
 ) -> None:
     def said(url: str) -> str:
         s3fs.S3FileSystem.clear_instance_cache()
-        assert cli.main(["show", url]) == 2
+        assert command.main(["show", url]) == 2
         return capsys.readouterr().err.removeprefix("instrument: ")
 
     server.bucket("nothing-in-it")
@@ -604,7 +606,7 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
         assert "Unable to locate credentials): set credentials that may read it" in said("s3://nothing-in-it/run")
     server.stop()
     assert "see whether the server can be reached" in said("s3://nothing-in-it/run")
-    assert cli.main(["export", "s3://nothing-in-it/run"]) == 2
+    assert command.main(["export", "s3://nothing-in-it/run"]) == 2
     assert "is a URL, where nothing waits for its export: add --sink NAME" in capsys.readouterr().err
 
 
@@ -624,6 +626,6 @@ def test_what_was_fetched_is_kept_while_it_is_current_and_in_bounds(
     second = Capture.load(url)
     assert (second.name, len(second.events)) == ("second", 0)
     assert len(names(tmp_path / "cache" / "instrument")) == 2
-    monkeypatch.setattr(remote, "KEPT_BYTES", 10)
+    monkeypatch.setattr(storage, "KEPT_BYTES", 10)
     assert Capture.load(url).folder == second.folder
     assert len(names(tmp_path / "cache" / "instrument")) == 1

@@ -10,7 +10,8 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, limits
+from instrument import Session
+from instrument.record import limits
 
 AT_ONCE = 1e-9
 REASON = "profiler.max_window_s=1e-09 was reached"

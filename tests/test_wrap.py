@@ -27,7 +27,8 @@ import torch
 from recording import recorded
 from torch import nn
 
-from instrument import Session, emit, profiled, wrap
+from instrument import Session, profiled
+from instrument.annotate import backends, wrapper
 from instrument.errors import ConfigError
 
 
@@ -487,7 +488,7 @@ def test_our_frames_add_one_line_to_a_traceback(tmp_path: Path, call: Callable[[
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - any of the three
             call()
         frames = traceback.extract_tb(raised.value.__traceback__)
-        return [f.filename for f in frames if f.filename in ("<profiled>", wrap.__file__)]
+        return [f.filename for f in frames if f.filename in ("<profiled>", wrapper.__file__)]
 
     if armed:
         with recorded(tmp_path):
@@ -513,12 +514,12 @@ def test_a_body_that_raises_runs_once() -> None:
         runs.append(1)
         raise RuntimeError("once")
 
-    emit.arm()
+    backends.arm()
     try:
         with pytest.raises(RuntimeError):
             body()
     finally:
-        emit.disarm()
+        backends.disarm()
     assert runs == [1]
 
 
@@ -557,7 +558,7 @@ def test_tools_that_look_at_functions(tmp_path: Path) -> None:
 
 
 def in_child(queue: Any) -> None:
-    queue.put((emit.armed, documented(3)))
+    queue.put((backends.armed, documented(3)))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -565,14 +566,14 @@ def in_child(queue: Any) -> None:
 def test_marked_functions_in_other_processes(method: str) -> None:
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
-    emit.arm()
+    backends.arm()
     try:
         process = context.Process(target=in_child, args=(queue,))
         process.start()
         assert queue.get() == (False, 6)
         process.join()
     finally:
-        emit.disarm()
+        backends.disarm()
 
 
 class Items(torch.utils.data.Dataset[int]):
@@ -615,18 +616,18 @@ def test_each_thread_has_its_own_nesting() -> None:
         while not done.is_set():
             nest(4)
 
-    ours = emit.Backend(opens, closes)
+    ours = backends.Backend(opens, closes)
     try:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for _ in range(100):
-            emit.arm(ours)
+            backends.arm(ours)
             sleep(1e-4)
-            emit.disarm()
+            backends.disarm()
             sleep(1e-4)
     finally:
-        emit.disarm()
+        backends.disarm()
         done.set()
         for thread in threads:
             thread.join()

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from instrument.annotate import profiled
+from instrument.annotate.profiled import profiled
 from instrument.errors import ConfigError, MissingPackage
-from instrument.session import Session
+from instrument.record.session import Session
 
 try:
     from ignite.engine import Engine, Events, State

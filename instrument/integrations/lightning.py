@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from instrument import emit
-from instrument.annotate import Range
+from instrument.annotate import backends
+from instrument.annotate.profiled import Range
+from instrument.annotate.wrapper import is_ranged
 from instrument.errors import MissingPackage
-from instrument.session import Session
-from instrument.wrap import is_ranged
+from instrument.record.session import Session
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule
@@ -184,7 +184,7 @@ class _Parts(Profiler):
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override] # theirs is a generator
         """The range of what Lightning calls so, while ranges are wanted."""
-        if not emit.armed:
+        if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
             name = self._name(action_name)

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, wraps
 from typing import Any
 
-from instrument.annotate import profiled
+from instrument.annotate.profiled import profiled
 from instrument.errors import MissingPackage
-from instrument.session import Session
+from instrument.record.session import Session
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from instrument.capture.stacks import Stack
-from instrument.capture.table import duration
+from instrument.analysis.stacks import Stack
+from instrument.analysis.table import duration
 from instrument.printable import printable
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10

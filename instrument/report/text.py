@@ -9,9 +9,13 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal
 
+from instrument.analysis.operators import By as Grouping
+from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
 from instrument.capture import Capture
-from instrument.capture.operators import By as Grouping
-from instrument.capture.summary import (
+from instrument.config.options import did_you_mean
+from instrument.errors import CaptureError, ConfigError
+from instrument.printable import printable
+from instrument.report.notebook import (
     cost,
     costliest_by,
     device,
@@ -27,10 +31,6 @@ from instrument.capture.summary import (
     with_type,
     without_ranges,
 )
-from instrument.capture.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
-from instrument.errors import CaptureError, ConfigError
-from instrument.options import did_you_mean
-from instrument.printable import printable
 
 By = Literal["name", Grouping]
 

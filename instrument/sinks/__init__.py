@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from instrument.capture import Capture
+from instrument.config.options import Options
 from instrument.errors import ConfigError
-from instrument.options import Options
 
 __all__ = ["Sink"]
 

@@ -13,12 +13,12 @@ from typing import IO, Any, ClassVar, cast
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
-from instrument.capture.cache import path_of
-from instrument.capture.pieces import with_one_sign
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.files import encodable, replacing
 from instrument.redact import blanked
 from instrument.sinks import Sink
+from instrument.trace.column_cache import path_of
+from instrument.trace.json_stream import with_one_sign
 
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
 _TAKEN = frozenset(

@@ -13,11 +13,11 @@ from loguru import logger
 from pydantic import Field
 
 from instrument import files
+from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
+from instrument.analysis.memory_categories import table as categories_table
+from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView, Plot
+from instrument.analysis.table import Table, cell_text, duration
 from instrument.capture import Capture
-from instrument.capture.categories import UNCLASSIFIED, Categories
-from instrument.capture.categories import table as categories_table
-from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN, Curve, MemoryView, Plot
-from instrument.capture.table import Table, cell_text, duration
 from instrument.errors import CaptureError
 from instrument.printable import printable_lines
 from instrument.sinks import Sink

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from instrument.analysis.events_to_arrow import to_arrow
 from instrument.capture import Capture
-from instrument.capture.arrow import to_arrow
 from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from instrument import files
+from instrument.analysis.stacks import folded
 from instrument.capture import Capture
-from instrument.capture.stacks import folded
 from instrument.errors import CaptureError
 from instrument.report.flame import svg
 from instrument.sinks import Sink

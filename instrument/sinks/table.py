@@ -9,8 +9,8 @@ from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument import files
+from instrument.analysis.table import ALL
 from instrument.capture import Capture
-from instrument.capture.table import ALL
 from instrument.errors import ConfigError
 from instrument.report.text import By, check_columns, check_sort, render
 from instrument.sinks import Sink
@@ -39,7 +39,7 @@ class TableSink(Sink):
     """The columns of both tables, besides the name; None: those in which something is known."""
 
     by: By = "name"
-    """What makes two calls the same operator besides the name; see `instrument.capture.operators.OperatorTable.by`.
+    """What makes two calls the same operator besides the name; see `instrument.analysis.operators.OperatorTable.by`.
 
     `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names`.
     """

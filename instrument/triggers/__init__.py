@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from instrument.config.options import Options
 from instrument.errors import ConfigError
-from instrument.options import Options
 
 __all__ = ["Trigger"]
 

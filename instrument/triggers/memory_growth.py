@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from instrument.capture.table import cell_text
+from instrument.analysis.table import cell_text
 from instrument.triggers import Ask, Hooks, Step, Trigger
 
 _LOOKS = 10  # parts of the steps over which memory must have grown

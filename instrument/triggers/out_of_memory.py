@@ -12,8 +12,8 @@ import torch
 from loguru import logger
 from pydantic import Field
 
-from instrument.metadata import rank
-from instrument.options import Options
+from instrument.config.options import Options
+from instrument.record.metadata import rank
 from instrument.triggers import Ask, Hooks, Step
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from loguru import logger
 from pydantic import Field, field_validator
 
+from instrument.config.options import did_you_mean
 from instrument.errors import ConfigError
-from instrument.options import did_you_mean
 from instrument.triggers import Ask, Hooks, Request, Trigger
 
 

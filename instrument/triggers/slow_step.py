@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from instrument.capture.table import duration
+from instrument.analysis.table import duration
 from instrument.triggers import Ask, Hooks, Step, Trigger
 
 

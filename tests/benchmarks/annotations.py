@@ -18,8 +18,9 @@ from rounds import Row, medians, report
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from instrument import Session, emit, instrument_model, profiled
-from instrument.modules import ModuleRanges, forget
+from instrument import Session, instrument_model, profiled
+from instrument.annotate import backends
+from instrument.annotate.modules import ModuleRanges, forget
 
 warnings.simplefilter("ignore")
 CALLS = 20_000
@@ -85,11 +86,11 @@ def idle() -> list[Row]:
 @contextmanager
 def recording() -> Iterator[None]:
     with profile(activities=[ProfilerActivity.CPU]):
-        emit.arm()
+        backends.arm()
         try:
             yield
         finally:
-            emit.disarm()
+            backends.disarm()
 
 
 def while_recording() -> list[Row]:
@@ -153,10 +154,10 @@ def models() -> list[Row]:
     ]
     instrument_model(nets["ours"])
     with profile(activities=[ProfilerActivity.CPU]):
-        emit.arm()
+        backends.arm()
         with ModuleRanges(), RegisterRecordFunction(nets["lightning"]):
             took = medians({name: step(net) for name, net in nets.items()}, calls=3, rounds=41)
-        emit.disarm()
+        backends.disarm()
     forget(nets["ours"])
     rows += [
         Row("100 blocks, recording, step time", took["ours"], "recording without module ranges", took["bare"], 1.25),

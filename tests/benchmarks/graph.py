@@ -12,7 +12,7 @@ import torch
 from rounds import Row, medians, report
 from torch import fx, nn
 
-from instrument.graph import NodeProfiler, profile_graph
+from instrument.fx import NodeProfiler, profile_graph
 
 RESNET = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
 NODES = 300

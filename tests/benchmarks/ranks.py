@@ -16,8 +16,8 @@ import numpy as np
 import pandas
 from rounds import Row, medians, report
 
-from instrument.capture.rank import RankSummary
-from instrument.capture.run import Run
+from instrument.runs.rank_summary import RankSummary
+from instrument.runs.run import Run
 
 RANKS, RANGES, ROUNDS = 1000, 200, 5
 COLUMNS = (

@@ -51,28 +51,28 @@ def _torch(plain: Path) -> None:
 
 
 def _ours(path: Path) -> object:
-    from instrument.capture import chrome
-    from instrument.capture.host import Host
-    from instrument.capture.operators import operators
+    from instrument.analysis.operators import operators
+    from instrument.links.cpu import Host
+    from instrument.trace import reader
 
-    return operators(Host(chrome.read(path)))
+    return operators(Host(reader.read(path)))
 
 
 def _events(path: Path) -> object:
-    from instrument.capture import chrome
+    from instrument.trace import reader
 
-    return chrome.read(path)
+    return reader.read(path)
 
 
 def _every_table(path: Path) -> object:
     """Every view of a capture and every table that a view gives, also those of what the recording does not hold."""
     from instrument import Capture
-    from instrument.capture import chrome
-    from instrument.capture.groupings import GROUPINGS
+    from instrument.analysis.operator_keys import GROUPINGS
     from instrument.errors import CaptureError
+    from instrument.trace import reader
 
     capture = Capture(path, None, {})
-    capture.__dict__["events"] = chrome.read(path)
+    capture.__dict__["events"] = reader.read(path)
     operators, ranges, memory = capture.operators, capture.ranges, capture.memory
     tables = [getattr(capture, name) for name, view in vars(Capture).items() if isinstance(view, cached_property)]
     tables += [operators.uncounted, *(operators.by(what) for what in GROUPINGS), ranges.by("name"), ranges.parts]
@@ -97,9 +97,9 @@ def _orjson(path: Path) -> object:
 
 
 def _msgspec(path: Path) -> object:
-    from instrument.capture import written
+    from instrument.trace import schema
 
-    document = msgspec.defstruct("Document", [("traceEvents", written.EVENT_LIST)], gc=False)
+    document = msgspec.defstruct("Document", [("traceEvents", schema.EVENT_LIST)], gc=False)
     gc.disable()
     return msgspec.json.decode(path.read_bytes(), type=document)
 
@@ -231,7 +231,6 @@ def main() -> int:
         if name == "torch":
             _torch(path)
             return 0
-        from instrument.capture import chrome, operators  # noqa: F401 - what is imported is not measured
 
         if name in IMPORTS:
             __import__(IMPORTS[name])

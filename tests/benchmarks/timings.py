@@ -18,9 +18,9 @@ from torch import nn
 from torch.profiler import profile, record_function, schedule
 
 from instrument import Session, instrument_model, profiled
-from instrument.config import TimingsConfig
-from instrument.modules import forget
-from instrument.timings import Timings
+from instrument.annotate.modules import forget
+from instrument.config.schema import TimingsConfig
+from instrument.record.timings import Timings
 
 warnings.simplefilter("ignore")
 CALLS = 20_000

@@ -97,8 +97,8 @@ def bare(folder: Path, events: int) -> Measured:
     from torch.profiler import ProfilerActivity
     from torch.profiler.profiler import _KinetoProfile
 
-    from instrument.config import ProfilerConfig
-    from instrument.probe import experimental_options
+    from instrument.config.schema import ProfilerConfig
+    from instrument.record.torch_support import experimental_options
 
     options = torch._C._profiler._ExperimentalConfig(**experimental_options(ProfilerConfig()))
     profiler = _KinetoProfile(activities=[ProfilerActivity.CPU], experimental_config=options)

@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from instrument.capture.events import Events
-from instrument.capture.host import _HIDDEN
+from instrument.links.cpu import _HIDDEN
+from instrument.trace.events import Events
 
 HOST = {"cpu_op", "Operator", "user_annotation"}
 

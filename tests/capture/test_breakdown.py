@@ -13,10 +13,10 @@ from made_captures import write_capture
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import annotation, capture, kernel, read, span, write
+from instrument.analysis.breakdown import COMMUNICATION_NAMES, Work, breakdown, by_group, device_work
 from instrument.capture import Capture
-from instrument.capture.breakdown import COMMUNICATION_NAMES, Work, breakdown, by_group, device_work
-from instrument.capture.timeline import sweep
 from instrument.errors import CaptureError, ConfigError
+from instrument.links.intervals import sweep
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {

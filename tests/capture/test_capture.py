@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from capture.traces import annotation, span, write
-from instrument.capture import Capture, host
+from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
+from instrument.links import cpu
 
 METADATA = {"format": 1, "name": "run-000003-rank0", "window": {"first_step": 3, "last_step": 5}, "rank": 0}
 
@@ -54,8 +55,8 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
     made = []
 
     def counting(name):
-        real = getattr(host, name)
-        monkeypatch.setattr(host, name, lambda *given: made.append(name) or real(*given))
+        real = getattr(cpu, name)
+        monkeypatch.setattr(cpu, name, lambda *given: made.append(name) or real(*given))
 
     for name in ("nest", "node_flops", "launching_nodes", "marks"):
         counting(name)

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from capture.traces import allocation, annotation, kernel, read, span, write
-from instrument.capture import Capture, chrome
-from instrument.capture.events import Event
+from instrument.capture import Capture
 from instrument.errors import TraceError
 from instrument.report.text import render
+from instrument.trace import reader
+from instrument.trace.events import Event
 
 EVENTS = [span("a", 1.5, 2.25, External_id=3), span("b", 2, 1, cat="user_annotation"), allocation(2.5, -64)]
 
@@ -41,7 +42,7 @@ def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
         text = json.dumps({"traceEvents": [dict(reversed(event.items())) for event in EVENTS]})
     path = tmp_path / ("trace.json.gz" if form == "gzip" else "trace.pt")
     path.write_bytes(gzip.compress(text.encode()) if "gzip" in form else text.encode())
-    events = chrome.read(path)
+    events = reader.read(path)
     assert columns(events) == EXPECTED
     assert events.external_id.tolist() == [3, 0]
     assert events.recorded == 3
@@ -82,7 +83,7 @@ def test_times_are_exact_nanoseconds(tmp_path, text) -> None:
     event = '{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": %s, "dur": 3.007, "args": {}}'
     instant = '{"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": %s, "args": {"Bytes": 1}}'
     path.write_text(f'{{"traceEvents": [{event % text}, {{"ph": "M"}}, {instant % text}]}}')
-    events = chrome.read(path)
+    events = reader.read(path)
     start = round(Decimal(text) * 1000)
     assert events.start_ns.tolist() == events.memory.time_ns.tolist() == [start]
     assert (events.end_ns - events.start_ns).tolist() == [3007]
@@ -185,7 +186,7 @@ def test_large_broken_times_beside_odd_fields_stay_exact(tmp_path) -> None:
         '[{"ph": "X", "name": "a", "ts": 1712195495997093.201, "dur": 1, "args": {"External id": "17"}},'
         ' {"ph": "M", "ts": 0}]'
     )
-    events = chrome.read(path)
+    events = reader.read(path)
     assert (events.start_ns.tolist(), events.external_id.tolist()) == ([1712195495997093201], [17])
 
 
@@ -203,7 +204,7 @@ def test_numbers_too_large_for_64_bits_do_not_stop_reading(tmp_path) -> None:
 def test_a_trace_without_events_is_a_trace(tmp_path, document) -> None:
     path = tmp_path / "trace.json"
     path.write_text(document)
-    events = chrome.read(path)
+    events = reader.read(path)
     assert (len(events), len(events.memory)) == (0, 0)
 
 
@@ -244,18 +245,18 @@ def test_a_bad_file_gets_one_sentence(tmp_path, kind) -> None:
     content, sentence = BAD[kind]
     path.write_bytes(content)
     with pytest.raises(TraceError, match=f"^{re.escape(sentence.format(path=path))}$"):
-        chrome.read(path)
+        reader.read(path)
 
 
 def test_a_missing_file_gets_one_sentence(tmp_path) -> None:
     path = tmp_path / "none.json"
     with pytest.raises(TraceError, match=re.escape(f"The trace file {path} does not exist; check the path.")):
-        chrome.read(path)
+        reader.read(path)
 
 
 def test_a_folder_is_no_trace_file(tmp_path) -> None:
     with pytest.raises(TraceError, match=re.escape(f"The trace file {tmp_path} cannot be read: Is a directory.")):
-        chrome.read(tmp_path)
+        reader.read(tmp_path)
 
 
 def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
@@ -264,7 +265,7 @@ def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
     with pytest.raises(TraceError, match=f"^The trace file {re.escape(str(path))} is damaged gzip .*record it again.$"):
-        chrome.read(path)
+        reader.read(path)
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -278,14 +279,14 @@ def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) ->
     many = [span(f"a{n}", n, 1) for n in range(5000)]
     text = json.dumps({"traceEvents": many}).encode()
     path = written(tmp_path, gzip.compress(text)[:-200] if packed else text[:-200])
-    events = chrome.read(path)
+    events = reader.read(path)
     assert events.cut_short
     assert 2500 < len(events) == events.recorded < 5000
     assert events.names == tuple(f"a{n}" for n in range(len(events)))
     assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
     text = render(Capture.load(path))
     assert f"The trace file ends too early: only its first {len(events)} events are here." in text
-    assert not chrome.read(written(tmp_path, json.dumps(many))).cut_short
+    assert not reader.read(written(tmp_path, json.dumps(many))).cut_short
 
 
 def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
@@ -299,7 +300,7 @@ def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
     ]
     text = ('{"head": NaN, "traceEvents": [' + ", ".join(odd)).encode()
     text += (", " + shape % ('"bytes ?"', 6, "")).encode().replace(b"?", b"\xff") + b"]}"
-    events = chrome.read(written(tmp_path, text))
+    events = reader.read(written(tmp_path, text))
     assert events.names[:4] == ("nan", "inf", r"C:\x\path \u12", "raw\ttab\x01")
     assert events.names[4:] == ("half ?", "bytes \ufffd")
     assert events.external_id.tolist()[0] == 5
@@ -340,7 +341,7 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
     odd += f', {{"ph": "B", "name": "half", "ts": {time}}}, {{"ph": "E", "ts": {time}}}'
     whole = ", ".join(map(json.dumps, EVENTS))
     path = written(tmp_path, f"[{odd}, {whole}]")
-    events = chrome.read(path)
+    events = reader.read(path)
     assert columns(events) == EXPECTED
     assert events.memory.time_ns.tolist() == [2500]
     assert (events.recorded, events.left_out, events.negative_durations) == (odd.count("ph") + 3, odd.count("ph"), 0)
@@ -364,7 +365,7 @@ def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
 def test_durations_that_cannot_be_added_up_get_one_sentence(tmp_path) -> None:
     path = write(tmp_path, [span("a", n, 9e12) for n in range(600)])
     with pytest.raises(TraceError, match=r" has durations of 171 years together; record it again.$"):
-        chrome.read(path)
+        reader.read(path)
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -384,7 +385,7 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
     events[250] = annotation("odd", "TIMES", 0)
     text = json.dumps({"traceEvents": events}, indent=indent)
     path = written(tmp_path, re.sub(r'"ts": "TIMES",\s*"dur": 0', written_as, text))
-    found = chrome.read(path)
+    found = reader.read(path)
     assert (found.recorded, len(found), found.left_out) == (500, 500, 0)
     (odd,) = [k for k, code in enumerate(found.name) if found.names[code] == "odd"]
     assert (found.start_ns[odd], found.duration_ns[odd]) == (starts_ns, lasts_ns or 0)
@@ -396,7 +397,7 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
 
 def test_a_name_that_looks_like_a_time_with_two_signs_stays(tmp_path) -> None:
     name = 'a "dur": -1.-5'
-    assert chrome.read(write(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])).names[0] == name
+    assert reader.read(write(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])).names[0] == name
 
 
 def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> None:
@@ -418,15 +419,15 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
     with gzip.open(path, "wb") as file:
         file.write(b'{"traceEvents": [')
         file.write(b'{"ph": "M"},' * (1 << 17))
-    monkeypatch.setattr("instrument.capture.inflate.RATIO_COUNTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr("instrument.trace.gzip_stream.RATIO_COUNTS_FROM_BYTES", 1 << 20)
     with pytest.raises(TraceError, match=r"inflates its first \d{1,4} bytes to \d{7}, over 200 times as much"):
-        chrome.read(path)
+        reader.read(path)
     monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "2000")
     with pytest.raises(TraceError, match="cut short"):  # allowed, and then without an end or a duration
-        chrome.read(path)
+        reader.read(path)
     monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "much")
     with pytest.raises(TraceError, match=re.escape("INSTRUMENT_MAX_INFLATION is 'much'; give a number such as 200.")):
-        chrome.read(path)
+        reader.read(path)
 
 
 BLANKS = b" \t\r\n" * (8 << 20)
@@ -451,9 +452,9 @@ def test_a_large_file_of_little_costs_little(tmp_path, kind) -> None:
     try:
         if sentence:
             with pytest.raises(TraceError, match=sentence):
-                chrome.read(path)
+                reader.read(path)
         else:
-            assert len(chrome.read(path)) == 0
+            assert len(reader.read(path)) == 0
         took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -466,22 +467,22 @@ def test_paths_in_a_trace_are_not_opened(tmp_path, monkeypatch) -> None:
     opened: list[str] = []
     keep = Path.open
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(str(self)) or keep(self, *a, **k))
-    chrome.read(path)
+    reader.read(path)
     assert opened == [str(path)]
 
 
 def test_gzip_in_members_with_padding_is_one_file(tmp_path) -> None:
     text = json.dumps(EVENTS).encode()
     path = written(tmp_path, gzip.compress(text[:90]) + gzip.compress(text[90:]) + b"\0" * 512)
-    assert columns(chrome.read(path)) == EXPECTED
+    assert columns(reader.read(path)) == EXPECTED
 
 
 def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> None:
     many = [span(f"a{n}", n, 1) for n in range(30_000)]
     path = written(tmp_path, gzip.compress(json.dumps(many).encode()))
-    fast = chrome.read(path)
-    monkeypatch.setattr("instrument.capture.inflate._fastest", lambda: zlib)
-    assert columns(chrome.read(path)) == columns(fast)
+    fast = reader.read(path)
+    monkeypatch.setattr("instrument.trace.gzip_stream._fastest", lambda: zlib)
+    assert columns(reader.read(path)) == columns(fast)
     assert len(fast) == 30_000
 
 
@@ -491,5 +492,5 @@ def test_no_thread_outlives_the_reading(tmp_path, text) -> None:
     path.write_text(text)
     before = threading.active_count()
     with suppress(TraceError):
-        chrome.read(path)
+        reader.read(path)
     assert threading.active_count() == before

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from made_captures import REDUCES, annotation, span, synchronous_steps, write_rank
 
-from instrument.across import as_text
-from instrument.capture.clocks import median
-from instrument.capture.run import Run
+from instrument.runs.clock_skew import median
+from instrument.runs.ranks_report import as_text
+from instrument.runs.run import Run
 
 
 @pytest.mark.parametrize("device", [False, True])

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.capture.digits import stands, thousandths_before, whole_after, whole_before
+from instrument.trace.digits import stands, thousandths_before, whole_after, whole_before
 
 MARGIN = b" " * 32
 ANY_BYTE = st.binary(min_size=1, max_size=1)

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from made_captures import synchronous_steps, write_rank
 
 from capture.traces import allocation, annotation, kernel, span
-from instrument import across
-from instrument.capture import Capture, chrome, pieces
-from instrument.capture.groupings import GROUPINGS
-from instrument.capture.run import Run
+from instrument.analysis.operator_keys import GROUPINGS
+from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
-from instrument.names import from_trace
+from instrument.range_names import from_trace
 from instrument.report.text import render, render_view
+from instrument.runs import ranks_report
+from instrument.runs.run import Run
 from instrument.sinks.scalars import last_step, scalars
+from instrument.trace import json_stream, reader
 
 QUIET = settings(
     max_examples=50, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -62,9 +63,9 @@ LIST = BASE.index(b'"traceEvents"')
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As small as the events, so that every seam between pieces is tried."""
-    monkeypatch.setattr(pieces, "SMALLEST", 48)
-    monkeypatch.setattr(pieces, "LARGEST", 512)
-    monkeypatch.setattr("instrument.capture.inflate.CHUNK_BYTES", 97)
+    monkeypatch.setattr(json_stream, "SMALLEST", 48)
+    monkeypatch.setattr(json_stream, "LARGEST", 512)
+    monkeypatch.setattr("instrument.trace.gzip_stream.CHUNK_BYTES", 97)
 
 
 @st.composite
@@ -92,7 +93,7 @@ def test_any_trace_in_any_layout_is_read_as_json_reads_it(
     text = json.dumps(document, indent=indent, separators=separators, ensure_ascii=ascii_only).encode()
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(text) if packed else text)
-    found = chrome.read(path)
+    found = reader.read(path)
     known = [event for event in made if event["ph"] == "X"]
     assert (found.recorded, found.base_ns, found.cut_short) == (len(made), 7, False)
     assert [found.names[code] for code in found.name] == [event["name"] for event in known]
@@ -167,7 +168,7 @@ def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> No
     text = gzip.compress(BASE, mtime=0) if packed else BASE
     path.write_bytes(text[: length * len(text) // len(BASE)])
     try:
-        found = chrome.read(path)
+        found = reader.read(path)
     except TraceError as error:
         said = str(error)
     else:
@@ -286,8 +287,8 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits,
             (folder / "summary.json").unlink()
         run = Run.load(run_folder)
         for window in run.windows:
-            assert is_harmless(across.as_text(window))
-            json.loads(across.as_json(window))
+            assert is_harmless(ranks_report.as_text(window))
+            json.loads(ranks_report.as_json(window))
         assert all(sentence.isprintable() for sentence in run.unread)
         assert sum(len(window.paths) for window in run.windows) + len(run.unread) == 2
     finally:

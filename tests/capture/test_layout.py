@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from capture.conftest import BODIES, record
 from capture.traces import same
-from instrument.capture import chrome
-from instrument.capture.events import Events
-from instrument.capture.layout import Scanner
 from instrument.errors import TraceError
+from instrument.trace import reader
+from instrument.trace.events import Events
+from instrument.trace.layout import Scanner
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 Reading = Callable[[Path], tuple[Events, int]]
@@ -80,7 +80,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Reading:
 
 def _events_or_sentence(path: Path) -> Events | str:
     try:
-        return chrome.read(path)
+        return reader.read(path)
     except TraceError as error:
         return str(error)
 
@@ -182,9 +182,9 @@ def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(tmp_path
 
 
 def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
-    monkeypatch.setattr("instrument.capture.layout._MOST_KINDS", 3)
-    monkeypatch.setattr("instrument.capture.pieces.LARGEST", 1 << 12)
-    monkeypatch.setattr("instrument.capture.pieces.SMALLEST", 1 << 9)
+    monkeypatch.setattr("instrument.trace.layout._MOST_KINDS", 3)
+    monkeypatch.setattr("instrument.trace.json_stream.LARGEST", 1 << 12)
+    monkeypatch.setattr("instrument.trace.json_stream.SMALLEST", 1 << 9)
     path = tmp_path / "trace.json"
     path.write_text(document(COMMON))
     assert both(path)[1] > 100

@@ -14,8 +14,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from capture.traces import annotation, capture, frame, span
+from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.capture import Capture
-from instrument.capture.live_memory import BEFORE, OTHERS, UNKNOWN
 from instrument.errors import CaptureError, ConfigError
 
 CUDA = {"Device Type": 1, "Device Id": 0}

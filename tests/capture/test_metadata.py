@@ -12,10 +12,10 @@ import pytest
 from made_captures import steps, write_capture
 
 from instrument.capture import Capture, files_of
-from instrument.capture.rank import summarize
-from instrument.capture.run import Run
 from instrument.errors import CaptureError
 from instrument.report.text import render
+from instrument.runs.rank_summary import summarize
+from instrument.runs.run import Run
 from instrument.sinks.scalars import last_step, scalars
 
 

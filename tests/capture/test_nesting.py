@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from capture.traces import read, span
-from instrument.capture.nesting import nest, number_paths
+from instrument.links.call_tree import nest, number_paths
 
 
 def nested(folder: Path, *intervals: tuple[str, int, int]):

@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
 from capture.traces import allocation, annotation, capture, frame, kernel, read, span
+from instrument.analysis.operator_keys import GROUPINGS
+from instrument.analysis.operators import operators
 from instrument.capture import Capture
-from instrument.capture.groupings import GROUPINGS
-from instrument.capture.host import Host
-from instrument.capture.operators import operators
 from instrument.errors import ConfigError
+from instrument.links.cpu import Host
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
     "convolutions": {"ProfilerStep*", "aten::convolution_backward", "aten::native_batch_norm", "aten::addmm"},

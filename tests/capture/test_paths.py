@@ -11,8 +11,8 @@ import pytest
 from made_captures import span
 
 from capture.traces import annotation, capture
-from instrument.capture.paths import LONGEST_PATH, Paths, _ends, _texts
-from instrument.capture.ranges import RangeTable
+from instrument.analysis.ranges import RangeTable
+from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
 NONE = -1
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instrument.capture.breakdown import COMMUNICATION_NAMES
-from instrument.capture.patterns import Pattern
+from instrument.analysis.breakdown import COMMUNICATION_NAMES
+from instrument.patterns import Pattern
 
 PARTS = st.sampled_from([
     "a", "B", "_", ".", r"\.", r"\w", r"\d", r"\W", "[ab]", "[^a]", "[]a]", "[^]a]", "[a-c_]", r"[\]x]", r"\x41",

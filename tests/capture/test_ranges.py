@@ -10,8 +10,9 @@ from torch.profiler import record_function
 
 from capture.conftest import BODIES, record
 from capture.traces import allocation, annotation, capture, kernel, span
-from instrument import emit, profiled
-from instrument.capture.operators import operators
+from instrument import profiled
+from instrument.analysis.operators import operators
+from instrument.annotate import backends
 from instrument.errors import ConfigError
 
 STEPPED = [
@@ -292,11 +293,11 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
         await asyncio.gather(work(), work())
 
     def body() -> None:
-        emit.arm()
+        backends.arm()
         try:
             asyncio.run(both())
         finally:
-            emit.disarm()
+            backends.disarm()
 
     row = record(tmp_path / "trace.json", body).capture.ranges.where(path="work")[0]
     assert (row.calls, row.slices, row.min_ns) == (2, 6, None)

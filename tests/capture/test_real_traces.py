@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
+from instrument.analysis.operators import UNLAUNCHED_ROW
+from instrument.analysis.ranges import NO_RANGE
 from instrument.capture import Capture
-from instrument.capture.events import ANNOTATION
-from instrument.capture.launches import launches
-from instrument.capture.nesting import nest
-from instrument.capture.operators import UNLAUNCHED_ROW
-from instrument.capture.ranges import NO_RANGE
+from instrument.links.call_tree import nest
+from instrument.links.launches import launches
+from instrument.trace.events import ANNOTATION
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 EXPECTED = FOLDER / "expected.json"

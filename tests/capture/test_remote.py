@@ -9,9 +9,10 @@ import fsspec
 import pytest
 from made_captures import steps, write_capture
 
-from instrument.capture import Capture, remote
-from instrument.capture.run import Run
+from instrument import storage
+from instrument.capture import Capture
 from instrument.errors import CaptureError
+from instrument.runs.run import Run
 
 EVIL = ("/run/../../evil/capture.json", "/other/c/capture.json", "capture.json", "/run/./x/capture.json", "/run")
 
@@ -39,7 +40,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_listing_names_only_what_is_below(cache: Path, server: Any) -> None:
-    assert remote.captures("memory://run") == ["memory://run/c"]
+    assert storage.captures("memory://run") == ["memory://run/c"]
     assert Capture.load("memory://run/c").name == "c"
     written = [file for file in cache.parent.rglob("*") if file.is_file()]
     assert written
@@ -49,7 +50,7 @@ def test_a_listing_names_only_what_is_below(cache: Path, server: Any) -> None:
 @pytest.mark.parametrize("url", ["memory://run/..", "memory://"])
 def test_a_url_without_a_name_is_refused(cache: Path, server: Any, url: str) -> None:
     with pytest.raises(CaptureError, match="names no capture: give the URL of one"):
-        remote.fetch(url)
+        storage.fetch(url)
     assert not cache.exists()
 
 
@@ -62,8 +63,8 @@ def test_links_below_a_local_url_are_not_followed(tmp_path: Path, cache: Path) -
     (own / "summary.json").symlink_to(secret)
     (tmp_path / "here" / "evil").mkdir()
     (tmp_path / "here" / "evil" / "capture.json").symlink_to(secret)
-    assert remote.captures(f"file://{tmp_path}/here") == [f"file://{own}"]
-    assert remote.contents([f"file://{own}/summary.json"]) == {}
+    assert storage.captures(f"file://{tmp_path}/here") == [f"file://{own}"]
+    assert storage.contents([f"file://{own}/summary.json"]) == {}
     assert Run.load(f"file://{tmp_path}/here").windows[0].paths == [f"file://{own}"]
     with pytest.raises(CaptureError, match="There is no capture"):
         Capture.load(f"file://{tmp_path}/here/evil")

@@ -14,11 +14,11 @@ import pytest
 from made_captures import kernels, steps, synchronous_steps, write_capture, write_rank
 
 from instrument.capture import Capture
-from instrument.capture.rank import RankSummary, read, summarize, written
-from instrument.capture.run import Run
 from instrument.errors import CaptureError
-from instrument.merge import merge
-from instrument.names import to_trace
+from instrument.range_names import to_trace
+from instrument.runs.merge_traces import merge
+from instrument.runs.rank_summary import RankSummary, read, summarize, written
+from instrument.runs.run import Run
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 needs_traces = pytest.mark.skipif(

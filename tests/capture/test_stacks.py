@@ -13,8 +13,8 @@ from torch import nn
 from capture.conftest import convolutions, record
 from capture.traces import annotation, capture, frame, kernel, span
 from instrument import Session, profiled
+from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
-from instrument.capture.stacks import Stack, folded
 from instrument.errors import CaptureError, ConfigError
 
 EVENTS = [
@@ -159,7 +159,7 @@ def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
 
 
 def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
-    within = "site-packages/instrument/module_calls.py(125): ranged"
+    within = "site-packages/instrument/annotate/module_calls.py(125): ranged"
     events = [
         frame("train.py(1): main", 0, 300),
         *(annotation(f"ProfilerStep#{n}", 100 * n, 90) for n in (0, 1, 2)),
@@ -167,10 +167,10 @@ def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
         *(annotation("block", 100 * n + 12, 40) for n in (0, 1)),
         frame("<profiled>(3): ranged", 210, 30),
         frame("train.py(9): forward", 212, 20),
-        frame("instrument/windows.py(236): _end", 290, 8),
+        frame("instrument/record/windows.py(236): _end", 290, 8),
         frame("threading.py(590): set", 291, 5),
-        frame("/home/me/instrument_tuning/wrap.py(3): ranged", 298, 1),
-        frame("instrument/wrap.py(3): outermost", 400, 10),
+        frame("/home/me/instrument_tuning/annotate/wrapper.py(3): ranged", 298, 1),
+        frame("instrument/annotate/wrapper.py(3): outermost", 400, 10),
         span("aten::add", 402, 4),
     ]
     found = {stack.frames: stack.value_ns // 1000 for stack in capture(tmp_path, events).stacks()}
@@ -180,9 +180,9 @@ def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
         ("train.py(1): main", "ProfilerStep*", "block"): 80,
         ("train.py(1): main", "ProfilerStep*", "train.py(9): forward"): 20,
         ("train.py(1): main", "(recording)"): 8,
-        ("train.py(1): main", "/home/me/instrument_tuning/wrap.py(3): ranged"): 1,
-        ("instrument/wrap.py(3): outermost",): 6,
-        ("instrument/wrap.py(3): outermost", "aten::add"): 4,
+        ("train.py(1): main", "/home/me/instrument_tuning/annotate/wrapper.py(3): ranged"): 1,
+        ("instrument/annotate/wrapper.py(3): outermost",): 6,
+        ("instrument/annotate/wrapper.py(3): outermost", "aten::add"): 4,
     }
     by_stack = capture(tmp_path, events).operators.by("stack").where(name="block")
     assert by_stack.column("stack") == ["train.py(1): main"]

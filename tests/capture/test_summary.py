@@ -11,7 +11,7 @@ from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import annotation, capture, kernel, span
 from instrument.capture import Capture
-from instrument.capture.summary import _few_modules, device, outline, unmarked
+from instrument.report.notebook import _few_modules, device, outline, unmarked
 from instrument.report.text import render
 
 

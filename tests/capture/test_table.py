@@ -13,8 +13,9 @@ import polars
 import pyarrow
 import pytest
 
-from instrument.capture import Capture, table
-from instrument.capture.table import Table, to_text
+from instrument.analysis import table
+from instrument.analysis.table import Table, to_text
+from instrument.capture import Capture
 from instrument.errors import MissingPackage
 
 TABLE = Table(

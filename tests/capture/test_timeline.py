@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.capture.timeline import merged
+from instrument.links.intervals import merged
 
 
 def drawn(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from instrument.capture import Capture, chrome
-from instrument.capture.events import Events
+from instrument.capture import Capture
+from instrument.trace import reader
+from instrument.trace.events import Events
 
 Event = dict[str, Any]
 
@@ -51,7 +52,7 @@ def write(folder: Path, events: list[Any], **document: Any) -> Path:
 
 
 def read(folder: Path, events: list[Any], **document: Any) -> Events:
-    return chrome.read(write(folder, events, **document))
+    return reader.read(write(folder, events, **document))
 
 
 def capture(folder: Path, events: list[Any], **document: Any) -> Capture:

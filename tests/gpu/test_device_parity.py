@@ -15,8 +15,8 @@ from capture.test_real_traces import device_backward
 from torch import nn
 
 from instrument import Session, profiled
+from instrument.analysis.operators import operators
 from instrument.capture import Capture
-from instrument.capture.operators import operators
 
 Recordings = Callable[..., Recording]
 ON_BOTH = sorted(BODIES.keys() - {"threaded"})

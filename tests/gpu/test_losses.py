@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instrument.triggers.losses import Losses
+from instrument.record.loss_reader import Losses
 
 
 @pytest.mark.gpu

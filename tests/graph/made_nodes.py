@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from instrument.capture.table import Table
+from instrument.analysis.table import Table
 
 DEFAULTS: dict[str, Any] = {
     "op": "call_function",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from instrument import cli
-from instrument.cli import main
-from instrument.graph.machine import Machine
-from instrument.graph.nodes import GROUPINGS
+from instrument.cli import command
+from instrument.cli.command import main
+from instrument.fx.machine import Machine
+from instrument.fx.node_table import GROUPINGS
 
 MODEL = """
 import torch
@@ -70,7 +70,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split()[:2] for line in said.splitlines()[2:4]] == [["embedding", "2"], ["masked_fill", "2"]]
     said = shown(capsys, *model, "--train", "--by", "module_type", "--columns", "module_type,nodes")
     assert ["Linear", "1"] in [line.split() for line in said.splitlines()]
-    assert cli._NODE_GROUPINGS == GROUPINGS
+    assert command._NODE_GROUPINGS == GROUPINGS
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_roof_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch
         asked.append(refresh)
         return machine
 
-    monkeypatch.setattr("instrument.graph.profile.measured", measured)
+    monkeypatch.setattr("instrument.fx.result.measured", measured)
     call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
     said = shown(capsys, *call, "--sort", "roof_ns", "--rows", "1")
     heading, _, first = said.splitlines()[:3]
@@ -121,7 +121,7 @@ def test_the_picture_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
-    monkeypatch.setattr("instrument.graph.profile.measured", lambda *_, **__: machine)
+    monkeypatch.setattr("instrument.fx.result.measured", lambda *_, **__: machine)
     call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--html")
     said = shown(capsys, *call, "graph.html")
     assert said.endswith("\nThe picture is in graph.html.\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instrument.graph.layout import Box, Frame, Line, corners, frames, lay_out, nested
+from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 
 SIZE = Box(90.0, 40.0, 45.0)
 

@@ -13,8 +13,8 @@ from collected import Log
 from torch import Tensor, nn
 
 from instrument import Session, instrument_model
-from instrument.graph.interpreter import NodeInterpreter
-from instrument.modules import forget
+from instrument.annotate.modules import forget
+from instrument.fx.interpreter import NodeInterpreter
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from instrument import emit
-from instrument.graph.interpreter import NodeInterpreter
+from instrument.annotate import backends
+from instrument.fx.interpreter import NodeInterpreter
 
 
 class Device:
@@ -95,17 +95,17 @@ def test_values_are_let_go_after_their_last_use() -> None:
 
 def test_a_range_ends_where_its_node_fails() -> None:
     opened: list[str] = []
-    backend = emit.Backend(lambda name: opened.append(f"+{name}"), lambda _: opened.append("-"))
+    backend = backends.Backend(lambda name: opened.append(f"+{name}"), lambda _: opened.append("-"))
 
     def fails() -> None:
         raise ValueError("of the model")
 
     graph = fx.Graph()
     graph.output(graph.call_function(fails, ()))
-    emit.arm(backend)
+    backends.arm(backend)
     try:
         with pytest.raises(ValueError, match=r"^of the model$"):
             NodeInterpreter(nn.Module(), graph, nn.Module()).run_timed([])
     finally:
-        emit.disarm(backend)
+        backends.disarm(backend)
     assert opened == ["+fails", "-"]

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from instrument.graph import layers
-from instrument.graph.layers import Drawing, Net, Piece, Point, arrange
+from instrument.fx.draw import sugiyama
+from instrument.fx.draw.sugiyama import Drawing, Net, Piece, Point, arrange
 
 SIZES = [(80.0, 30.0), (140.0, 45.0), (60.0, 90.0)]
 
@@ -100,10 +100,10 @@ def test_crossings_are_those_of_every_pair(seed: int) -> None:
 
 
 def count_crossings(count: int, edges: list[tuple[int, int]], rows: list[list[int]]) -> int:
-    found, _ = layers._rows(
+    found, _ = sugiyama._rows(
         [0 if at in rows[0] else 1 for at in range(count)], [80.0] * count, nets(edges, [SIZES[0]] * count)
     )
-    return layers.crossings(found, [float(row.index(at)) for at in range(count) for row in rows if at in row])
+    return sugiyama.crossings(found, [float(row.index(at)) for at in range(count) for row in rows if at in row])
 
 
 def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
@@ -133,7 +133,7 @@ def test_lines_that_pass_too_much_are_drawn_all_the_same() -> None:
     every = nets(edges, [SIZES[0]] * 100)
     points = [len(line) for lines in lines_of(drawing, every) for line in lines]
     assert len(points) == len(edges)
-    assert sum(points) < 2 * layers._PASSED_PER_BOX * 100 * 2
+    assert sum(points) < 2 * sugiyama._PASSED_PER_BOX * 100 * 2
 
 
 def test_what_lines_of_a_net_share_is_there_once() -> None:

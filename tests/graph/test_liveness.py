@@ -9,9 +9,9 @@ from made_nodes import nodes
 from torch import Tensor, nn
 
 from instrument import Session
-from instrument.capture.table import Table
-from instrument.graph import GraphProfile, NodeProfiler, profile_graph
-from instrument.graph.liveness import liveness
+from instrument.analysis.table import Table
+from instrument.fx import GraphProfile, NodeProfiler, profile_graph
+from instrument.fx.liveness import liveness
 
 KIB = 1024
 

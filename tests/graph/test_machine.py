@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from instrument.errors import ConfigError
-from instrument.graph import machine
-from instrument.graph.machine import measured
+from instrument.fx import machine
+from instrument.fx.machine import measured
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ import torch
 from made_nodes import nodes
 from torch import nn
 
-from instrument.capture.table import Table
-from instrument.graph import profile_graph
-from instrument.graph.machine import Machine
-from instrument.graph.page import page
-from instrument.graph.picture import heat, views
+from instrument.analysis.table import Table
+from instrument.fx import profile_graph
+from instrument.fx.draw.html import page
+from instrument.fx.draw.svg import heat, views
+from instrument.fx.machine import Machine
 
 HOSTILE = '<script>alert("1")</script>&'
 WEIGHT = {"op": "get_attr", "median_ns": 0, "output_shape": "[3, 3]"}

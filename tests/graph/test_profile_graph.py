@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from instrument import Session
 from instrument.errors import ConfigError, GraphError
-from instrument.graph import GraphProfile, NodeProfiler, profile_graph
-from instrument.graph.nodes import NodeTable
-from instrument.graph.profiler import _overhead
+from instrument.fx import GraphProfile, NodeProfiler, profile_graph
+from instrument.fx.node_table import NodeTable
+from instrument.fx.profiler import _overhead
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
 

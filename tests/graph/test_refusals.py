@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from instrument import Session
 from instrument.errors import GraphError
-from instrument.graph import NodeProfiler, profile_graph
-from instrument.graph.forward import GraphForward
-from instrument.graph.interpreter import NodeInterpreter
-from instrument.graph.state import unchanged
+from instrument.fx import NodeProfiler, profile_graph
+from instrument.fx.forward import GraphForward
+from instrument.fx.interpreter import NodeInterpreter
+from instrument.fx.side_effects import unchanged
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

@@ -10,9 +10,9 @@ from made_nodes import nodes
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from instrument.graph import profile_graph
-from instrument.graph.machine import Machine
-from instrument.graph.roofline import dtypes, roofline
+from instrument.fx import profile_graph
+from instrument.fx.machine import Machine
+from instrument.fx.roofline import dtypes, roofline
 
 # A hundred FLOPs and ten bytes in a nanosecond, ten FLOPs for a byte; a quarter of that for float64.
 MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10 * 10**9)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from instrument import instrument_model, profiled
+from instrument.annotate.modules import forget
 from instrument.errors import GraphError
-from instrument.graph import NodeProfiler, profile_graph
-from instrument.modules import forget
+from instrument.fx import NodeProfiler, profile_graph
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 TRACED = "torch.fx.symbolic_trace"

@@ -19,7 +19,8 @@ from torch.optim import optimizer as optimizers
 from trainers import TRAINERS, VALIDATION, Job, Trainer
 
 import instrument
-from instrument import Capture, emit
+from instrument import Capture
+from instrument.annotate import backends
 from instrument.errors import ConfigError
 
 pytestmark = [
@@ -83,7 +84,7 @@ def installed(job: Job) -> dict[str, Any]:
         "forward": ["forward" in vars(module) for module in job.model.modules()],
         # the first tells of all threads together, the second of this one
         "profiler": torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled(),
-        "annotations": emit.armed,
+        "annotations": backends.armed,
         "signals": [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)],
         "threads": {thread.name for thread in threading.enumerate()},
         "optimizer hooks": len(optimizers._global_optimizer_pre_hooks) + len(optimizers._global_optimizer_post_hooks),
@@ -165,7 +166,8 @@ def test_an_exception_comes_out_unchanged(trainer: Trainer, tmp_path: Path, out:
 class Calls:
     """Counts the calls into this package, from batch to batch; ranges that the model marks are the user's own."""
 
-    marks = frozenset({"annotate.py", "wrap.py", "names.py", "emit.py"})
+    home = Path(instrument.__file__).parent
+    marks = frozenset({"annotate/profiled.py", "annotate/wrapper.py", "annotate/backends.py", "range_names.py"})
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.seen = first, last, []
@@ -178,7 +180,9 @@ class Calls:
 
     def _note(self, frame: Any, event: str, _: Any) -> None:
         file = Path(frame.f_code.co_filename)
-        if event == "call" and Path(instrument.__file__).parent in file.parents and file.name not in self.marks:
+        if event != "call" or self.home not in file.parents:
+            return
+        if file.relative_to(self.home).as_posix() not in self.marks:
             self.seen.append(f"{file.name}:{frame.f_code.co_name}")
 
 

@@ -16,7 +16,8 @@ pytest.importorskip("ignite", reason="the extra torch-instrument[ignite] is not 
 
 from ignite.engine import Engine, Events
 
-from instrument import Session, emit
+from instrument import Session
+from instrument.annotate import backends
 from instrument.errors import ConfigError
 from instrument.integrations.ignite import attach, detach
 
@@ -101,7 +102,7 @@ def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(tmp_path: Pa
     assert [str(error) for error in handled] == ["mine", "mine"]
     assert numbers(session) == [[0, 1, 2, 3, 4, 5, 6, 7]]
     assert session.captures[0].metadata["window"]["reason"] == "the run ended"
-    assert not emit.armed
+    assert not backends.armed
 
 
 @pytest.mark.parametrize("terminate", ["terminate", "terminate_epoch"])

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="the extra torch-instrument[transform
 
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from instrument import emit
+from instrument.annotate import backends
 from instrument.capture import Capture
 from instrument.integrations import transformers
 from instrument.integrations.transformers import ProfilerCallback
@@ -151,7 +151,7 @@ def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(tm
     assert not {"training_step", "get_batch_samples", "compute_loss"} & set(vars(trainer))
     assert "backward" not in vars(trainer.accelerator)
     assert not any(module._forward_hooks for module in trainer.model.modules())
-    assert not emit.armed
+    assert not backends.armed
 
 
 def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from instrument.capture.stacks import Stack
+from instrument.analysis.stacks import Stack
 from instrument.report.flame import svg
 
 STACKS = [

@@ -21,10 +21,10 @@ import pytest
 from made_captures import annotation, kernels, record, span, steps, synchronous_steps, write_capture, write_rank
 from pyarrow import dataset, parquet
 
+from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
-from instrument.capture.operators import UNLAUNCHED_ROW
-from instrument.capture.run import Run
 from instrument.errors import ConfigError, MissingPackage
+from instrument.runs.run import Run
 from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]

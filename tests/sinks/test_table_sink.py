@@ -11,9 +11,9 @@ import pytest
 from collected import Log
 from made_captures import HOST, annotation, kernels, record, span, steps
 
+from instrument.analysis.operator_keys import GROUPINGS
+from instrument.analysis.table import TORCH_NAMES
 from instrument.capture import Capture
-from instrument.capture.groupings import GROUPINGS
-from instrument.capture.table import TORCH_NAMES
 from instrument.errors import CaptureError, ConfigError
 from instrument.report.text import OPERATOR_COLUMNS, RANGE_COLUMNS, By, check_sort, render, render_view
 from instrument.sinks.table import TableSink

@@ -78,7 +78,7 @@ with wandb.init(mode="offline", project="ranks") as run:
     theirs.write(other, other.folder)
     theirs.close()
 
-from instrument.cli import main
+from instrument.cli.command import main
 
 alone = write_capture(HERE / "alone", steps())
 assert main(["export", str(alone.folder), "--sink", "wandb", "mode=offline", "project=later"]) == 0

@@ -7,7 +7,7 @@ from time import sleep
 import pytest
 
 from instrument import Session
-from instrument.cli import main
+from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.triggers import Request
 from instrument.triggers.file import File, ask
@@ -143,7 +143,7 @@ def test_where_nobody_listens_the_command_says_so(tmp_path: Path, capsys: pytest
 def test_the_command_has_a_running_session_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instrument.triggers.watch.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
     folder = tmp_path / "profile"
     with Session({"at_steps": [], "output_dir": folder}, triggers=["file"]) as session:
         session.step()

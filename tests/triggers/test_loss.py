@@ -11,9 +11,9 @@ import torch
 from collected import Log
 
 from instrument import Session
+from instrument.record import loss_reader as arriving
+from instrument.record.loss_reader import Losses
 from instrument.triggers import Step
-from instrument.triggers import losses as arriving
-from instrument.triggers.losses import Losses
 from instrument.triggers.non_finite_loss import NonFiniteLoss
 
 

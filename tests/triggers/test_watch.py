@@ -13,9 +13,9 @@ from collected import Log
 
 from instrument import Session, Trigger
 from instrument.errors import ConfigError
+from instrument.record import trigger_runner as watching
+from instrument.record.trigger_runner import Watch
 from instrument.triggers import Ask, Hooks, Request, Step
-from instrument.triggers import watch as watching
-from instrument.triggers.watch import Watch
 
 
 class Always(Trigger):

@@ -1,0 +1,1 @@
+"""Tables, each made from the events of one capture."""

@@ -1,0 +1,102 @@
+"""The collectives of a trace: which they are, so that ranks can be compared by them, and how long steps waited."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, Work
+from instrument.analysis.steps import finished_steps, launching_step, step_at, step_number
+from instrument.analysis.table import Table
+from instrument.links.cpu import Host
+from instrument.links.intervals import merged, sweep
+from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
+
+# The annotations of process groups that work on the host last as long as the collective; NCCL's end when it is queued.
+_ON_HOST = ("gloo:", "mpi:")
+_OF_GROUPS = (*_ON_HOST, "nccl:", "ucc:", "xccl:", "hccl:")
+# No rank can finish one of these before the last has joined it, so that it ends everywhere at about the same moment.
+_SYNCHRONISING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
+# What only hands a collective over, or waits for it.
+_HANDED_OVER = "c10d::"
+
+
+def is_collective(name: str) -> bool:
+    """Whether a range of this name is a collective, as process groups name theirs."""
+    return name.startswith(_OF_GROUPS)
+
+
+def _is_on_host(name: str) -> bool:
+    return name.startswith(_ON_HOST)
+
+
+def collectives(events: Events, work: Work) -> Table:
+    """The collectives that end on all ranks at about the same moment, in the order in which they end.
+
+    Columns: `name group step ordinal start_ns end_ns`. They are the kernels of communication where a device ran any,
+    and otherwise the annotations of process groups that work on the host (gloo). `ordinal` counts those of a name and
+    group within a step, by start, so that the same collective bears the same first four columns on every rank. `name`
+    is without a kernel's parameters; `group` is the ranks that took part, as Kineto writes them, and None where it does
+    not; `step` is that in which the collective was launched, None outside of steps.
+
+    Lost: which of several groups it was where the trace names none; broadcasts and transfers, which end as they like.
+    """
+    device = np.flatnonzero(work.kind == COMMUNICATION)
+    steps = finished_steps(events)
+    if len(device):
+        index, step = work.event[device], launching_step(events, work, steps)[device]
+    else:
+        index = np.flatnonzero(events.among(ANNOTATION) & events.named(_is_on_host))
+        step = step_at(events, steps, events.start_ns[index])
+    chosen = events.named(lambda name: _SYNCHRONISING.search(name) is not None)[index]
+    index, step = index[chosen], step[chosen]
+    ordinal = _ordinals(events, index, step)
+    order = np.argsort(events.end_ns[index], kind="stable")
+    return Table(_columns(events, steps, index[order], step[order], ordinal[order]))
+
+
+def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
+    """The how-many-eth each is of its name and group in its step."""
+    order = np.lexsort((events.start_ns[index], events.group[index], events.name[index], step))
+    keys = np.stack([step, events.name[index], events.group[index]])[:, order]
+    first = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: len(order)]
+    position = np.arange(len(order))
+    ordinal = np.zeros(len(order), np.int64)
+    ordinal[order] = position - np.maximum.accumulate(np.where(first, position, 0))
+    return ordinal
+
+
+def _columns(events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints) -> dict[str, list[Any]]:
+    numbers = [step_number(events, k) for k in steps.tolist()]
+    groups = events.group[index].tolist()
+    return {
+        "name": [events.names[k].partition("(")[0] for k in events.name[index].tolist()],
+        "group": [events.texts[k].decode("utf-8", "replace").strip('"') if k >= 0 else None for k in groups],
+        "step": [numbers[k] if k >= 0 else None for k in step.tolist()],
+        "ordinal": ordinal.tolist(),
+        "start_ns": events.start_ns[index].tolist(),
+        "end_ns": events.end_ns[index].tolist(),
+    }
+
+
+def host_waits(host: Host) -> dict[str, list[Any] | None]:
+    """Communication of each finished step in a trace without a device: `communication_ns exposed_communication_ns`.
+
+    It is exposed while no operator runs on any thread besides those of the collective itself. Empty where no process
+    group worked on the host.
+    """
+    events, forest = host.events, host.forest
+    communicates = (events.among(ANNOTATION) & events.named(_is_on_host))[forest.index]
+    if not communicates.any():
+        return {}
+    operator = events.among(OPERATOR) & ~events.named(lambda name: name.startswith(_HANDED_OVER) or is_step(name))
+    own_work = operator[forest.index] & (forest.nearest(communicates) < 0)
+    sides = [forest.index[chosen] for chosen in (communicates, own_work)]
+    timeline = sweep([merged(events.start_ns[k], events.end_ns[k]) for k in sides])
+    communicating, working = timeline.active
+    steps = finished_steps(events)
+    where = {"communication_ns": communicating, "exposed_communication_ns": communicating & ~working}
+    begin, end = events.start_ns[steps], events.end_ns[steps]
+    return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}

@@ -1,0 +1,116 @@
+"""The events as one Arrow table, allocations and all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.links.cpu import Host
+from instrument.trace.events import Codes, Events, Flags, Ints
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Kineto's categories before torch 1.12, and what it calls them since.
+_TODAY = {
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+
+
+def to_arrow(events: Events) -> pyarrow.Table:
+    """A trace as an Arrow table, allocations last; what is not known is null.
+
+    `instrument.sinks.parquet.Parquet` tells what each column is: its dataset has these. Needs pyarrow.
+
+    Cost: about 1 µs an event.
+    """
+    import pyarrow
+
+    parts = [pyarrow.table(columns) for columns in (_spans(events), _allocations(events))]
+    return pyarrow.concat_tables(parts, promote_options="default")
+
+
+def _spans(events: Events) -> dict[str, Any]:
+    categories = [_TODAY.get(category, category) for category in events.categories]
+    host = Host(events)
+    forest = host.forest
+    is_host = np.zeros(len(events), np.bool_)
+    parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
+    is_host[forest.index] = True
+    parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
+    own[forest.index] = forest.own(host.spent_ns)
+    device, node = host.launched
+    launcher = np.full(len(events), -1)
+    launcher[device] = np.append(forest.index, -1)[node]
+    texts = [text.decode("utf-8", "replace") for text in events.texts]  # as it stood in the file, so it may be no UTF-8
+    return {
+        "event": _known(np.arange(len(events))),
+        "category": _texts(events.category, categories),
+        "name": _texts(events.name, events.names),
+        **_places(events, events.thread),
+        **_starts(events, events.start_ns),
+        "duration_ns": _known(events.duration_ns),
+        "self_ns": _known(own, is_host),
+        "parent": _known(parent, parent >= 0),
+        "launched_by": _known(launcher, launcher >= 0),
+        "correlation": _known(events.correlation, events.correlation != 0),
+        "external_id": _known(events.external_id, events.external_id != 0),
+        "sequence": _known(events.sequence, events.sequence >= 0),
+        "forward_thread": _known(events.forward_thread, events.forward_thread != 0),
+        "finished": _known(events.finished),
+        "input_shapes": _texts(events.shapes, texts),
+        "input_types": _texts(events.types, texts),
+        "concrete_inputs": _texts(events.concrete, texts),
+        "python_id": _known(events.python_id, events.python_id >= 0),
+        "python_parent": _known(events.python_parent, events.python_parent >= 0),
+    }
+
+
+def _allocations(events: Events) -> dict[str, Any]:
+    memory = events.memory
+    every = np.zeros(len(memory), np.int32)
+    numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes")
+    size, kind, number, allocated, reserved = (getattr(memory, name).astype(np.int64) for name in numbers)
+    return {
+        "event": _known(np.arange(len(events), len(events) + len(memory))),
+        "category": _texts(every, ["memory"]),
+        "name": _texts(every, ["[memory]"]),
+        **_places(events, memory.thread),
+        **_starts(events, memory.time_ns),
+        "size_bytes": _known(size),
+        "device_type": _known(kind),
+        "device_index": _known(number, number >= 0),
+        "allocated_bytes": _known(allocated, np.full(len(memory), allocated.any())),
+        "reserved_bytes": _known(reserved, np.full(len(memory), reserved.any())),
+    }
+
+
+def _places(events: Events, thread: Codes) -> dict[str, Any]:
+    processes, threads = zip(*events.threads) if events.threads else ((), ())
+    return {"process": _texts(thread, [*map(str, processes)]), "thread": _texts(thread, [*map(str, threads)])}
+
+
+def _starts(events: Events, start: Ints) -> dict[str, Any]:
+    unix = _known(start + events.base_ns, np.full(len(start), events.base_ns != 0))
+    return {"start_ns": _known(start), "start_unix_ns": unix}
+
+
+def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
+    """A column that is null where a value is not known."""
+    import pyarrow
+
+    return pyarrow.array(values, mask=None if known is None else ~known)
+
+
+def _texts(codes: Codes, values: Sequence[str]) -> Any:
+    """A column of texts by their positions, null where that is negative."""
+    import pyarrow
+
+    return pyarrow.DictionaryArray.from_arrays(_known(codes, codes >= 0), pyarrow.array(values, pyarrow.string()))

@@ -1,0 +1,217 @@
+"""What ran on the devices by name, the calls that launched it, the copies and the streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.analysis.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
+from instrument.analysis.table import Table
+from instrument.trace.events import Codes, Events, Flags, Ints, decoded
+
+
+def kernels(events: Events, work: Work) -> Table:
+    """One row for each kernel by name, the costliest first.
+
+    Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy
+    occupancy_covered`.
+
+    `kind` is "kernel" or "communication". `launch_ns` is the host time of the calls that launched them; one that
+    launched several, such as a graph's, counts for the first of them. `short_calls` counts those whose launch took
+    longer on the host than all that it launched on the device; both are None where no launch is in the trace. `grid`
+    and `block` are those of the longest call. `blocks_per_sm` and `occupancy`, Kineto's estimate as a fraction, are
+    means weighted by time. These four are None where they were not recorded, as on ROCm. Kineto makes no estimate for
+    many kernels, those of cuBLAS and NCCL among them, and writes 0: `occupancy_covered` is the share of the time for
+    which there is one.
+
+    Cost: a sort of the device events.
+    """
+    chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
+    event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
+    groups = _group(events.name[event], duration)
+    longest = event[groups.last]
+    launch, short = (values[chosen] for values in _launch_costs(events, work))
+    launched = groups.sum(launch >= 0) > 0
+    occupancy = estimated_occupancy(events, event)
+    columns: dict[str, list[Any]] = {
+        "name": [events.names[k] for k in events.name[longest].tolist()],
+        "kind": [KINDS[k] for k in work.kind[chosen][groups.last].tolist()],
+        **_spread(groups, duration),
+        "launch_ns": _known(groups.sum(np.maximum(launch, 0)), launched),
+        "short_calls": _known(groups.sum(short), launched),
+        "grid": _texts(events, events.grid[longest]),
+        "block": _texts(events, events.block[longest]),
+        "blocks_per_sm": [weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in groups.rows()],
+        "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in groups.rows()],
+        "occupancy_covered": [covered(occupancy[row], duration[row]) for row in groups.rows()],
+    }
+    return Table(columns).sort("device_ns")
+
+
+def copies(events: Events, work: Work) -> Table:
+    """One row for each kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)", the costliest first.
+
+    Columns: `name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second`. The last two are over the calls whose
+    size is in the trace, on the device event or on the call that launched it, and None where there is none.
+    """
+    chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
+    event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
+    call = work.call[chosen]
+    size = np.where(call >= 0, events.moved_bytes[call], -1)
+    size = np.where(events.moved_bytes[event] >= 0, events.moved_bytes[event], size)
+    groups = _group(events.name[event], duration)
+    moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
+    known = groups.sum(size >= 0) > 0
+    rate = np.array([n * 10**9 // ns if ns else 0 for n, ns in zip(moved.tolist(), taken.tolist())], np.int64)
+    columns: dict[str, list[Any]] = {
+        "name": [events.names[k] for k in events.name[event[groups.last]].tolist()],
+        **_spread(groups, duration),
+        "bytes": _known(moved, known),
+        "bytes_per_second": _known(rate, known & (taken > 0)),
+    }
+    return Table(columns).sort("device_ns")
+
+
+def launches(events: Events, work: Work) -> Table:
+    """One row for each kind of host call that launched device work, such as cudaLaunchKernel, the costliest first.
+
+    Columns: `name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls`.
+
+    `launch_ns` is the calls' time on the host, `device_ns` that of the `device_calls` kernels, copies and memsets
+    which they launched. A delay is from a call's end to the start of the first that it launched, 0 where that started
+    before the call had returned; of an even number of delays the median is the lower one. `short_calls` counts the
+    calls that took longer than all that they launched.
+
+    The sums, delays and short calls are those of Holistic Trace Analysis (`get_cuda_kernel_launch_stats`) where both
+    look at the same launches: it leaves out the last step and all calls but cudaLaunchKernel, cudaLaunchKernelExC,
+    cudaMemcpyAsync and cudaMemsetAsync, tells each by its correlation, and rounds to whole microseconds.
+
+    Lost: device work whose launch is not in the trace.
+    """
+    known = np.flatnonzero(work.call >= 0)
+    device = work.event[known]
+    by_call = _group(work.call[known], events.start_ns[device])
+    call = work.call[known][by_call.first]
+    host, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
+    delay = np.maximum(events.start_ns[device[by_call.first]] - events.end_ns[call], 0)
+    groups = _group(events.name[call], delay)
+    columns: dict[str, list[Any]] = {
+        "name": [events.names[k] for k in events.name[call[groups.last]].tolist()],
+        "calls": groups.size.tolist(),
+        "device_calls": groups.sum(by_call.size).tolist(),
+        "launch_ns": groups.sum(host).tolist(),
+        "device_ns": groups.sum(ran).tolist(),
+        "median_delay_ns": delay[groups.median].tolist(),
+        "max_delay_ns": delay[groups.last].tolist(),
+        "short_calls": groups.sum(ran < host).tolist(),
+    }
+    return Table(columns).sort("launch_ns")
+
+
+def streams(events: Events, work: Work) -> Table:
+    """One row for each stream that device work ran on, the busiest first.
+
+    Columns: `device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns`; `idle_ns` is between the first
+    and the last work of that stream. `device` and `stream` are the trace's own process and thread of it.
+    """
+    present, stream = np.unique(events.thread[work.event], return_inverse=True)
+    found = by_group(work, stream, len(present))
+    names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
+    threads = [events.threads[k] for k in present.tolist()]
+    columns: dict[str, list[Any]] = {
+        "device": [device for device, _ in threads],
+        "stream": [stream for _, stream in threads],
+        "calls": np.bincount(stream, minlength=len(present)).tolist(),
+        "busy_ns": (found["total_ns"] - found["idle_ns"]).tolist(),
+        **{name: found[name].tolist() for name in names},
+    }
+    return Table(columns).sort("busy_ns")
+
+
+def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
+    """Kineto's estimates for some kernels, as fractions; NaN where it made none, which it writes as 0."""
+    percent = events.occupancy[kernel].astype(np.float64)
+    return np.where(percent > 0, percent / 100, np.nan)
+
+
+def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
+    """The share of all weight that lies on known values; None where there is no weight."""
+    whole = int(weights.sum())
+    return int(weights[~np.isnan(values)].sum()) / whole if whole else None
+
+
+def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
+    """The mean of those values that are known, by weight; None where they have none."""
+    known = ~np.isnan(values)
+    weight = int(weights[known].sum())
+    return float(np.sum(values[known] * weights[known])) / weight if weight else None
+
+
+class _Groups(NamedTuple):
+    """Rows with the same key, ordered by a value within each: `order[start : start + size]` are one group's rows."""
+
+    order: Ints
+    start: Ints
+    size: Ints
+
+    @property
+    def first(self) -> Ints:
+        return self.order[self.start]
+
+    @property
+    def last(self) -> Ints:
+        rows: Ints = self.order[self.start + self.size - 1]
+        return rows
+
+    @property
+    def median(self) -> Ints:
+        rows: Ints = self.order[self.start + (self.size - 1) // 2]
+        return rows
+
+    def rows(self) -> Iterator[Ints]:
+        """The rows of each group."""
+        return (self.order[at : at + n] for at, n in zip(self.start.tolist(), self.size.tolist()))
+
+    def sum(self, values: Ints | Flags) -> Ints:
+        sums: Ints = np.add.reduceat(values[self.order].astype(np.int64), self.start)
+        return sums
+
+
+def _group(key: Ints | Codes, value: Ints) -> _Groups:
+    order = np.lexsort((value, key))
+    _, start, size = np.unique(key[order], return_index=True, return_counts=True)
+    return _Groups(order, start, size)
+
+
+def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
+    """For each device event the host time of its launch, -1 where unknown, and whether the launch took longer."""
+    known = work.call >= 0
+    host = np.where(known, events.duration_ns[work.call], -1)
+    ran = np.zeros(len(events), np.int64)
+    np.add.at(ran, work.call[known], events.duration_ns[work.event[known]])
+    _, first = np.unique(work.call, return_index=True)
+    counts = np.isin(np.arange(len(host)), first) | (host < 0)
+    return np.where(counts, host, 0), (host >= 0) & (ran[work.call] < host)
+
+
+def _spread(groups: _Groups, duration: Ints) -> dict[str, list[int]]:
+    total = groups.sum(duration)
+    return {
+        "calls": groups.size.tolist(),
+        "device_ns": total.tolist(),
+        "min_ns": duration[groups.first].tolist(),
+        "mean_ns": (total // groups.size).tolist(),
+        "max_ns": duration[groups.last].tolist(),
+    }
+
+
+def _known(values: Ints, known: Flags) -> list[int | None]:
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist())]
+
+
+def _texts(events: Events, codes: Codes) -> list[str | None]:
+    """Lists as Python writes them; some versions of torch write each number on a line of its own."""
+    return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

@@ -1,0 +1,391 @@
+"""What lives in memory over time, per device, from the allocations and frees of a trace.
+
+An allocation lives until the next free at its address. Before torch 1.12 traces held no addresses: there it is known
+how much lives, but not what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any, get_args
+
+import numpy as np
+
+from instrument.analysis.memory_attribution import By, around, module_frames
+from instrument.analysis.steps import finished_steps, step_number
+from instrument.analysis.table import Table
+from instrument.errors import CaptureError
+from instrument.links.cpu import Host
+from instrument.trace.events import Events, Ints, Memory
+
+# c10/core/DeviceType.h
+_DEVICE_NAMES = (
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu", "mps",
+    "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
+)  # fmt: skip
+BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The allocations and frees of one device in the order of time, as parallel columns.
+
+    `instant` is each one's position among the trace's memory events. `size_bytes` is negative for a free. `net_bytes`
+    is what lives after it, less what lived before the window; `allocated_bytes` is all that lives and
+    `reserved_bytes` what the allocator holds of the device, each None where the trace does not tell.
+    """
+
+    device: str
+    instant: Ints
+    time_ns: Ints
+    size_bytes: Ints
+    net_bytes: Ints
+    allocated_bytes: Ints | None
+    reserved_bytes: Ints | None
+
+    @property
+    def level_bytes(self) -> Ints:
+        """What lives after each event: all where that is known, else what came since the window began."""
+        return self.net_bytes if self.allocated_bytes is None else self.allocated_bytes
+
+    @property
+    def peak(self) -> int:
+        """The position at which the most lives; the first of several."""
+        return int(np.argmax(self.level_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What lived on a device over time, for a plot: the values of `series` add up to it at each time.
+
+    `reserved_bytes` is what the allocator held, None where that is not known.
+    """
+
+    device: str
+    time_ns: list[int]
+    reserved_bytes: list[int] | None
+    series: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Plot):
+    """A plot with a series for each operator, range or module that allocated the memory."""
+
+    by: By
+
+
+class MemoryView:
+    """What lives in memory over time, per device: `devices`, `timelines`, `live()`, `steps`, `sizes`.
+
+    A device is named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was allocated while a
+    profiler watched. Bytes are those asked of the allocator, in blocks as it rounds them.
+
+    Cost: about 1 µs a memory event, each view once.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._events = host, host.events
+        self._told: dict[By, tuple[Ints, list[str]]] = {}
+
+    @cached_property
+    def timelines(self) -> dict[str, Timeline]:
+        """Device -> its allocations and frees over time, the devices before the host."""
+        memory = self._events.memory
+        order = np.lexsort((memory.time_ns, memory.device_index, memory.device_type))
+        keys = np.stack([memory.device_type, memory.device_index])[:, order]
+        cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
+        lines = [_timeline(memory, lane) for lane in np.split(order, cuts) if lane.size]
+        return {line.device: line for line in sorted(lines, key=lambda line: line.device == "cpu")}
+
+    @cached_property
+    def devices(self) -> Table:
+        """A row for each device, the host last.
+
+        Columns: `device allocations frees allocated_bytes freed_bytes net_bytes peak_ns peak_bytes peak_net_bytes
+        reserved_bytes`. `net_bytes` is allocated less freed; `peak_ns` is on the trace's own clock, and shown since its
+        first event; `peak_bytes` is all that lived then, `peak_net_bytes` that less what lived before the window,
+        `reserved_bytes` the most that the allocator held. `peak_bytes` and `reserved_bytes` are None where the trace
+        does not tell. The peak is the most that lived after any event: where a window only frees, its start is not
+        looked at.
+        """
+        rows = [_device_row(line) for line in self.timelines.values()]
+        return self._table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
+
+    def live(self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None) -> Table:
+        """What lived on a device at one time, the largest first: `name bytes allocations since_ns`.
+
+        The time is that of the peak, and the device the first of `devices`, unless given. `name` is the outermost
+        operator around the allocation on its thread, the path of the range that it belongs to, or the path of the
+        modules around it on its thread, which only `with_stack` records; "[no operator]" and so on where there is none.
+        What backward allocates belongs to the range of its forward, as in the range tree. `since_ns` is when the oldest
+        of the allocations was made. The row "[before the window]" holds what no recorded allocation made. The rows sum
+        to what lived, as `peak_bytes` and where that is unknown `peak_net_bytes` tell it for the peak. Where the trace
+        has no addresses, one row without a name holds all.
+
+        Raises:
+            CaptureError: the trace holds no memory events, none of that device, or no modules to tell of.
+            ConfigError: there is no such `by`.
+        """
+        line = self.timeline(device)
+        at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
+        level = int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
+        codes, labels = self.labels(line, by)
+        if not self._has_addresses:
+            return Table({"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]})
+        position = np.arange(len(line.instant))
+        alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
+        used, group = np.unique(codes[alive], return_inverse=True)
+        size, since = np.zeros(len(used), np.int64), np.full(len(used), np.iinfo(np.int64).max)
+        np.add.at(size, group, line.size_bytes[alive])
+        np.minimum.at(since, group, line.time_ns[alive])
+        rows = [*zip((labels[k] for k in used.tolist()), size.tolist(), np.bincount(group).tolist(), since.tolist())]
+        if level != size.sum():
+            rows.append((BEFORE, level - int(size.sum()), None, None))
+        rows.sort(key=lambda row: -row[1])
+        return self._table({name: [row[k] for row in rows] for k, name in enumerate(_LIVE_COLUMNS)})
+
+    @cached_property
+    def steps(self) -> Table:
+        """A row for each device and step: `device number start_bytes net_bytes peak_bytes`.
+
+        `net_bytes` is what the step left behind: a leak is one that stays above 0 step after step. `start_bytes` is
+        what lived at its start, `peak_bytes` the most during it; both are None where the trace does not tell.
+        """
+        steps = finished_steps(self._events).tolist()
+        rows = [_step_row(line, self._events, step) for line in self.timelines.values() for step in steps]
+        return Table({name: [row[k] for row in rows] for k, name in enumerate(_STEP_COLUMNS)})
+
+    @cached_property
+    def sizes(self) -> Table:
+        """Allocations by their size: `device size_bytes allocations bytes kept`, for each device the most bytes first.
+
+        `bytes` is the product of the two before it. `kept` of them were not freed in the window; None where the trace
+        has no addresses.
+        """
+        rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
+        return Table({name: [row[k] for row in rows] for k, name in enumerate(_SIZE_COLUMNS)})
+
+    def timeline(self, device: str | None = None) -> Timeline:
+        """The timeline of a device; None: the first of `devices`.
+
+        Raises:
+            CaptureError: the trace holds no memory events, or none of that device.
+        """
+        if not self.timelines:
+            raise CaptureError("The trace holds no memory events; record it with profile_memory=true.")
+        name = next(iter(self.timelines)) if device is None else device
+        if name not in self.timelines:
+            raise CaptureError(f"The trace holds no memory events of {device}; it has {', '.join(self.timelines)}.")
+        return self.timelines[name]
+
+    def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
+        """What was around each event of a timeline, as `live` tells it; a free has the label of what it frees.
+
+        Raises:
+            CaptureError: there are no modules to tell of.
+            ConfigError: there is no such `by`.
+        """
+        if by not in self._told:
+            self._told[by] = around(self._host, by)
+        codes, labels = self._told[by]
+        origin = self._partner[line.instant]
+        frees = line.size_bytes < 0
+        found = np.where(frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant])
+        return found, [*labels, BEFORE]
+
+    @cached_property
+    def kinds(self) -> tuple[By, ...]:
+        """By what the trace can tell memory apart: operator, and range and module where there are any."""
+        has: dict[By, Any] = {
+            "operator": True,
+            "range": self._host.marks.paths.names,
+            "module": module_frames(self._events).any(),
+        }
+        return tuple(by for by, there in has.items() if there)
+
+    def most_telling(self, device: str | None = None, most: int = 8) -> By:
+        """By what `most` names tell the most of a device's peak apart; in case of a tie module before range."""
+
+        def told(by: By) -> int:
+            rows = self.live(by, device=device)
+            return sum([row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most])
+
+        return max(self.kinds[::-1], key=told)
+
+    def curve(self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000) -> Curve:
+        """What lived on a device over time, told apart by what made it, thinned for a plot.
+
+        `by` is as for `live`, None what is `most_telling`. The `most` labels that hold the most at the peak have a
+        series each, the others one together, "[others]"; all is "[unknown]" where the trace has no addresses. Of each
+        of `points` equal spans of time the highest and the lowest point are kept, so that no peak is lost.
+
+        Raises:
+            CaptureError: the trace holds no memory events, or none of that device, or no modules to tell of.
+        """
+        line = self.timeline(device)
+        by = by or self.most_telling(line.device, most)
+        kept = extremes(line.level_bytes, line.time_ns, points)
+        codes, labels = self.labels(line, by)
+        if not self._has_addresses:
+            codes = np.zeros_like(codes)  # nothing of it is shown by its name
+        at_peak = self.live(by, device=line.device).column("name")
+        shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
+        series = {name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept] for name in shown}
+        freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
+        before = _lived_before(line, freed)[kept]
+        rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
+        everything = {BEFORE: before, **series, OTHERS if self._has_addresses else UNKNOWN: rest}
+        return Curve(
+            device=line.device,
+            by=by,
+            time_ns=line.time_ns[kept].tolist(),
+            reserved_bytes=None if line.reserved_bytes is None else line.reserved_bytes[kept].tolist(),
+            series={name: values.tolist() for name, values in everything.items() if values.any()},
+        )
+
+    @property
+    def events(self) -> Table:
+        """Every allocation and free by time: `device time_ns size_bytes address` and `operator range module` around it.
+
+        `size_bytes` is negative for a free, which has the names of what it frees: "[before the window]" where that was
+        allocated earlier, and None where the trace has no addresses. `range` and `module` are None where the trace
+        holds none.
+        """
+        columns: dict[str, list[Any]] = {name: [] for name in (*_EVENT_COLUMNS, *get_args(By))}
+        for line in self.timelines.values():
+            columns["device"] += [line.device] * len(line.instant)
+            columns["time_ns"] += line.time_ns.tolist()
+            columns["size_bytes"] += line.size_bytes.tolist()
+            columns["address"] += [each or None for each in self._events.memory.address[line.instant].tolist()]
+            for by in get_args(By):
+                columns[by] += self._names(line, by)
+        return self._table(columns)
+
+    def __repr__(self) -> str:
+        if not self.timelines:
+            return "<Memory: nothing was recorded; record it with profile_memory=true>"
+        return f"{self.devices!r}\n{_MORE}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the devices."""
+        return f"{self.devices._repr_html_()}<p>{_MORE}</p>" if self.timelines else f"<p>{escape(repr(self))}</p>"
+
+    def _table(self, columns: dict[str, list[Any]]) -> Table:
+        return Table(columns, begin_ns=self._events.begin_ns)
+
+    def _names(self, line: Timeline, by: By) -> list[str | None]:
+        if by not in self.kinds:
+            return [None] * len(line.instant)
+        codes, labels = self.labels(line, by)
+        named = (line.size_bytes > 0) | self._has_addresses
+        return [labels[code] if is_named else None for code, is_named in zip(codes.tolist(), named.tolist())]
+
+    @cached_property
+    def _has_addresses(self) -> bool:
+        return bool((self._events.memory.address != 0).any())
+
+    @cached_property
+    def _partner(self) -> Ints:
+        """For each allocation the free that ends it, for each free what it frees; -1 where that is not in the trace."""
+        memory = self._events.memory
+        where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
+        order = np.lexsort((memory.time_ns, *where))
+        same = np.ones(max(len(order) - 1, 0), np.bool_)
+        for column in where:
+            same &= column[order][1:] == column[order][:-1]
+        size = memory.size_bytes[order]
+        ends = np.flatnonzero(same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0))
+        partner = np.full(len(memory), -1)
+        partner[order[ends]], partner[order[ends + 1]] = order[ends + 1], order[ends]
+        return partner
+
+    def _ends(self, line: Timeline) -> Ints:
+        """The position in the timeline at which each allocation ends, beyond the last where it does not."""
+        place = np.full(len(self._partner) + 1, len(line.instant))  # the last for -1
+        place[line.instant] = np.arange(len(line.instant))
+        ends: Ints = place[self._partner[line.instant]]
+        return ends
+
+    def _size_rows(self, line: Timeline) -> list[tuple[str, int, int, int, int | None]]:
+        made = np.flatnonzero(line.size_bytes > 0)
+        size, group, count = np.unique(line.size_bytes[made], return_inverse=True, return_counts=True)
+        open_ended = self._partner[line.instant[made]] < 0
+        kept = np.bincount(group[open_ended], minlength=len(size)).tolist()
+        told = kept if self._has_addresses else [None] * len(size)
+        rows = zip([line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told)
+        return sorted(rows, key=lambda row: -row[3])
+
+
+_MORE = "More of it: live(), steps, sizes, timelines, curve(), events."
+_DEVICE_COLUMNS = (
+    "device", "allocations", "frees", "allocated_bytes", "freed_bytes", "net_bytes", "peak_ns", "peak_bytes",
+    "peak_net_bytes", "reserved_bytes",
+)  # fmt: skip
+_EVENT_COLUMNS = ("device", "time_ns", "size_bytes", "address")
+_LIVE_COLUMNS = ("name", "bytes", "allocations", "since_ns")
+_STEP_COLUMNS = ("device", "number", "start_bytes", "net_bytes", "peak_bytes")
+_SIZE_COLUMNS = ("device", "size_bytes", "allocations", "bytes", "kept")
+
+
+def _timeline(memory: Memory, instant: Ints) -> Timeline:
+    size = memory.size_bytes[instant]
+    allocated, reserved = memory.allocated_bytes[instant], memory.reserved_bytes[instant]
+    kind, index = int(memory.device_type[instant[0]]), int(memory.device_index[instant[0]])
+    name = _DEVICE_NAMES[kind] if kind < len(_DEVICE_NAMES) else f"device {kind}"
+    return Timeline(
+        device=name if index < 0 else f"{name}:{index}",
+        instant=instant,
+        time_ns=memory.time_ns[instant],
+        size_bytes=size,
+        net_bytes=np.cumsum(size),
+        allocated_bytes=allocated if allocated.any() else None,
+        reserved_bytes=reserved if reserved.any() else None,
+    )
+
+
+def _device_row(line: Timeline) -> dict[str, str | int | None]:
+    made, peak = line.size_bytes > 0, line.peak
+    return {
+        "device": line.device,
+        "allocations": int(made.sum()),
+        "frees": int((~made).sum()),
+        "allocated_bytes": int(line.size_bytes[made].sum()),
+        "freed_bytes": -int(line.size_bytes[~made].sum()),
+        "net_bytes": int(line.net_bytes[-1]),
+        "peak_ns": int(line.time_ns[peak]),
+        "peak_bytes": None if line.allocated_bytes is None else int(line.allocated_bytes[peak]),
+        "peak_net_bytes": int(line.net_bytes[peak]),
+        "reserved_bytes": None if line.reserved_bytes is None else int(line.reserved_bytes.max()),
+    }
+
+
+def _step_row(line: Timeline, events: Events, step: int) -> tuple[str, int, int | None, int, int | None]:
+    """What a step did: the events from its start on, up to its end."""
+    first, after = np.searchsorted(line.time_ns, [events.start_ns[step], events.end_ns[step]], "left").tolist()
+    number = step_number(events, step)
+    net = int(line.size_bytes[first:after].sum())
+    if line.allocated_bytes is None:
+        return line.device, number, None, net, None
+    base = int(line.allocated_bytes[0] - line.size_bytes[0])
+    start = int(line.allocated_bytes[first - 1]) if first else base
+    return line.device, number, start, net, max([start, *line.allocated_bytes[first:after].tolist()])
+
+
+def _lived_before(line: Timeline, freed: Ints) -> Ints:
+    """How much of before the window lives after each event; at least what was freed, where the trace does not tell."""
+    before: Ints = line.level_bytes - line.net_bytes + freed
+    if line.allocated_bytes is None:
+        before = before - min(0, int(before.min()), int(line.net_bytes.min()))
+    return before
+
+
+def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
+    """The positions of the highest and of the lowest level of each of so many equal spans of time, and both ends."""
+    since = time_ns - time_ns[0]
+    span = since * points // (int(since[-1]) + 1)
+    rising = np.lexsort((level, span))
+    bounds = np.searchsorted(span[rising], np.unique(span))
+    ends = np.array([0, len(level) - 1, int(np.argmax(level))])
+    return np.unique(np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends]))

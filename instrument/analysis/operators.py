@@ -1,0 +1,365 @@
+"""The operator table: what torch's `key_averages()` tells, from the trace file alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from instrument.analysis import memory_attribution
+from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
+from instrument.analysis.rules import HONEST, TORCH, Rules
+from instrument.analysis.table import Table
+from instrument.errors import ConfigError
+from instrument.links.call_tree import Forest
+from instrument.links.cpu import Host
+from instrument.links.flops import UNKNOWN, has_rule, uncounted
+from instrument.range_names import STEP_PREFIX
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Codes,
+    Events,
+    Flags,
+    Ints,
+    is_loader,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_wait,
+    split_overload,
+)
+
+MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
+_TOTALS = frozenset({"host_ns", "device_ns", "host_bytes", "device_bytes"})
+By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
+
+
+class OperatorTable(Table):
+    """One row for each operator, annotation and runtime call by name, in the order of their first calls.
+
+    Times are nanoseconds, byte columns are allocated less freed. No column counts anything twice: where a call lies
+    in another of the same row, at whatever depth, the row's totals hold it once, within the outer one; `calls` counts
+    both. torch's own table counts it in its totals again; see `instrument.analysis.rules` for what else differs. A
+    cell that the trace cannot tell is None: device columns without device events, bytes without memory events.
+
+    `share` is a row's own host time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
+    threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
+    the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same. `total_share`
+    and `device_total_share` are those with what it calls, torch's "CPU total %" and "CUDA total %".
+
+    `kind` tells operators from ranges, steps, marks and the marks of torch's loader, from runtime calls, and among
+    these the calls in which the host waits for the device.
+
+    The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
+    launch is not in the trace, as it was before the recording began: its host time is not known, and its step and
+    device are those where it ran.
+    """
+
+    def __init__(self, host: Host, calls: Calls) -> None:
+        super().__init__(_rows(calls, np.zeros(len(calls.name), np.int64), {}))
+        self._host = host
+        self._calls = calls
+
+    @property
+    def shared_ns(self) -> int:
+        """The host time that shares are of, in ns."""
+        return int(self._calls.counted["share"].sum())
+
+    def by(self, what: By, *, depth: int = 5) -> Table:
+        """The table with a row for each name and one thing more, in a column of that name after `name`.
+
+        - `input_shapes`: text such as "[[8, 3], []]", where a list of tensors is written as [], as torch does.
+        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined by ";".
+        - `overload`: such as "Tensor" of `aten::add.Tensor`, and "" for the default one; torch's option
+          `capture_overload_names` records it.
+        - `thread`: "process/thread"; a launch belongs to the thread of its operator.
+        - `step`: the number of the step during which the call began, on whatever thread; None outside of steps.
+        - `device`: the devices that worked for the call and what it called, by the trace's own numbers, such as "0",
+          or "0,1" for one call that used two; None for a call that used none.
+        - `range`: the path of the range that the call belongs to, the row of a range being in the one above it: the
+          ranges around it on its own thread, and in the backward, wherever it ran, those around the forward operator,
+          for the accumulation of gradients by a guess. None outside of any, or where that operator was not recorded.
+
+        The column is None throughout where the trace holds nothing to tell it from.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        if what not in GROUPINGS:
+            *most, last = GROUPINGS
+            raise ConfigError(f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}.")
+        codes, labels = GROUPINGS[what](self._host, self._calls, depth)
+        return Table(_rows(self._calls, codes, {what: labels}))
+
+    @property
+    def uncounted(self) -> Table:
+        """The operators whose FLOPs nobody counted, costliest first: `name has_rule calls host_ns device_ns`.
+
+        No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
+        the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
+        `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
+        not understood: of what is missing, that is the part to mind.
+        """
+        events, forest = self._host.events, self._host.forest
+        nodes = np.flatnonzero(uncounted(events, forest, self._host.flops))
+        names, code = _display_names(events, forest)
+        device = self._host.device_own_ns()
+        rows, group = np.unique(code[nodes], return_inverse=True)
+        order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
+        totals = None if device is None else forest.with_descendants(device)[nodes]
+        ruled = forest.with_descendants(events.named(has_rule)[forest.index].astype(np.int64))[nodes]
+        columns = {
+            "name": [names[k] for k in rows.tolist()],
+            "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
+            "calls": np.bincount(group, minlength=len(rows)).tolist(),
+            "host_ns": _sums(forest.total_ns[nodes], group, order, everything),
+            "device_ns": _sums(totals, group, order, everything),
+        }
+        return Table(columns).sort("host_ns" if device is None else "device_ns")
+
+
+def operators(host: Host, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
+    """The operator table of a trace; its columns and their units are those of `OperatorTable`.
+
+    With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording; by default
+    the memory of other threads is left out, and a total counts recursion once (all in `instrument.analysis.rules`).
+
+    Cost: about 0.5 µs an event.
+    """
+    counted = TORCH if rules == "torch" else HONEST
+    nested = Host(host.events, python=True) if counted.python_rows else host
+    return OperatorTable(nested, _calls(nested, counted))
+
+
+def _calls(host: Host, rules: Rules) -> Calls:
+    events, forest = host.events, host.forest
+    names, name = _display_names(events, forest)
+    kept, top = _folded(forest, name)
+    quantities: Quantities = {
+        "host_ns": forest.total_ns[kept],
+        "self_host_ns": _at_top(forest.own(forest.total_ns if rules.overlaps_twice else host.spent_ns), top)[kept],
+        **_device_times(host, kept, top, rules),
+        **_bytes(events, forest, kept, top, rules),
+        "flops": _flops(host.flops, kept, top),
+    }
+    counted = {"share": _at_top(forest.own(host.counted_ns), top)[kept], "total_share": host.counted_ns[kept]}
+    if (device := host.counted_device_own_ns) is not None:
+        counted["device_share"] = _at_top(device, top)[kept]
+        counted["device_total_share"] = forest.with_descendants(device)[kept]
+    nodes = np.arange(len(forest))
+    size = np.ones(len(forest), np.int64)
+    calls = Calls(
+        event=forest.index[kept],
+        thread=forest.thread[kept].astype(np.int64),
+        start_ns=forest.start_ns[kept],
+        node=nodes[kept],
+        after=(nodes + (size if rules.recursion_twice else forest.with_descendants(size)))[kept],
+        name=name[kept],
+        kind=_kinds(events)[forest.index[kept]],
+        names=names,
+        quantities=quantities,
+        counted=counted,
+    )
+    calls = _with_uncovered_memory(calls, events, forest, rules)
+    return _with_unlaunched_work(calls, host) if rules.unlaunched_row else calls
+
+
+def _kinds(events: Events) -> Ints:
+    """What each event is, an index into `KINDS`."""
+    runtime = events.among(is_runtime)
+    chosen = {
+        "range": events.among(ANNOTATION),
+        "step": events.named(is_step),
+        "mark": events.named(is_moment),
+        "loader": events.named(is_loader),
+        "runtime": runtime,
+        "wait": runtime & events.named(is_wait),
+        "python": events.among(PYTHON),
+    }
+    kinds = np.zeros(len(events), np.int64)
+    for kind, those in chosen.items():
+        kinds[those] = KINDS.index(kind)
+    return kinds
+
+
+def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
+    """The names of the rows and each node's among them; all steps of the profiler share one."""
+    shown = [f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names]
+    plain = [split_overload(name)[0] for name in shown]
+    index = {
+        name: position for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
+    }
+    codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
+    is_operator = events.among(OPERATOR)[forest.index].astype(np.int64)
+    return tuple(index), codes[is_operator, events.name[forest.index]]
+
+
+def _folded(forest: Forest, name: Ints) -> tuple[Flags, Ints]:
+    """Which nodes stay when an only child of its parent's name is folded into it, and where each node ends up.
+
+    Folding one pair changes nothing for another, as a parent takes over its child's children: so all pairs can be
+    told from the nesting as it is.
+    """
+    inner = forest.parent >= 0
+    children = np.bincount(forest.parent[inner], minlength=len(forest))
+    folds = inner & (name == name[forest.parent]) & (children[forest.parent] == 1)
+    return ~folds, forest.nearest(~folds)
+
+
+def _at_top(own: Ints, top: Ints) -> Ints:
+    """What each node has itself, with that of the nodes folded into it."""
+    total = np.zeros(len(own), np.int64)
+    np.add.at(total, top, own)
+    return total
+
+
+def _device_times(host: Host, kept: Flags, top: Ints, rules: Rules) -> Quantities:
+    own = host.device_own_ns(annotations=rules.annotations_as_kernels)
+    if own is None:
+        return {"device_ns": None, "self_device_ns": None}
+    lifted = _at_top(own, top)
+    if rules.folding_loses_kernels:
+        lifted[top] = own  # the innermost of a chain comes last
+    lifted[~kept] = 0
+    return {"device_ns": host.forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
+
+
+def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules) -> Quantities:
+    found: Quantities = {}
+    for where, size in memory_attribution.sizes(events.memory, rules).items():
+        total = None if size is None else memory_attribution.within(forest, events.memory, size, rules)
+        found[f"{where}_bytes"] = None if total is None else total[kept]
+        found[f"self_{where}_bytes"] = None if total is None else _at_top(forest.own(total), top)[kept]
+    return found
+
+
+def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
+    """Each call's own operations with those folded into it, -1 where they are not known."""
+    if own is None:
+        return None
+    known = _at_top((own != UNKNOWN).astype(np.int64), top) > 0
+    return np.where(known, _at_top(np.maximum(own, 0), top), UNKNOWN)[kept]
+
+
+def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: Rules) -> Calls:
+    """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
+    bare = memory_attribution.uncovered(forest, events.memory, rules)
+    if not len(bare):
+        return calls
+    sizes = memory_attribution.sizes(events.memory, rules)
+    more: Quantities = {}
+    for name in calls.quantities:
+        size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))
+        nothing = UNKNOWN if name == "flops" else 0
+        more[name] = np.full(len(bare), nothing) if size is None else size[bare]
+    event = np.full(len(bare), -1)
+    return _joined(
+        calls, MEMORY_ROW, "memory", event, events.memory.thread[bare], events.memory.time_ns[bare], more, {}
+    )
+
+
+def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
+    """The calls, and one more named "[no launch]" for each device event whose launch is not in the trace."""
+    events, (device, node) = host.events, host.launched
+    bare = device[node < 0]
+    if not len(bare):
+        return calls
+    unknown = np.full(len(bare), UNKNOWN)
+    more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
+    more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
+    counted = dict.fromkeys(("device_share", "device_total_share"), host.counted_device_ns[node < 0])
+    return _joined(calls, UNLAUNCHED_ROW, "unlaunched", bare, events.thread[bare], events.start_ns[bare], more, counted)
+
+
+def _joined(
+    calls: Calls,
+    row: str,
+    kind: str,
+    event: Ints,
+    thread: Ints | Codes,
+    start_ns: Ints,
+    more: Quantities,
+    counted: dict[str, Ints],
+) -> Calls:
+    """The calls and more of another row, which lie in none of them."""
+    count, nothing = len(event), np.zeros(len(event), np.int64)
+    node = int(calls.after.max(initial=0)) + np.arange(count)
+    quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
+    return Calls(
+        event=np.concatenate([calls.event, event]),
+        thread=np.concatenate([calls.thread, thread]),
+        start_ns=np.concatenate([calls.start_ns, start_ns]),
+        node=np.concatenate([calls.node, node]),
+        after=np.concatenate([calls.after, node + 1]),
+        name=np.concatenate([calls.name, np.full(count, calls.names.index(row))]),
+        kind=np.concatenate([calls.kind, np.full(count, KINDS.index(kind))]),
+        names=calls.names,
+        quantities={
+            name: None if values is None or added is None else np.concatenate([values, added])
+            for name, (values, added) in quantities.items()
+        },
+        counted={name: np.concatenate([values, counted.get(name, nothing)]) for name, values in calls.counted.items()},
+    )
+
+
+def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Calls summed by name, kind and one more code, in the order of the first call of each."""
+    width = max((len(values) for values in labels.values()), default=1)
+    key = (calls.name * len(KINDS) + calls.kind) * width + codes
+    distinct, group = _distinct(key)
+    first = np.full(len(distinct), np.iinfo(np.int64).max)
+    np.minimum.at(first, group, calls.start_ns)
+    order = np.argsort(first, kind="stable")
+    chosen = distinct[order]
+    columns: dict[str, list[Any]] = {"name": [calls.names[k] for k in chosen // (len(KINDS) * width)]}
+    for name, values in labels.items():
+        columns[name] = [values[k] for k in chosen % width]
+    columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
+    launched, outer = calls.name != calls.names.index(UNLAUNCHED_ROW), _outermost(calls, group)
+    for name, quantity in calls.quantities.items():
+        counts = launched | (name in ("device_ns", "self_device_ns"))
+        if name == "flops" and quantity is not None:
+            counts &= quantity != UNKNOWN
+        columns[name] = _sums(quantity, group, order, counts & outer if name in _TOTALS else counts)
+    everything = np.ones(len(group), np.bool_)
+    for of, counts in (("", launched), ("device_", everything)):
+        own = calls.counted.get(f"{of}share")
+        whole = 0 if own is None else int(own.sum())
+        for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
+            parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
+            columns[name] = [None if part is None else part / whole for part in parts]
+    columns["kind"] = [KINDS[k] for k in chosen // width % len(KINDS)]
+    return columns
+
+
+def _distinct(codes: Ints) -> tuple[Ints, Ints]:
+    """The codes that occur, and each one's position among them; where the codes are dense nothing is sorted."""
+    if codes.max(initial=0) > len(codes):
+        distinct, position = np.unique(codes, return_inverse=True)
+        return distinct, position
+    occurs = np.bincount(codes) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
+
+
+def _outermost(calls: Calls, group: Ints) -> Flags:
+    """Which calls lie in no other of their group."""
+    beyond = int(calls.after.max(initial=0)) + 1
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))  # 16 bits or fewer are sorted by radix
+    order = np.argsort(narrow, kind="stable")  # in each group as they nest: the outer before the inner
+    node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
+    reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
+    outer = np.zeros(len(group), np.bool_)
+    outer[order] = node >= reached
+    return outer
+
+
+def _sums(quantity: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[int | None]:
+    """The sum of each group; None for a quantity that was not recorded, and for a group where nothing counts."""
+    if quantity is None:
+        return [None] * len(order)
+    totals = np.zeros(len(order), np.int64)
+    np.add.at(totals, group[counts], quantity[counts])  # not bincount: its sums are floats
+    known = np.bincount(group[counts], minlength=len(order)) > 0
+    return [int(total) if is_known else None for total, is_known in zip(totals[order], known[order])]

@@ -1,0 +1,365 @@
+"""The range tree: annotations nested by time on each thread, put together by path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from instrument.analysis import memory_attribution
+from instrument.analysis.rules import HONEST
+from instrument.analysis.steps import stepped_ns
+from instrument.analysis.table import Table
+from instrument.errors import ConfigError
+from instrument.links.attribution import (
+    ACCUMULATE,
+    BACKWARD,
+    FORWARD,
+    KINDS,
+    OPTIMIZER,
+    RECOMPUTE,
+    UNPLACED,
+    Places,
+    places,
+)
+from instrument.links.attribution import summed as _summed
+from instrument.links.call_tree import Forest
+from instrument.links.cpu import Host
+from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.paths import Paths
+from instrument.range_names import RECOMPUTED, RESUMED
+from instrument.trace.events import (
+    Events,
+    Flags,
+    Ints,
+    flags,
+)
+
+NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
+_ORDER = (
+    "calls", "slices", "host_ns", "self_host_ns", "total_ns", "self_total_ns",
+    "forward_ns", "backward_ns", "accumulate_ns", "recompute_ns", "optimizer_ns",
+    "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
+    "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
+    "share", "device_share", "host_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
+)  # fmt: skip
+
+_OF_REST = ("name", "self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Every range that was opened: its times, its path, whether it goes on with an earlier one, and what it spans."""
+
+    nodes: Forest
+    path: Ints
+    resumed: Flags
+    spans: dict[str, Ints | None]
+
+
+class RangeTable(Table):
+    """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
+
+    `path` is the names of the ranges around it on the same thread, joined by "/"; one of more than 2,000 characters has
+    a number in place of its middle. `depth` is 0 for the outermost. `module_type` is the class of the submodule of that
+    name, where the session had a model. Times are whole nanoseconds. What the trace cannot tell is None.
+
+    - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
+      that began before the window only slices are seen, so calls may be 0.
+    - `host_ns`, `self_host_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
+    - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
+      they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `host_ns`, without the
+      backward nodes that ran inside and without `recompute_ns`.
+    - `total_ns`, `self_total_ns`: all host time that the range caused, each nanosecond once: `forward_ns`,
+      `backward_ns`, `accumulate_ns`, `recompute_ns` and `optimizer_ns` together, and the same without that of the
+      ranges inside.
+    - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
+      `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
+      went: a guess. `recompute_ns`: of `host_ns` what ran in ranges that activation checkpointing opens once more
+      during the backward; such a range is called "NAME (recomputed)", and is where a backward of its own is placed,
+      which only `use_reentrant=True` gives it. What is recomputed outside of ranges is in `backward_ns`. All three are
+      None where the trace shows no engine.
+    - `device_ns` sums the device events launched inside or by its backward (accumulation too), each once;
+      `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
+      `device_idle_ns` is how much of `host_ns` passed while no device event ran, whoever launched it.
+    - `allocated_bytes`, `bytes`: allocated, and allocated less freed, by the range's own thread while it ran, on the
+      host and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone. What its backward allocates
+      is not here, as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is.
+    - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the host
+      time of both where no device was recorded.
+    - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded host
+      time of all threads in the finished steps, or in the whole recording where no step is finished. `device_share` is
+      the same of the device time that was launched there, or that ran there with a launch which nobody knows. Both add
+      up to 1 with those of `rest`.
+    - `host_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
+    - `min_ns median_ns p95_ns max_ns`: a call's `host_ns`, by nearest rank. None where calls were suspended: the trace
+      does not tell which slice belongs to which call.
+
+    A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
+    ranges.
+    """
+
+    def __init__(
+        self, paths: Paths, slices: Slices, places: Places, steps: int, module_types: Mapping[str, str]
+    ) -> None:
+        self._paths, self._slices, self._places, self._steps = paths, slices, places, steps
+        types = [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names]
+        labels: dict[str, Sequence[Any]] = {
+            "path": paths.texts,
+            "name": paths.names,
+            "module_type": types,
+            "depth": paths.depths,
+        }
+        super().__init__({**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))})
+
+    def by(self, what: Literal["name"]) -> Table:
+        """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
+
+        A range inside another of its name is a call of its own, and counts once in times, bytes and FLOPs.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        if what != "name":
+            raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
+        index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
+        group = np.array([index[name] for name in self._paths.names], np.int64)
+        return Table({"name": list(index), **self._quantities(group, len(index))})
+
+    @cached_property
+    def parts(self) -> Table:
+        """The whole in parts: `path kind host_ns device_ns`, each nanosecond of the host in exactly one row.
+
+        The sum of `host_ns` is the time in which a thread was in any host event (an operator, range, step or runtime
+        call), over all threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess),
+        optimizer, recompute, unplaced (backward nodes whose forward operator is not in the trace), or forward: all
+        else.
+        `device_ns` sums what each part launched.
+        """
+        places, device = self._places, self._places.device_ns
+        key, row = np.unique((places.placed + 1) * len(KINDS) + places.kind, return_inverse=True)
+        texts = [NO_RANGE, *self._paths.texts]
+        return Table(
+            {
+                "path": [texts[k] for k in (key // len(KINDS)).tolist()],
+                "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
+                "host_ns": _summed(places.host_ns, row, len(key)).tolist(),
+                "device_ns": _cells(None if device is None else _summed(device, row, len(key)), len(key)),
+            }
+        )
+
+    @property
+    def shared_ns(self) -> int:
+        """The host time that shares are of, in ns."""
+        return int(self._places.counted_host_ns.sum())
+
+    @cached_property
+    def rest(self) -> Table:
+        """What belongs to no range, in the columns of the ranges where they are known; one row for each that is there.
+
+        "(backward of no range)" is the backward of what ran outside of all ranges, or before the window;
+        "(no range)" the time between the ranges and around them, which for a step's thread is all that Python does;
+        "(no launch)" the device work whose launch is not in the trace, as it was before the recording began.
+        """
+        places = self._places
+        backward = np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED))
+        rows: list[dict[str, Any]] = []
+        for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
+            part = chosen & (places.placed < 0)
+            host, device = places.host_ns[part], None if places.device_ns is None else places.device_ns[part]
+            if host.sum() or (device is not None and device.sum()):
+                shares = self._shares(np.where(part, 0, -1), 1)
+                own = {"self_device_ns": None if device is None else int(device.sum())}
+                own |= dict.fromkeys(("self_host_ns", "self_total_ns"), int(host.sum()))
+                rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
+        if places.unlaunched_ns:
+            whole = self._device_whole_ns
+            share = places.counted_unlaunched_ns / whole if whole else None
+            rows.append({"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share})
+        return Table({key: [row.get(key) for row in rows] for key in _OF_REST})
+
+    @property
+    def _device_whole_ns(self) -> int:
+        launched = self._places.counted_device_ns
+        return 0 if launched is None else int(launched.sum()) + self._places.counted_unlaunched_ns
+
+    def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
+        """The shares of each group of places; -1 for those of none."""
+        places = self._places
+        found: dict[str, list[float | None]] = {}
+        for name, values, whole in (
+            ("share", places.counted_host_ns, self.shared_ns),
+            ("device_share", places.counted_device_ns, self._device_whole_ns),
+        ):
+            if values is None or not whole:
+                found[name] = [None] * count
+                continue
+            found[name] = [part / whole for part in _summed(values[group >= 0], group[group >= 0], count).tolist()]
+        return found
+
+    def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
+        """Every quantity of each group of paths."""
+        host, spans = self._host(group, count), self._spans(group, count)
+        stepped = spans.pop("stepped_ns")
+        columns: dict[str, Sequence[Any]] = {
+            **self._calls(group, count),
+            **host,
+            **self._work(group, count),
+            **spans,
+            **self._shares(np.append(group, -1)[self._places.placed], count),
+            "host_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
+        }
+        return {name: columns[name] for name in _ORDER}
+
+    def _calls(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """How often each was called, and the spread of a call's time."""
+        slices, opened = self._slices, group[self._slices.path]
+        number = np.bincount(opened, minlength=count)
+        resumed = np.bincount(opened[slices.resumed], minlength=count)
+        ranked = slices.nodes.total_ns[np.lexsort((slices.nodes.total_ns, opened))]
+        columns: dict[str, list[Any]] = {"calls": (number - resumed).tolist(), "slices": number.tolist()}
+        first = np.cumsum(number) - number
+        for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
+            at = first + np.maximum(-(-percent * number // 100), 1) - 1
+            columns[name] = _cells(ranked[at], count, resumed == 0)
+        return columns
+
+    def _host(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """Host time by the range around it, and by kind at the range where it is placed."""
+        places, summed = self._places, self._paths.summed
+        columns = {"self_host_ns": _cells(self._own(places.host_ns, group, count), count)}
+        for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
+            values = np.where(places.kind == kind, places.host_ns, 0)
+            columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
+        columns["total_ns"] = _cells(summed(places.host_ns, group, count, places.placed), count)
+        columns["self_total_ns"] = _cells(
+            _summed(places.host_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
+        )
+        if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
+            columns |= dict.fromkeys(("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count)
+        return columns
+
+    def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
+        places = self._places
+
+        def of_both(values: Ints | None) -> Ints | None:
+            if values is None:
+                return None
+            return self._paths.summed(values, group, count, places.around, places.placed)
+
+        device = of_both(places.device_ns)
+        busy = None if device is None else self._busy(group, count)
+        direct = np.isin(places.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
+        own = None if places.device_ns is None else self._own(np.where(direct, places.device_ns, 0), group, count)
+        flops, known = of_both(places.flops), of_both(places.operations)
+        columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}
+        columns["device_busy_ns"] = _cells(busy, count)
+        stepped = of_both(places.counted_device_ns) if self._steps else None
+        columns["device_ns_per_step"] = _cells(None if stepped is None else stepped // self._steps, count)
+        columns["flops"] = _cells(flops, count, known)
+        time = _cells(of_both(places.host_ns) if busy is None else busy, count)
+        pairs = zip(columns["flops"], time)
+        columns["flops_per_second"] = [n * 10**9 // ns if n is not None and ns else None for n, ns in pairs]
+        return columns
+
+    def _spans(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """What lies in time within each range, those inside their like left out."""
+        slices = self._slices
+        chosen = self._paths.outermost(group)[slices.path]
+        opened = group[slices.path[chosen]]
+        return {
+            name: _cells(None if values is None else _summed(values[chosen], opened, count), count)
+            for name, values in slices.spans.items()
+        }
+
+    def _own(self, values: Ints, group: Ints, count: int) -> Ints:
+        inside = self._places.around >= 0
+        return _summed(values[inside], group[self._places.around[inside]], count)
+
+    def _busy(self, group: Ints, count: int) -> Ints:
+        """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
+        busy = np.zeros(count, np.int64)
+        top = self._paths.outermost(group)
+        alone = np.bincount(group[top], minlength=count) == 1
+        waiting = self._device_intervals()
+        of_group: dict[int, list[Intervals]] = {}
+        for path in range(len(group) - 1, -1, -1):
+            if not (parts := waiting.pop(path, [])):
+                continue
+            whole = parts[0] if len(parts) == 1 else _joined(parts)
+            if (above := int(self._paths.above[path])) >= 0:
+                waiting.setdefault(above, []).append(whole)
+            if top[path]:
+                of_group.setdefault(int(group[path]), []).append(whole)
+                if alone[group[path]]:
+                    start, end = of_group.pop(int(group[path]))[0]
+                    busy[group[path]] = (end - start).sum()
+        for number, parts in of_group.items():
+            start, end = _joined(parts)
+            busy[number] = (end - start).sum()
+        return busy
+
+    def _device_intervals(self) -> dict[int, list[Intervals]]:
+        """When the device events of each path ran, those that touch put together."""
+        place, start, end = self._places.device
+        around, placed = self._places.around[place], self._places.placed[place]
+        path, event = np.concatenate([around, placed]), np.tile(np.arange(len(place)), 2)
+        event, path = event[path >= 0], path[path >= 0]
+        order = np.argsort(path, kind="stable")
+        event, (paths, first) = event[order], np.unique(path[order], return_index=True)
+        parts = np.split(event, first[1:])
+        return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
+
+
+def ranges(host: Host, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
+    """The range tree of a trace; its columns and their units are those of `RangeTable`.
+
+    `module_types` are the classes of submodules by the names of their ranges.
+
+    Cost: about 0.4 µs an event, half of it the host's nesting, however deep the ranges lie; for `device_busy_ns` the
+    device's intervals are put together once for every range that they count in.
+    """
+    events, marks = host.events, host.marks
+    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
+    slices = Slices(marks.ranges, marks.opened, resumed, _spans(host, marks.ranges))
+    return RangeTable(marks.paths, slices, places(host), len(host.steps), module_types)
+
+
+def _spans(host: Host, opened: Forest) -> dict[str, Ints | None]:
+    """What lies in time within each range: idle time of the devices, memory of its own thread."""
+    events, device = host.events, host.launches.device
+    found: dict[str, Ints | None] = {"host_ns": opened.total_ns}
+    found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
+    sizes = memory_attribution.sizes(events.memory, HONEST)
+    everywhere = events.memory.size_bytes if len(events.memory) else None
+    for prefix, size in (("", everywhere), ("device_", sizes["device"])):
+        for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
+            total = None if part is None else memory_attribution.within(opened, events.memory, part, HONEST)
+            found[f"{prefix}{name}"] = total
+    found["stepped_ns"] = stepped_ns(events, host.steps, opened.start_ns, opened.end_ns)
+    return found
+
+
+def _idle_ns(events: Events, device: Ints, opened: Forest) -> Ints:
+    """How long of each range none of the device events ran."""
+    timeline = sweep([(events.start_ns[device], events.end_ns[device])])
+    return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
+
+
+def _joined(parts: Sequence[Intervals]) -> Intervals:
+    """Intervals of several paths, put together."""
+    start, end = (np.concatenate(side) for side in zip(*parts))
+    return merged(start, end)
+
+
+def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -> list[int | None]:
+    """A column; None where nothing is known."""
+    if values is None:
+        return [None] * count
+    cells: list[int | None] = values.tolist()
+    return cells if known is None else [cell if is_known else None for cell, is_known in zip(cells, known)]

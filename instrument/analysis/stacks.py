@@ -1,0 +1,217 @@
+"""Python stacks: the frames around operators, and folded stacks for a flame graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from instrument.errors import CaptureError, ConfigError
+from instrument.links.autograd import Marks
+from instrument.links.call_tree import Forest, nest, number_paths
+from instrument.links.cpu import Host
+from instrument.printable import printable
+from instrument.range_names import STEP_PREFIX
+from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
+
+# An object's address tells runs apart, not code: without it equal frames of different objects are one.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+# Our own frames. Those of the first files call what the user wrote, those of others never do.
+_AROUND_USERS = re.compile(
+    r"<profiled>\(\d+\): |(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
+)
+_OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
+_RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
+
+
+class Stack(NamedTuple):
+    """A call path from the outermost frame to the innermost, and the time spent in its last frame itself."""
+
+    frames: tuple[str, ...]
+    value_ns: int
+
+
+def stacks(
+    events: Events, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+) -> list[Stack]:
+    """The call paths of a trace with the time that belongs to the last frame of each.
+
+    Python frames hold annotations and operators, by time on each thread. `host` is host self time, `device` the time
+    of the device events launched by the path's last frame. Paths without any time are left out, and with them those
+    whose children overlap by more than the time of their own. Object addresses are cut from the names of built-in
+    functions, and all steps are one, "ProfilerStep*". Frames of this package around the user's code are left out; what
+    recording itself does in the loop is the frame "(recording)". Device work whose launch is not in the trace is the
+    path "(no launch)", unless a range is asked for.
+
+    Torch before 1.12 wrote frames only as a text with each operator: there a path is the frames of the operator, then
+    the annotations and operators around it, and time in Python alone is not known.
+
+    With `range`, a range's name or its path as in the range tree, only what ran inside of it counts, and the backward
+    of that, wherever it ran; what accumulates gradients is a guess, as in the tree. With `threads`, each path begins
+    with its thread; otherwise threads are put together.
+
+    Cost: about 1 µs an event.
+
+    Raises:
+        CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran on a device.
+        ConfigError: there is no such metric.
+    """
+    if metric not in ("host", "device"):
+        raise ConfigError(f"Stacks have no metric {metric!r}; choose host or device.")
+    if not events.among(PYTHON).any() and not (events.call_stack >= 0).any():
+        raise CaptureError(
+            "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
+        )
+    host = Host(events, python=True)
+    forest = host.forest
+    values = forest.own(forest.total_ns) if metric == "host" else host.device_own_ns()
+    if values is None:
+        raise CaptureError("The trace holds no device activity, so it has no device stacks; choose host.")
+    if range is not None:
+        values = np.where(_belonging(host.marks, range), values, 0)
+    found = _paths(events, *_without_ours(events, forest, values), threads=threads)
+    if metric == "device" and range is None and (unlaunched := _unlaunched_ns(host)):
+        found.append(Stack((_NO_LAUNCH,), unlaunched))
+    return found
+
+
+def _unlaunched_ns(host: Host) -> int:
+    device, node = host.launched
+    return int(host.events.duration_ns[device[node < 0]].sum())
+
+
+def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest, Ints]:
+    """The nodes without frames of ours around the user's, and with one for all below any other of ours."""
+    is_frame = events.among(PYTHON)
+    machinery = (is_frame & events.named(_is_machinery))[forest.index]
+    around_users = (is_frame & events.named(_is_around_users))[forest.index]
+    if not (machinery | around_users).any():
+        return forest, values
+    below = np.append(forest.nearest(machinery), -1)[forest.parent] >= 0
+    hidden = below | around_users
+    hidden &= np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0  # what nothing else is around stays
+    kept, inner = forest.only(~hidden)
+    sums = np.zeros(len(kept), np.int64)
+    np.add.at(sums, inner, values)
+    return kept, sums
+
+
+def _belonging(marks: Marks, wanted: str) -> Flags:
+    """Which nodes ran in a range of this name or path, or in the backward of what ran there."""
+    chosen: list[bool] = []
+    for name, text, above in zip(marks.paths.names, marks.paths.texts, marks.paths.above.tolist()):
+        chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
+    if not any(chosen):
+        near = get_close_matches(wanted, marks.paths.texts, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists those it holds."
+        raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
+    inside = np.array([*chosen, False])
+    return np.append(inside[marks.around] | inside[marks.placed], False)[marks.inner]
+
+
+def folded(found: Sequence[Stack]) -> str:
+    """Stacks as text for `flamegraph.pl` and its like: a line "outer;inner 12" each, in whole microseconds.
+
+    Semicolons in a frame become commas, white space underscores, and what does not print an escape. What is below half
+    a microsecond is left out.
+    """
+    lines = ((";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found)
+    return "".join(f"{path} {value}\n" for path, value in lines if value > 0)
+
+
+def _safe(frame: str) -> str:
+    return printable("_".join(frame.replace(";", ",").split())) or "_"
+
+
+def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> list[Stack]:
+    """The time of all nodes with the same names from the root down, in the order of their first node."""
+    names, code = _plain_names(events)
+    path, parents, labels = number_paths(forest, code[events.name[forest.index]])
+    frames: list[tuple[str, ...]] = []
+    for parent, label in zip(parents.tolist(), labels.tolist()):
+        frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
+    before, prefix = _before_root(events, forest, threads=threads)
+    distinct, first, group = np.unique(prefix * len(frames) + path, return_index=True, return_inverse=True)
+    totals = np.zeros(len(distinct), np.int64)
+    np.add.at(totals, group, values)
+    found = []
+    for k in np.argsort(first, kind="stable").tolist():
+        if totals[k] > 0:
+            outer, inner = divmod(int(distinct[k]), len(frames))
+            found.append(Stack(before[outer] + frames[inner], int(totals[k])))
+    return found
+
+
+def _before_root(events: Events, forest: Forest, *, threads: bool) -> tuple[list[tuple[str, ...]], Ints]:
+    """What goes before a path, its thread and the frames told with its operator, as distinct ones and each node's."""
+    told = events.call_stack[forest.index]
+    nearest = forest.nearest(told >= 0)
+    stack = np.where(nearest >= 0, told[nearest], -1) + 1 if len(forest) else nearest
+    thread = forest.thread.astype(np.int64) if threads else np.zeros(len(forest), np.int64)
+    distinct, prefix = np.unique(thread * (len(events.texts) + 1) + stack, return_inverse=True)
+    before = []
+    for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
+        name = ("thread {}/{}".format(*events.threads[on]),) if threads else ()
+        before.append(name + (_told_frames(events.texts[code - 1])[::-1] if code else ()))
+    return before, prefix
+
+
+def _told_frames(text: bytes) -> tuple[str, ...]:
+    """The frames of an operator's "Call stack", the innermost first."""
+    return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
+
+
+def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
+    plain = [_plain(name) for name in events.names]
+    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
+    return tuple(index), np.array([index[name] for name in plain], np.int64)
+
+
+def _plain(name: str) -> str:
+    if is_step(name):
+        return _ALL_STEPS
+    return _RECORDING if _is_machinery(name) else _ADDRESS.sub("", name)
+
+
+def _is_around_users(name: str) -> bool:
+    return _AROUND_USERS.match(name) is not None
+
+
+def _is_machinery(name: str) -> bool:
+    return _OURS.match(name) is not None and not _is_around_users(name)
+
+
+def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
+    """The innermost Python frames around each call, as an index into the distinct stacks.
+
+    A stack is text: at most `depth` frames but our own, the innermost first, joined by ";". It is None for a call
+    outside any frame, and for memory outside any call (an `event` of -1).
+    """
+    python = events.among(PYTHON)
+    if not python.any():
+        codes, which = np.unique(np.where(event >= 0, events.call_stack[event], -1), return_inverse=True)
+        texts = [";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else "" for k in codes.tolist()]
+        return _distinct([text or None for text in texts], which)
+    forest = nest(events, python)
+    at = np.where(event >= 0, forest.around(events.thread[event], events.start_ns[event]), -1)
+    nodes, code = np.unique(at, return_inverse=True)
+    labels = [_stack_text(events, forest, node, depth) for node in nodes.tolist()]
+    return _distinct(labels, code)
+
+
+def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | None]]:
+    index = {label: position for position, label in enumerate(dict.fromkeys(labels))}
+    return np.array([index[label] for label in labels], np.int64)[code], list(index)
+
+
+def _stack_text(events: Events, forest: Forest, node: int, depth: int) -> str | None:
+    frames: list[str] = []
+    while node >= 0 and len(frames) < depth:
+        name = events.names[events.name[forest.index[node]]]
+        if _OURS.match(name) is None:
+            frames.append(_ADDRESS.sub("", name))
+        node = int(forest.parent[node])
+    return ";".join(frames) or None

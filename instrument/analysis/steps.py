@@ -1,0 +1,200 @@
+"""The profiler's steps: what the device did for each, and in each, and what it waited for while it was idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
+from instrument.analysis.table import Table
+from instrument.links.intervals import Intervals, Timeline, sweep
+from instrument.range_names import MOMENT, STEP_PREFIX
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    is_loader,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_synchronising,
+)
+
+_WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
+
+
+def step_number(events: Events, event: int) -> int:
+    """The number that a step bears in its name."""
+    return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
+
+
+def finished_steps(events: Events) -> Ints:
+    """The positions of the steps that ended inside the window, by start."""
+    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
+    return index[np.argsort(events.start_ns[index], kind="stable")]
+
+
+def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """How much of each interval lies in some steps, by start, that do not overlap."""
+    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def until(time_ns: Ints) -> Ints:
+        at = np.searchsorted(starts, time_ns, side="right")
+        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
+        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
+
+    return until(end_ns) - until(start_ns)
+
+
+def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
+    """Which of some steps, by start, each point of time lies in, or -1."""
+    if not len(steps):
+        return np.full(len(time_ns), -1)
+    at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1
+    return np.where((at >= 0) & (time_ns < events.end_ns[steps][at]), at, -1)
+
+
+def steps(events: Events, work: Work) -> Table:
+    """The steps that ended inside the window, by start.
+
+    Columns: `number start_ns duration_ns`; then, from `compute_ns` to `overlap_ns`, the columns of `breakdown` for the
+    device work that the step launched, whenever it ran, with `total_ns` from the first of it to its end; then the same
+    with `clipped_` before them for whatever ran between the step's own start and end, which the first three and
+    `clipped_idle_ns` sum to; last what that idle time waited for: `launch_wait_ns gap_wait_ns loader_wait_ns
+    sync_wait_ns unknown_wait_ns`, as `waits` tells them apart. All of them are None in a trace without device
+    events.
+
+    `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time; shown is the time since the
+    trace's first event. Device work whose launch is not in the trace belongs to no step. A step owns the launches of
+    every thread while it lasts.
+    """
+    index = finished_steps(events)
+    start, end = events.start_ns[index], events.end_ns[index]
+    launched = by_group(work, launching_step(events, work, index), len(index))
+    clipped = _clipped(work, start, end)
+    waited = waits(events, work, start, end) if len(index) and len(work.event) else {}
+    device: dict[str, Any] = {**launched, **clipped, **{name: waited.get(name, start) for name in _WAITS}}
+    return Table(
+        {
+            "number": [step_number(events, k) for k in index.tolist()],
+            "start_ns": start.tolist(),
+            "duration_ns": (end - start).tolist(),
+            **{name: v.tolist() if len(work.event) else [None] * len(index) for name, v in device.items()},
+        },
+        begin_ns=events.begin_ns,
+    )
+
+
+def moments(events: Events) -> Table:
+    """The moments that the user marked with `instrument.mark`, in order: `name start_ns thread step`.
+
+    `thread` is "process/thread" and `step` the number of the step that it lies in, None outside of finished steps.
+    `start_ns` is on the trace's own clock, as in `steps`.
+    """
+    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
+    index = index[np.argsort(events.start_ns[index], kind="stable")]
+    finished = finished_steps(events)
+    numbers = [*(step_number(events, k) for k in finished.tolist()), None]
+    return Table(
+        {
+            "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
+            "start_ns": events.start_ns[index].tolist(),
+            "thread": ["{}/{}".format(*events.threads[k]) for k in events.thread[index].tolist()],
+            "step": [numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()],
+        },
+        begin_ns=events.begin_ns,
+    )
+
+
+def launching_step(events: Events, work: Work, index: Ints) -> Ints:
+    """For each device event the step, counted from 0, in which the host launched it, or -1."""
+    host = np.where(work.call >= 0, work.call, work.operator)
+    return np.where(host >= 0, step_at(events, index, events.start_ns[host]), -1)
+
+
+def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
+    timeline = sweep(layers_of(work))
+    found = {name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()}
+    columns = with_idle(found, end - start)
+    return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
+
+
+def loading(events: Events) -> Intervals:
+    """When the host waited for its data: the `__next__` of torch's DataLoader, as the profiler records it."""
+    chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
+    return events.start_ns[chosen], events.end_ns[chosen]
+
+
+def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
+    """How long the devices, all together idle, waited for what within each window; all of it sums to the idle time.
+
+    A gap ends with a device event. From the moment that the call which launched it has returned, the gap is
+    `gap_wait_ns`: the work was queued, and started late for reasons of the device. Until then the device waits for the
+    host: `loader_wait_ns` while the host was in its data loader; the rest of it is `sync_wait_ns` where the host was
+    waiting for the device as the gap began, so that it could launch only afterwards, and `launch_wait_ns` where it was
+    not and was simply slower. Where the launch is not in the trace, that rest is `unknown_wait_ns`. A call that
+    copies waits from when the copy starts.
+
+    Lost: which of several streams waited; host and device clocks are compared as they stand in the file, where they
+    may differ by microseconds.
+    """
+    timeline, busy = _timeline(events, work, start_ns, end_ns)
+    queued, loader, sync, unknown = timeline.active[3:]
+    by_host = ~busy & ~queued
+    found_ns = {
+        "gap_wait_ns": timeline.within(~busy & queued, start_ns, end_ns),
+        "loader_wait_ns": timeline.within(by_host & loader, start_ns, end_ns),
+        "sync_wait_ns": timeline.within(by_host & ~loader & sync, start_ns, end_ns),
+        "unknown_wait_ns": timeline.within(by_host & ~loader & unknown, start_ns, end_ns),
+    }
+    idle = end_ns - start_ns - timeline.within(busy, start_ns, end_ns)
+    return {"launch_wait_ns": idle - sum(found_ns.values()), **found_ns}
+
+
+def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
+    """Device work, then the causes of its gaps: queued, loading, synchronising, unknown."""
+    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
+    begin, end = whole.pieces(~whole.active[0])
+    launched, known = _launched_ns(events, work, end)
+    turn = np.clip(launched, begin, end)
+    syncing = known & _active_at(_synchronising(events, work), begin)
+    layers = [
+        *layers_of(work),
+        (turn[known], end[known]),
+        loading(events),
+        (begin[syncing], end[syncing]),
+        (begin[~known], end[~known]),
+    ]
+    timeline = sweep(layers)
+    busy: Flags = np.logical_or.reduce(timeline.active[:3])
+    return timeline, busy
+
+
+def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
+    """When the call returned that launched what ends each gap, and whether it is known; never, after the last work."""
+    order = np.argsort(work.start_ns, kind="stable")
+    at = np.searchsorted(work.start_ns[order], gap_end)
+    last = at == len(order)
+    call = work.call[order[np.minimum(at, len(order) - 1)]]
+    return np.where(last, gap_end, events.end_ns[call]), last | (call >= 0)
+
+
+def _synchronising(events: Events, work: Work) -> Intervals:
+    named = events.among(is_runtime) & events.named(is_synchronising)
+    copies = (work.kind == COPY) & (work.call >= 0)
+    start, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
+    return (
+        np.concatenate([events.start_ns[named], start]),
+        np.concatenate([events.end_ns[named], np.maximum(start, returned)]),
+    )
+
+
+def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
+    """Whether any interval, its end left out, holds each point in time."""
+    start, end = (np.sort(side) for side in intervals)
+    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(end, time_ns, "right")
+    return active

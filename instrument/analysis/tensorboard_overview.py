@@ -1,0 +1,181 @@
+"""What the overview page of TensorBoard's PyTorch plugin tells, by the plugin's definitions.
+
+They are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the page). A moment of a step belongs
+to the first of kernel, memcpy, memset, communication, runtime, data loader and CPU that covers it, and otherwise to
+other; a step's time is moved to where its device work ended.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
+from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
+from instrument.analysis.steps import finished_steps, launching_step, loading, step_number
+from instrument.analysis.table import Table
+from instrument.links.intervals import Intervals, merged, sweep
+from instrument.trace.events import ANNOTATION, OPERATOR, Events, Floats, Ints, is_runtime, is_step, works_on_device
+
+_ROLES = ("kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "loader_ns", "cpu_ns")
+# A last step with a smaller share of the device work of the one before was cut off, and is left out.
+_WHOLE_STEP = 0.8
+# Host operators of collectives; on the CPU they are all that shows of communication.
+_COLLECTIVES = ("nccl:", "gloo:")
+
+
+class Steps(NamedTuple):
+    """The plugin's steps: positions among the events, or -1 for the whole recording, and when each starts and ends."""
+
+    event: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+
+def overview(events: Events, work: Work) -> Table:
+    """One row for each step as the plugin counts them.
+
+    Columns: `number start_ns duration_ns kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns
+    other_ns`, of which the last eight sum to `duration_ns`.
+
+    A step ends with the last device event that it launched, or later with the host, and the next one starts there. A
+    last step with less than 0.8 of the device events of the one before is left out, as it was cut off. A trace without
+    steps is one, whose `number` is None.
+
+    Other than in the plugin, communication is told by the rule of `breakdown`, an annotation of the data loader counts
+    like an operator of that name, and where there are no steps the one lasts until the device has ended too.
+    """
+    steps = _steps(events, work)
+    timeline = sweep(_layers(events, work))
+    left = np.ones(len(timeline.group), np.bool_)
+    columns: dict[str, Ints] = {}
+    for name, active in zip(_ROLES, timeline.active):
+        columns[name] = timeline.within(active & left, steps.start_ns, steps.end_ns)
+        left &= ~active
+    duration = steps.end_ns - steps.start_ns
+    columns["other_ns"] = duration - sum(columns.values())
+    return Table(
+        {
+            "number": [step_number(events, k) if k >= 0 else None for k in steps.event.tolist()],
+            "start_ns": steps.start_ns.tolist(),
+            "duration_ns": duration.tolist(),
+            **{name: values.tolist() for name, values in columns.items()},
+        },
+        begin_ns=events.begin_ns,
+    )
+
+
+def devices(events: Events, work: Work) -> Table:
+    """How well each device was used between the start of the first step of `overview` and the end of the last.
+
+    Columns: `device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered`. The last four are
+    fractions:
+
+    `utilization` is the share of the time in which a kernel ran, `busy_ns` over `total_ns`. `sm_efficiency` averages
+    over all of the time how many of the multiprocessors had a block to run: the sum of blocks per multiprocessor over
+    the kernels running, at most 1. `occupancy` averages Kineto's estimated achieved occupancy over the kernels,
+    weighted by their time; `occupancy_covered` is the share of that time for which there is an estimate. The plugin
+    takes a missing one for 0: its figure is the product of the two. `sm_efficiency` and `occupancy` are None where the
+    trace does not hold what they need, as on ROCm.
+    """
+    steps = _steps(events, work)
+    kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
+    process = [process for process, _ in events.threads]
+    first: dict[int | str, int] = {}
+    device = np.array([first.setdefault(p, k) for k, p in enumerate(process)], np.int64)
+    device = device[events.thread[work.event[kernels]]]
+    order = np.argsort(device, kind="stable")
+    found, starts = np.unique(device[order], return_index=True)
+    present = found.tolist() if len(steps.event) else []
+    of_each = np.split(work.event[kernels[order]], starts[1:])
+    rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
+    names = ("kernels", "busy_ns", "total_ns", "utilization", "sm_efficiency", "occupancy", "occupancy_covered")
+    return Table({"device": [process[k] for k in present], **{name: [row[name] for row in rows] for name in names}})
+
+
+def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:
+    first, last = steps.start_ns[0], steps.end_ns[-1]
+    start, end = (np.clip(times[kernel], first, last) for times in (events.start_ns, events.end_ns))
+    timeline = sweep([(start, end)])
+    busy, total = int(timeline.total_ns(timeline.active[0])[0]), int(last - first)
+    blocks, occupancy = events.blocks_per_sm[kernel], estimated_occupancy(events, kernel)
+    return {
+        "kernels": len(kernel),
+        "busy_ns": busy,
+        "total_ns": total,
+        "utilization": busy / total if total else None,
+        "sm_efficiency": _filled_ns(start, end, blocks) / total if total and (blocks > 0).any() else None,
+        "occupancy": weighted_mean(occupancy, end - start),
+        "occupancy_covered": covered(occupancy, end - start),
+    }
+
+
+def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
+    """The time in which kernels run, times their blocks per multiprocessor, together at most 1."""
+    known = blocks > 0
+    times = np.concatenate([start[known], end[known]])
+    order = np.argsort(times, kind="stable")
+    running = np.cumsum(np.concatenate([blocks[known], -blocks[known]]).astype(np.float64)[order])[:-1]
+    return float(np.sum(np.diff(times[order]) * np.clip(running, 0, 1)))
+
+
+def _steps(events: Events, work: Work) -> Steps:
+    """The steps with their times moved to the device's, the last one left out where it was cut off."""
+    index = finished_steps(events)
+    if not len(index):
+        return _whole_recording(events)
+    launched, step = _launched(events, work, index)
+    end = events.end_ns[index].copy()
+    np.maximum.at(end, step, work.end_ns[launched])
+    first = events.start_ns[index[0]]
+    if (own := launched[step == 0]).size:
+        earlier = np.delete(work.end_ns, launched)
+        first = earlier[earlier < work.start_ns[own].min()].max(initial=first)
+    end = np.maximum.accumulate(np.maximum(end, first))
+    start = np.maximum(events.start_ns[index], np.concatenate([[first], end[:-1]]))
+    kept = _uncut(np.bincount(step, minlength=len(index)))
+    return Steps(index[:kept], start[:kept], end[:kept])
+
+
+def _whole_recording(events: Events) -> Steps:
+    chosen = np.flatnonzero(events.among(OPERATOR) | works_on_device(events))
+    whole = [(-1, events.start_ns[chosen].min(), events.end_ns[chosen].max())] if len(chosen) else []
+    return Steps(*np.array(whole, np.int64).reshape(-1, 3).T)
+
+
+def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
+    """The device events whose launching calls lie wholly in a step, and which step that is."""
+    step = np.where(work.call >= 0, launching_step(events, work, index), -1)
+    inside = (step >= 0) & (events.end_ns[work.call] <= events.end_ns[index][step])
+    return np.flatnonzero(inside), step[inside]
+
+
+def _uncut(counts: Ints) -> int:
+    """How many steps are left once those at the end without device work, or with too little, are cut off."""
+    active = np.flatnonzero(counts)
+    if not len(active) or len(counts) < 2:
+        return len(counts)
+    last = int(active[-1])
+    return last if last > 0 and counts[last - 1] * _WHOLE_STEP > counts[last] else last + 1
+
+
+def _layers(events: Events, work: Work) -> list[Intervals]:
+    host = events.among(OPERATOR | ANNOTATION)
+    collective = host & events.named(lambda name: name.startswith(_COLLECTIVES))
+    runtime = events.among(is_runtime)
+    operator = events.among(OPERATOR) & ~events.named(is_step)
+    communication = (events.start_ns[collective], events.end_ns[collective])
+    return [
+        work.of(KERNEL),
+        work.of(COPY),
+        work.of(MEMSET),
+        _both(work.of(COMMUNICATION), communication),
+        (events.start_ns[runtime], events.end_ns[runtime]),
+        loading(events),
+        merged(events.start_ns[operator], events.end_ns[operator]),
+    ]
+
+
+def _both(one: Intervals, other: Intervals) -> Intervals:
+    return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])

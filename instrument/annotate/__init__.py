@@ -1,0 +1,1 @@
+"""Mark code: `profiled` functions and modules, and the ranges that they open."""

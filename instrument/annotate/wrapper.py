@@ -1,0 +1,231 @@
+"""Puts a range around the calls of one function.
+
+A plain function gets a wrapper with its own signature, made from source: passing arguments on as they are costs a third
+of what `*args, **kwargs` cost, and every tool that looks at the wrapper sees the signature. The wrapper lives in the
+namespace of `emit`, so that the flag it checks on every call is a plain global.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import string
+from collections.abc import Callable, Generator
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, MethodWrapperType
+from typing import Any
+
+from instrument.annotate import backends
+from instrument.range_names import RESUMED, to_trace
+
+Name = str | Callable[..., Any]
+
+# is_dynamo_compiling comes first: Dynamo folds it, and never guards on the flag; arming would recompile.
+_PLAIN = """
+def make(function_, name_, fallback_, slices_):
+    def ranged({parameters}):
+        if is_dynamo_compiling():
+            swallow(fallback_)
+            return function_({arguments})
+        if not armed:
+            return function_({arguments})
+        opens_, closes_, mark_ = backend
+        handle_ = opens_({label})
+        try:
+            return function_({arguments})
+        finally:
+            closes_(handle_)
+    return ranged
+"""
+_GENERATOR = """
+def make(function_, name_, fallback_, slices_):
+    def ranged({parameters}):
+        run_ = slices_(lambda: {label})
+        try:
+            return (yield from run_.through(function_({arguments})))
+        except BaseException as error_:
+            raise run_.without_ours(error_)
+    return ranged
+"""
+_COROUTINE = """
+def make(function_, name_, fallback_, slices_):
+    async def ranged({parameters}):
+        run_ = slices_(lambda: {label})
+        try:
+            return await run_.awaited(function_({arguments}))
+        except BaseException as error_:
+            raise run_.without_ours(error_)
+    return ranged
+"""
+_ASYNC_GENERATOR = """
+def make(function_, name_, fallback_, slices_):
+    async def ranged({parameters}):
+        run_ = slices_(lambda: {label})
+        inner_ = function_({arguments})
+        resume_, value_ = inner_.asend, None
+        while True:
+            try:
+                item_ = await run_.awaited(resume_(value_).__await__())
+            except StopAsyncIteration:
+                return
+            except BaseException as error_:
+                raise run_.without_ours(error_)
+            try:
+                value_ = yield item_
+                resume_ = inner_.asend
+            except GeneratorExit:
+                await inner_.aclose()
+                raise
+            except BaseException as error_:
+                resume_, value_ = inner_.athrow, error_
+    return ranged
+"""
+_VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
+# Names that the wrappers use themselves; a function with such a parameter gets a variadic wrapper.
+_TAKEN = frozenset([
+    "function_", "name_", "fallback_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_", "error_", "inner_",
+    "resume_", "value_", "item_", "is_dynamo_compiling", "swallow", "armed", "backend", "labelled", "labelled_by",
+    "named_by", "BaseException", "GeneratorExit", "StopAsyncIteration",
+])  # fmt: skip
+_FILE = "<profiled>"
+
+
+def in_range(function: Callable[..., Any], name: Name) -> Any:
+    """The function with each of its calls in a range.
+
+    `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the arguments; both are
+    evaluated only while ranges are opened. Coroutines and generators get one range for each slice between two
+    suspensions.
+    """
+    exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
+    parameters, arguments, values = exact or _VARIADIC
+    if callable(name):
+        label = f"named_by(name_, fallback_, {arguments})" if arguments else "named_by(name_, fallback_)"
+    elif _is_format(name):
+        label = f"labelled(name_, {values})" if exact else "labelled_by(function_, name_, args, kwargs)"
+    else:
+        label, name = "name_", to_trace(name)
+    make = _factory(_source(function), parameters, arguments, label)
+    wrapper = make(function, name, _fallback(function, name), _Slices)
+    if exact and isinstance(function, FunctionType):
+        wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return functools.update_wrapper(wrapper, function)
+
+
+def is_ranged(function: Any) -> bool:
+    """Whether `in_range` made it."""
+    return getattr(getattr(function, "__code__", None), "co_filename", None) == _FILE
+
+
+def is_plain(target: Any) -> bool:
+    """Whether it is a function or method, and no object of another kind that can be called."""
+    return isinstance(
+        target, FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType
+    )
+
+
+def _source(function: Any) -> str:
+    itself = is_plain(function) or isinstance(function, functools.partial)
+    called = function if itself else type(function).__call__
+    if inspect.iscoroutinefunction(called):
+        return _COROUTINE
+    if inspect.isasyncgenfunction(called):
+        return _ASYNC_GENERATOR
+    return _GENERATOR if inspect.isgeneratorfunction(called) else _PLAIN
+
+
+@functools.lru_cache(maxsize=512)
+def _factory(source: str, parameters: str, arguments: str, label: str) -> Callable[..., Any]:
+    """Compiles a wrapper's source, once for each signature."""
+    found: dict[str, Any] = {}
+    text = source.format(parameters=parameters, arguments=arguments, label=label)
+    exec(compile(text, _FILE, "exec"), vars(backends), found)
+    made: Callable[..., Any] = found["make"]
+    return made
+
+
+def _exact(code: CodeType) -> tuple[str, str, str] | None:
+    """A function's parameters, how to pass them on, and a dict of them, as source; None where that cannot be written.
+
+    Defaults are only stood in for; which parameters have them, the wrapper takes from the function.
+    """
+    positional = code.co_varnames[: code.co_argcount]
+    keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    rest = list(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    star = [rest.pop(0)] if code.co_flags & inspect.CO_VARARGS else []
+    double = [rest.pop(0)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    names = [*positional, *keyword, *star, *double]
+    if not _TAKEN.isdisjoint(names) or not all(name.isidentifier() for name in names):
+        return None
+    parameters = list(positional)
+    if code.co_posonlyargcount:
+        parameters.insert(code.co_posonlyargcount, "/")
+    if star or keyword:
+        parameters.append(f"*{star[0]}" if star else "*")
+    parameters += [*keyword, *(f"**{name}" for name in double)]
+    passed = [*positional, *(f"*{n}" for n in star), *(f"{n}={n}" for n in keyword), *(f"**{n}" for n in double)]
+    values = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+    return ", ".join(parameters), ", ".join(passed), values
+
+
+def _is_format(name: str) -> bool:
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(name))
+    except ValueError:  # a lone brace: a name as it stands
+        return False
+
+
+def _fallback(function: Any, name: Name) -> str:
+    return name if isinstance(name, str) else getattr(function, "__qualname__", type(function).__qualname__)
+
+
+class _Slices:
+    """The ranges of one call's slices: the first bears the name, those after a suspension say so."""
+
+    def __init__(self, label: Callable[[], str]) -> None:
+        self._label = label
+        self._suffix = ""
+
+    def _open(self) -> tuple[Callable[[Any], None], Any] | None:
+        suffix, self._suffix = self._suffix, RESUMED
+        if not backends.armed:
+            return None
+        opens, closes, _ = backends.backend
+        return closes, opens(self._label() + suffix)
+
+    def through(self, inner: Any) -> Generator[Any, Any, Any]:
+        """Drive a coroutine, generator or awaitable; what goes in and comes out is passed on as it is."""
+        resume, value = inner.send, None
+        while True:
+            opened = self._open()
+            try:
+                yielded = resume(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                if opened is not None:
+                    opened[0](opened[1])
+            try:
+                value = yield yielded
+                resume = inner.send
+            except BaseException as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
+                resume, value = inner.throw, error
+
+    def awaited(self, inner: Any) -> _Awaited:
+        """As `through`, for `await`."""
+        return _Awaited(self.through(inner))
+
+    @staticmethod
+    def without_ours(error: BaseException) -> BaseException:
+        """The exception with our frames cut out of its traceback; raising it again adds the one of the wrapper."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
+            trace = trace.tb_next
+        return error.with_traceback(trace)
+
+
+class _Awaited:
+    def __init__(self, driven: Generator[Any, Any, Any]) -> None:
+        self._driven = driven
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._driven

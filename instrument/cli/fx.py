@@ -1,0 +1,138 @@
+"""What `instrument graph` does: make a model and its inputs, and time its nodes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from instrument.analysis.table import to_text
+from instrument.errors import ConfigError
+from instrument.fx.machine import Machine
+from instrument.fx.profiler import profile_graph
+from instrument.fx.result import SHOWN, GraphProfile
+
+
+def report(options: argparse.Namespace) -> str:
+    """The table of a model's nodes as the command's options ask for it, with what it cost under it.
+
+    Raises:
+        ConfigError: there is no such model, input, or column, or the picture cannot be written.
+        GraphError: the model cannot be captured.
+    """
+    device = _device(options.device)
+    model = named_model(options.model).to(device).train(options.train)
+    args, kwargs = made_inputs(options.inputs, device)
+    with nullcontext() if options.train else torch.no_grad():
+        profile = profile_graph(model, *args, runs=options.runs, **kwargs)
+    machine = profile.machine(refresh=options.refresh) if options.roofline or options.html else None
+    table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
+    table = profile.roofline(machine) if options.roofline else table
+    try:
+        table = table.sort(options.sort) if options.sort else table
+        columns = options.columns or (table.columns if options.by or options.roofline else SHOWN)
+        table = table.head(options.rows or len(table)).select(columns)
+    except KeyError as error:
+        raise ConfigError(error.args[0]) from None
+    said = [f"{to_text(table)}\n", profile.foot]
+    said += [f"The roof is that of {machine}."] if options.roofline else []
+    said += [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
+    return "\n".join(said)
+
+
+def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:
+    try:
+        return profile.save_html(path, machine)
+    except OSError as error:
+        why = f"--html {path} cannot be written ({error.strerror}): name a file in a folder that is there."
+        raise ConfigError(why) from None
+
+
+def named_model(name: str) -> nn.Module:
+    """The model that `module:name` names: one that is there, or what a class or function makes when it is called.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{module} cannot be imported ({error}): install or mend what it needs.") from None
+        raise ConfigError(f"There is no model {name!r} ({error}): give it as package.module:name.") from None
+    made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it.")
+    return made
+
+
+def _called(name: str, found: Callable[..., Any]) -> Any:
+    try:
+        signature(found).bind()
+    except TypeError as error:
+        why = f"{name!r} cannot be called without arguments ({error}): name a function that makes the model."
+        raise ConfigError(why) from None
+    except ValueError:  # it tells no signature
+        pass
+    return found()
+
+
+def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
+    """Inputs such as `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`, by place and by name.
+
+    Floats are random; whole numbers are 0, which any embedding knows, and booleans true.
+
+    Raises:
+        ConfigError: one is written another way.
+    """
+    args: list[Tensor] = []
+    kwargs: dict[str, Any] = {}
+    for text in given:
+        name, _, shape = text.rpartition("=")
+        if name:
+            kwargs[name] = _made(text, shape, device)
+        else:
+            args.append(_made(text, shape, device))
+    return args, kwargs
+
+
+def _made(text: str, spec: str, device: torch.device) -> Tensor:
+    sizes, _, kind = spec.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    try:
+        shape = [int(size) for size in sizes.split(",") if size]
+    except ValueError:
+        dtype = None
+    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
+        raise ConfigError(f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64.")
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, dtype=dtype, device=device)
+        return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
+    except (RuntimeError, TypeError) as error:  # a type without random numbers, or more than there is memory
+        why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
+        raise ConfigError(why) from None
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = f"--device {name} cannot be used here ({_first_line(error)}): leave it out for the CPU."
+        raise ConfigError(why) from None
+    return device
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

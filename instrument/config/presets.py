@@ -1,0 +1,69 @@
+"""The presets, sinks and triggers that ship, read from the same files as Hydra reads, without its global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from instrument.config.options import meant
+from instrument.errors import ConfigError
+
+_PRESETS = files("instrument") / "conf" / "profiler"
+
+
+def presets() -> list[str]:
+    """The names of the presets that ship."""
+    return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and not p.name.startswith("_"))
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The options of a preset that ships, equal to what Hydra composes for `profiler=NAME`.
+
+    Reads the same files without Hydra, whose composing needs its global state.
+
+    Raises:
+        ConfigError: no such preset ships.
+    """
+    if name not in presets():
+        raise ConfigError(f"{name!r} is no preset (those are {', '.join(presets())}){meant(name, presets()) or '.'}")
+    return _composed(f"{name}.yaml")
+
+
+def _composed(path: str) -> dict[str, Any]:
+    """One file of the config group with its defaults list merged in, as far as our own files use such lists."""
+    options = _yaml(path)
+    merged: dict[str, Any] = {}
+    for entry in options.pop("defaults", []):
+        if entry == "_self_":
+            continue
+        if isinstance(entry, str):
+            merged |= _composed(f"{entry}.yaml")
+        else:
+            for group, names in entry.items():
+                merged[group] = {key: value for each in names for key, value in _yaml(f"{group}/{each}.yaml").items()}
+    return _merged(merged, options)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _yaml(path: str) -> dict[str, Any]:
+    loaded = OmegaConf.create((_PRESETS.joinpath(*path.split("/"))).read_text(encoding="utf-8"))
+    options = OmegaConf.to_container(loaded)
+    return {str(key): value for key, value in options.items()} if isinstance(options, dict) else {}
+
+
+@cache
+def shipped(group: str) -> dict[str, str]:
+    """Name -> `_target_` of the `sinks` or `triggers` that ship."""
+    names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
+    return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

@@ -1,0 +1,8 @@
+"""Where a model's time goes, node by node of its `torch.fx` graph, without touching its source."""
+
+from __future__ import annotations
+
+from instrument.fx.profiler import NodeProfiler, profile_graph
+from instrument.fx.result import GraphProfile, Overhead
+
+__all__ = ["GraphProfile", "NodeProfiler", "Overhead", "profile_graph"]

@@ -1,0 +1,1 @@
+"""The picture of an FX graph: layout, SVG, HTML."""

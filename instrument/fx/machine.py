@@ -1,0 +1,141 @@
+"""How fast this machine multiplies matrices and copies memory: measured once, then kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from instrument.analysis.table import cell_text
+from instrument.errors import ConfigError
+
+#: The types whose rate can be measured.
+MEASURED = ("float32", "float64", "bfloat16", "float16")
+_LONG_NS, _LARGEST = 10_000_000, 8192  # matrices grow until a product takes so long, or to that many rows
+_COPIED_BYTES = 2**28  # far more than caches hold
+_WARMUP, _TIMES = 1, 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device can do at the most.
+
+    Attributes:
+        device: its name, with what else the rates depend on: threads, torch's version, the precision of float32.
+        flops_per_second: by type, as `{"float32": ...}`; a multiplication and an addition are two.
+        bytes_per_second: of memory that is copied, read and written bytes together.
+    """
+
+    device: str
+    flops_per_second: dict[str, int]
+    bytes_per_second: int
+
+    def __str__(self) -> str:
+        rates = [f"{cell_text('flops_per_second', rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
+        return f"{self.device}: {', '.join([*rates, cell_text('bytes_per_second', self.bytes_per_second)])} a second"
+
+
+def measured(device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False) -> Machine:
+    """The rates of `device` for these types, from the cache; what is not there is measured, and all with `refresh`.
+
+    The best of five times each, after warming up: on a busy machine the rates come out too low, and stay so until
+    refreshed. They are kept by device, torch version, number of threads and float32 precision in
+    `~/.cache/torch-instrument/machine.json`, or below `$XDG_CACHE_HOME`; where that cannot be written they are not.
+
+    Cost: measuring takes about half a second for each type, and 512 MiB for a moment; the cache a fraction of a
+    millisecond.
+
+    Raises:
+        ConfigError: a type is none of those that can be measured.
+    """
+    for dtype in dtypes:
+        if dtype not in MEASURED:
+            raise ConfigError(f"The rate of {dtype!r} cannot be measured; choose of {', '.join(MEASURED)}.")
+    name = _name(device)
+    kept: dict[str, Any] = {} if refresh else _read().get(name, {})
+    flops = {dtype: rate for dtype, rate in kept.get("flops_per_second", {}).items() if dtype in MEASURED}
+    missing = [dtype for dtype in dict.fromkeys(dtypes) if dtype not in flops]
+    if missing or "bytes_per_second" not in kept:
+        flops |= {dtype: _matmul_rate(device, dtype) for dtype in missing}
+        kept = {"flops_per_second": flops, "bytes_per_second": kept.get("bytes_per_second") or _copy_rate(device)}
+        _write({**_read(), name: kept})
+    return Machine(name, flops, kept["bytes_per_second"])
+
+
+def _name(device: str) -> str:
+    """The device and all that its rates depend on."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        model = f"{_processor()}, {torch.get_num_threads()} threads"
+    else:
+        model = str(getattr(torch, kind).get_device_name(torch.device(device)))
+    return f"{model}, torch {torch.__version__}, float32 {torch.get_float32_matmul_precision()}"
+
+
+def _processor() -> str:
+    with suppress(OSError, StopIteration):  # platform.processor() is empty on most of Linux
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+@torch.no_grad()
+def _matmul_rate(device: str, dtype: str) -> int:
+    """FLOPs in a second: 2 n³ for a product of n rows and columns."""
+    rows, took_ns = 128, 0
+    while took_ns < _LONG_NS and rows < _LARGEST:
+        rows *= 2
+        one, other = (torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        result = torch.empty_like(one)
+        took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023  # called here and now
+    return 2 * rows**3 * 10**9 // took_ns
+
+
+@torch.no_grad()
+def _copy_rate(device: str) -> int:
+    """Bytes in a second, read and written."""
+    source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * _COPIED_BYTES * 10**9 // _best_ns(lambda: target.copy_(source), device)
+
+
+def _best_ns(run: Callable[[], object], device: str) -> int:
+    """The shortest of several times, each until the device is done: what disturbs only makes it longer."""
+    kind = torch.device(device).type
+    wait: Callable[[], object] = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None
+    times = []
+    for _ in range(_WARMUP + _TIMES):
+        wait()
+        began_ns = perf_counter_ns()
+        run()
+        wait()
+        times.append(perf_counter_ns() - began_ns)
+    return max(min(times[_WARMUP:]), 1)
+
+
+def _path() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-instrument" / "machine.json"
+
+
+def _read() -> dict[str, Any]:
+    with suppress(OSError, ValueError):  # none yet, or damaged: measured anew
+        kept = json.loads(_path().read_text(encoding="utf-8"))
+        if isinstance(kept, dict):
+            return kept
+    return {}
+
+
+def _write(kept: dict[str, Any]) -> None:
+    path = _path()
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(OSError):  # a home that is read-only
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        beside.replace(path)

@@ -1,0 +1,170 @@
+"""`NodeTable`: a row for each node of a graph, and what its nodes are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from instrument.analysis.table import Table
+from instrument.errors import ConfigError
+from instrument.trace.events import Ints
+
+Grouping = Literal["module_path", "module_type", "target", "op", "source"]
+GROUPINGS = get_args(Grouping)
+_LABELS = ("op", "name", "target", "module_path", "module_type", "source", "inputs")
+_MADE = ("output_shape", "output_dtype", "output_bytes")
+_PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class NodeTable(Table):
+    """One row for each node, in graph order. Times are whole nanoseconds; what is not known is None.
+
+    - `op`, `name`, `target`: as torch.fx has them; `target` is a module's path, or a function's or method's name.
+    - `module_path`, `module_type`: the innermost module that the node runs in, and its class; "" is the model itself.
+    - `source`: file and line of the call in the user's own code.
+    - `inputs`: the names of the nodes that it takes, with commas between.
+    - `calls`: how often it was timed; `mean_ns median_ns p95_ns` are of those, the latter two by nearest rank.
+    - `share`: `median_ns` as a fraction of the sum over all nodes, which leaves out what the interpreter does between.
+    - `output_shape output_dtype output_bytes`: of the tensors that it gives, views too.
+    - `new_bytes`: of the memory that it made for them: 0 for views, and where it wrote into what it took.
+    - `moved_bytes`: the least that it moves: each tensor and parameter that it takes read once, each that it gives
+      written once; nothing for a view.
+    - `flops`: by formula, of the operators that have one; None where none has. `flops_per_second`: over `median_ns`.
+    - `intensity`: `flops` over `moved_bytes`.
+    """
+
+    def __init__(self, labels: Mapping[str, Sequence[Any]], times_ns: Ints, facts: Mapping[str, Sequence[Any]]) -> None:
+        self._labels, self._times_ns, self._facts = labels, times_ns, facts
+        work = {name: facts[name] for name in ("new_bytes", "moved_bytes", "flops")}
+        super().__init__(
+            {
+                **{name: labels[name] for name in _LABELS},
+                **_times(times_ns),
+                **{name: facts[name] for name in _MADE},
+                **_work(work, times_ns),
+            }
+        )
+
+    def by(self, what: Grouping, *, depth: int | None = None) -> Table:
+        """One row for each module, class, target, kind of node or source line, in order of their first nodes.
+
+        `nodes` tells how many are put together, and `mean_ns median_ns p95_ns` are of their sum in each run. With
+        `depth`, modules count as the one so many levels down that they are in: 1 is the model's children.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        if what not in GROUPINGS:
+            raise ConfigError(f"Nodes cannot be grouped by {what!r}; choose of {', '.join(GROUPINGS)}.")
+        keys = list(self._labels[what])
+        if what == "module_path" and depth is not None:
+            keys = [None if key is None else ".".join(key.split(".")[:depth]) for key in keys]
+        index = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        members: list[list[int]] = [[] for _ in index]
+        for node, key in enumerate(keys):
+            members[index[key]].append(node)
+        times_ns = np.stack([self._times_ns[:, nodes].sum(axis=1) for nodes in members], axis=1)
+        names = ("output_bytes", "new_bytes", "moved_bytes", "flops")
+        sums = {name: [_sum([self._facts[name][n] for n in nodes]) for nodes in members] for name in names}
+        labels = {what: list(index), "nodes": [len(nodes) for nodes in members]}
+        return Table({**labels, **_times(times_ns), "output_bytes": sums.pop("output_bytes"), **_work(sums, times_ns)})
+
+
+def _times(times_ns: Ints) -> dict[str, list[Any]]:
+    """How often, and how long; a column of `times_ns` for each row of the table, a row for each run."""
+    runs, rows = times_ns.shape
+    if not runs:
+        return {"calls": [0] * rows, **dict.fromkeys(("mean_ns", "median_ns", "p95_ns", "share"), [None] * rows)}
+    ranked = np.sort(times_ns, axis=0)
+    median, p95 = (ranked[-(-percent * runs // 100) - 1] for percent in (50, 95))
+    return {
+        "calls": [runs] * rows,
+        "mean_ns": np.rint(ranked.mean(axis=0)).astype(np.int64).tolist(),
+        "median_ns": median.tolist(),
+        "p95_ns": p95.tolist(),
+        "share": (median / median.sum()).tolist() if median.any() else [None] * rows,
+    }
+
+
+def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
+    """What was done, and the rates that follow."""
+    times = _times(times_ns)["median_ns"]
+    flops, moved = facts["flops"], facts["moved_bytes"]
+    return {
+        **facts,
+        "flops_per_second": [n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, times)],
+        "intensity": [n / size if n is not None and size else None for n, size in zip(flops, moved)],
+    }
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def labels(graph: fx.Graph, model: nn.Module) -> dict[str, list[Any]]:
+    """The columns of `NodeTable` that name its nodes."""
+    nodes = list(graph.nodes)
+    modules = [_module(node, model) for node in nodes]
+    return {
+        "op": [node.op for node in nodes],
+        "name": [node.name for node in nodes],
+        "target": [_target(node) for node in nodes],
+        "module_path": [path for path, _ in modules],
+        "module_type": [kind for _, kind in modules],
+        "source": [_source(node.stack_trace) for node in nodes],
+        "inputs": [", ".join(each.name for each in node.all_input_nodes) for node in nodes],
+    }
+
+
+def _target(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    name = str(getattr(node.target, "__name__", node.target))
+    home = str(getattr(node.target, "__module__", None) or "torch").removeprefix("_")  # of built-ins: operator, torch
+    return f"{home}.{name}"
+
+
+def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
+    """The qualified name and the class of the innermost module that a node runs in."""
+    if node.op in ("placeholder", "output"):
+        return None, None
+    if node.op == "get_attr":
+        path = str(node.target).rpartition(".")[0]
+    else:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        path = str(stack[-1][0]) if stack else ""
+    try:
+        return path, type(model.get_submodule(path)).__name__
+    except AttributeError:  # a constant of the graph
+        return None, None
+
+
+def _source(stack: str | None) -> str | None:
+    """The innermost line of the user's own code, as file:line."""
+    return innermost(_FRAME.findall(stack or ""))
+
+
+def line_of(traceback: TracebackType | None) -> str | None:
+    """The innermost line of the user's own code in a traceback."""
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame.f_code.co_filename, str(traceback.tb_lineno)))
+        traceback = traceback.tb_next
+    return innermost(frames)
+
+
+def innermost(frames: list[tuple[str, str]]) -> str | None:
+    """The last of these frames, outermost first, that is neither torch's nor ours nor made at run time."""
+    own = [frame for frame in frames if not frame[0].startswith((*_PACKAGES, "<"))]
+    return ":".join(own[-1]) if own else None

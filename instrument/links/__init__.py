@@ -1,0 +1,1 @@
+"""What caused what in a trace: calls, launches, backward passes, ranges."""

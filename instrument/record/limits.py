@@ -1,0 +1,81 @@
+"""The limits of a window: how long it may record, and by how much the process may grow meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+
+from instrument import threads
+from instrument.config.schema import ProfilerConfig
+
+_LOOK_S = 0.5
+# In the midst of a step a window ends at twice its limit, and at least this much later.
+_LEAST_EXTRA_S = 1.0
+# torch takes some six times as much again while it stops, so that this much is what a machine can bear.
+_SHARE_OF_MACHINE = 1 / 8
+
+
+class Limits:
+    """Looks after one window, from the moment that it begins to record until `close`.
+
+    A window that has `reached` a limit ends with the step that runs then. Where no step ends, as in a server without
+    requests, a thread calls `end`, with these limits and the reason, at twice the limit.
+    """
+
+    def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
+        self._max_s = config.max_window_s
+        memory = config.max_window_memory
+        self._max_bytes = None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
+        self._end = end
+        self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
+        self._closed = Event()
+        if self._max_s is not None or self._max_bytes is not None:
+            thread = Thread(target=self._watch, name="instrument-limits", daemon=True)
+            threads.start(thread, "a window's limits are looked at only when a step ends")
+
+    def close(self) -> None:
+        """The window is over."""
+        self._closed.set()
+
+    def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
+        """Why the window must end, in words; None: it is within this many `times` its limits."""
+        elapsed_s = time.monotonic() - self._began_s
+        if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
+            return f"profiler.max_window_s={self._max_s:g} was reached"
+        grown = resident_bytes() - self._began_bytes
+        if self._max_bytes is not None and grown >= times * self._max_bytes:
+            return (
+                f"the process grew by {grown / 1e9:.2f} GB while it recorded, beyond the "
+                f"{self._max_bytes / 1e9:.2f} GB of profiler.max_window_memory"
+            )
+        return None
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            if reason := self.reached(2, _LEAST_EXTRA_S):
+                self._end(self, reason)
+                return
+
+
+def resident_bytes() -> int:
+    """The memory that the process holds, without mapped files; 0 where the system does not tell as Linux does."""
+    try:
+        pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    except OSError:
+        return 0
+    return (int(pages) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _machine_bytes() -> int:
+    """The memory of the machine, or of the container where that has less."""
+    found = [1 << 62]
+    with suppress(AttributeError, OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file; "max"
+            found.append(int(Path(file).read_text()))
+    return min(found)

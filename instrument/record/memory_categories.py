@@ -1,0 +1,36 @@
+"""What a window's memory was for, by torch's own classification: parameters, gradients, activations and so on."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+from loguru import logger
+from torch.profiler.profiler import _KinetoProfile
+
+from instrument.analysis.memory_categories import PATTERN, file_of
+from instrument.errors import reason_of
+
+
+def write(profile: _KinetoProfile, folder: Path) -> None:
+    """Write two files for each device, as torch's `export_memory_timeline` does, while torch has the recording still.
+
+    The one holds the bytes of each category over time, the other every change. Cost: 0.2 to 0.3 ms for each operator of
+    the window, in which Python is busy. What fails here costs these files and is logged.
+    """
+    try:
+        from torch.profiler._memory_profiler import MemoryProfileTimeline  # torch means to take it away one day
+
+        timeline = MemoryProfileTimeline(profile._memory_profile())
+        for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
+            timeline.export_memory_timeline(str(folder / file_of(device)), device)
+            plain, packed = folder / ".raw.json", folder / file_of(device, raw=True)
+            timeline.export_memory_timeline_raw(str(plain), device)
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+                shutil.copyfileobj(source, target)
+            plain.unlink()
+    except Exception as error:  # torch says itself that not all recordings can be classified
+        for half in (*folder.glob(PATTERN), folder / ".raw.json"):
+            half.unlink(missing_ok=True)
+        logger.warning("torch cannot tell the window's memory by category: {}. The rest is kept.", reason_of(error))

@@ -1,0 +1,378 @@
+"""One window of torch's profiler: prepare, start, stop, and one export to a file.
+
+Built on `torch.profiler._KinetoProfile`, whose waiting costs nothing; `torch.profiler.profile.step()` opens a range of
+over 11 µs on every step, also while it waits.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread, current_thread
+from typing import Any
+
+import torch
+from loguru import logger
+from torch.profiler import ProfilerActivity
+from torch.profiler.profiler import _KinetoProfile
+
+from instrument.annotate import backends, module_calls
+from instrument.annotate.modules import ModuleRanges
+from instrument.config.activities import chosen_types
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import CaptureError, ConfigError
+from instrument.range_names import STEP_PREFIX
+from instrument.record import memory_categories, one_profiler, torch_support
+from instrument.record.execution_trace import ExecutionTrace
+from instrument.record.profile_hook import ProfileHook
+
+# Below this much free space torch's export is not even tried: it would return as if all were well.
+_LEAST_FREE_BYTES = 16 * 1024**2
+
+# How many allocations and frees CUDA's allocator keeps of a window, the last ones; several kB each with their stacks.
+_SNAPSHOT_EVENTS = 100_000
+
+# Kineto opens no path that holds a quote, a backslash, a line break or the like, and torch none that is no UTF-8.
+_PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
+
+# How long torch's callbacks, a microsecond each, may take to leave the profiler on all other threads. Of 900 windows
+# beside busy threads on two cores 30 ms lost none, 10 ms one; without, nearly every process ended within 100.
+_CALLBACKS_S = 0.05
+# All that torch can switch off in the midst of a window; it warns, on each call, of a choice.
+_TOGGLED = [member for name, member in ProfilerActivity.__members__.items() if name in ("CPU", "CUDA", "XPU")]
+
+
+class Recorder:
+    """Records one window; a new one is made for each.
+
+    Every thread is recorded, and any may go on with the window and stop it. Not so with `profile_memory`, or in a torch
+    that cannot: only the thread that starts the window is recorded, and only there can torch be stopped. When another
+    one goes on with the window, it is dropped, and `one_profiler.stop_abandoned` stops torch on the thread that can.
+
+    `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million events, 13–16 s with
+    shapes. `save` holds it about 3.5 s.
+
+    `folder` is where torch writes what it writes while it records, under names with the id of the `run`.
+
+    Attributes:
+        started_at: seconds since the epoch when recording began; None before.
+        thread: the one that prepared it.
+    """
+
+    def __init__(
+        self, config: ProfilerConfig, activities: Sequence[str], emitting: backends.Backend, folder: Path, run: str = ""
+    ) -> None:
+        options = torch_support.experimental_options(config)
+        self._all_threads = bool(options.get("profile_all_threads"))
+        self._profile = _KinetoProfile(
+            activities=torch_support.as_torch_takes(activities, chosen_types(config.activities)),
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            with_modules=config.with_modules,
+            experimental_config=torch._C._profiler._ExperimentalConfig(**options),
+        )
+        self._emitting = emitting
+        self._modules = ModuleRanges(stand_ins=config.graph)
+        self.thread: Thread = current_thread()
+        self._tells_categories = config.memory_categories
+        self._takes_snapshot = config.memory_snapshot and "cuda" in activities
+        self._snapshot: Any = None
+        self._execution_trace_folder = folder if config.execution_trace else None
+        self._run = run
+        self._execution_trace: ExecutionTrace | None = None
+        self._graphs_before = 0
+        self._prepared = False
+        self._disturbed = False
+        self._profile_hook: ProfileHook | None = None
+        self._step_range: Any = None
+        self._step: int | None = None
+        self.started_at: float | None = None
+
+    def prepare(self) -> None:
+        """Begin to warm up: the profiler's machinery is on and what it records is thrown away.
+
+        Raises:
+            CaptureError: another session records, or torch's own profiler is running.
+        """
+        with one_profiler.turn:
+            one_profiler.refuse_company()
+            with warnings.catch_warnings():  # as torch 2.10's, that events of earlier windows are gone
+                warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+                self._profile.prepare_trace()
+            self._prepared = True
+            self.thread = current_thread()
+            one_profiler.take(self)
+        self._graphs_before = _compiled_graphs()
+        self._modules.__enter__()
+
+    def start(self) -> None:
+        """Begin to keep what is recorded; prepares first where nobody has.
+
+        Raises:
+            CaptureError: as `prepare`, or on another thread than that of `prepare`, as `stop`.
+        """
+        if not self._prepared:
+            self.prepare()
+        self._refuse_other_thread()
+        if self._execution_trace_folder is not None:
+            self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
+            self._profile.execution_trace_observer = self._execution_trace.observer
+        self.started_at = time.time()
+        with one_profiler.turn:
+            self._start_trace()
+        if self._takes_snapshot:
+            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
+        backends.arm(self._emitting)
+        backends.mark("window begins")
+
+    @property
+    def can_stop_here(self) -> bool:
+        """Whether the window can go on, and be ended, on this thread."""
+        return self._all_threads or current_thread() is self.thread
+
+    def next_step(self, number: int) -> None:
+        """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it.
+
+        Where several threads step at once, a number may be passed over: that step gets a range of no length.
+        """
+        self.end_step()
+        for each in range(number if self._step is None else self._step + 1, number + 1):
+            self._close_step()
+            self._step_range, self._step = backends.torch_backend.open(f"{STEP_PREFIX}{each}"), each
+
+    def end_step(self) -> None:
+        """End the step that is open, if any. One never ended is marked unfinished in the trace.
+
+        Raises:
+            CaptureError: as `stop`.
+        """
+        self._refuse_other_thread()
+        self._close_step()
+
+    def _close_step(self) -> None:
+        if self._step_range is not None:
+            backends.torch_backend.close(self._step_range)
+            self._step_range = None
+
+    def stop(self) -> None:
+        """End the window and leave nothing of ours in the running program; harmless when repeated.
+
+        Raises:
+            CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one.
+        """
+        with one_profiler.turn:
+            if not self._prepared or one_profiler.abandoned is self:
+                return
+            self._refuse_other_thread()
+            self.stop_here()
+
+    def stop_here(self) -> None:
+        """Stop on the thread that can; held by `one_profiler.turn`."""
+        self._withdraw()
+        self._take_snapshot()
+        if self.started_at is None:
+            self._start_trace()  # torch has no other way to leave the warm-up
+        self._disturbed = not one_profiler.is_on()
+        self._let_callbacks_end()
+        backends.end_recording()
+        try:
+            self._profile.stop_trace()
+        except Exception:
+            if not self._disturbed:  # else older torch raises here, and `save` says why
+                self.let_go()
+                raise
+        self.let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
+        self._close_step()
+        backends.release_outlived()
+
+    def _start_trace(self) -> None:
+        self._profile_hook = ProfileHook()
+        with module_calls.unwrapped():
+            self._profile.start_trace()
+
+    def _withdraw(self) -> None:
+        """Take our annotations and hooks out of the running program."""
+        backends.mark("window ends")
+        backends.disarm(self._emitting)
+        self._modules.__exit__()
+
+    def _let_callbacks_end(self) -> None:
+        """Have torch record nothing more, and wait until the other threads are out of its callbacks.
+
+        torch frees what it has recorded when it stops; a thread that still writes there ends the process.
+        """
+        toggle = getattr(self._profile, "toggle_collection_dynamic", None)
+        if toggle is None or not self._all_threads or self._disturbed or not one_profiler.others_run():
+            return
+        device: Any = getattr(torch, self._profile.use_device or "", None)
+        if hasattr(device, "synchronize"):  # as torch does before it stops: what runs there is recorded to its end
+            device.synchronize()
+        toggle(False, _TOGGLED)
+        time.sleep(_CALLBACKS_S)
+
+    def _refuse_other_thread(self) -> None:
+        """Abandon the window where this thread can neither be recorded nor stop it.
+
+        Raises:
+            CaptureError: it is so.
+        """
+        if not self._prepared or self.can_stop_here:
+            return
+        if one_profiler.abandoned is not self:
+            one_profiler.abandon(self)
+            self._withdraw()
+        memory = self._profile.profile_memory
+        raise CaptureError(
+            f"A window began on one thread and another went on with it, but {'with profiler.profile_memory ' * memory}"
+            f"torch {torch.__version__} records only the first and ends the window only there, so the window is "
+            f"dropped: step on one thread{', or leave profile_memory out' * memory}."
+        )
+
+    def let_go(self) -> None:
+        """Note that torch records no more."""
+        self._prepared = False
+        one_profiler.release()
+        if self._profile_hook is not None:
+            self._profile_hook.give_back()
+        if self._execution_trace is not None:
+            self._execution_trace.end()
+
+    def about_ranges(self) -> dict[str, Any]:
+        """What the trace cannot tell of the ranges, for `capture.json`; to be asked once the window has ended.
+
+        `module_types` are the classes of the submodules whose ranges were opened.
+        `swallowed` are ranges that Dynamo traced away, with the compiled region that holds them; `modules_not_seen` are
+        submodules whose range never opened: not called, or inside a compiled region, and where this process compiles
+        marked modules too. `graphs_compiled` tells how many graphs Dynamo compiled since the warm-up began, whose time
+        the window holds.
+        """
+        return {
+            "swallowed": [{"range": name, "region": region} for name, region in backends.still_swallowed()],
+            "module_types": self._modules.types(),
+            "modules_not_seen": sorted(self._modules.unseen(of_marks=_compiled_graphs() > 0)),
+            "graphs_compiled": _compiled_graphs() - self._graphs_before,
+        }
+
+    def save(self, path: Path, *, in_haste: bool = False) -> None:
+        """Write the trace as plain JSON, with the snapshot, the execution trace and the categories of memory beside.
+
+        Possible once: torch refuses a second export, and the recording is freed. `in_haste`, as the process is about to
+        end, what takes long is left out: the categories.
+
+        Raises:
+            CaptureError: the disk is full, torch wrote no whole file, it was interrupted, or another of its profilers
+                ran within the window: after these two its export would end the process.
+        """
+        if self._disturbed:
+            raise CaptureError(
+                "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
+            )
+        if getattr(self._profile.profiler, "kineto_results", None) is None:  # its export would end the process
+            raise CaptureError("torch was interrupted while it stopped, and has no recording to save.")
+        place = path.parent.parent
+        if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
+            least = _LEAST_FREE_BYTES >> 20
+            raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
+        with _torch_can_open(path) as plain:
+            self._profile.export_chrome_trace(str(plain))
+        if self._tells_categories and in_haste:
+            logger.warning("The window is saved without memory by category, as the run ends before its time.")
+        elif self._tells_categories and _ends_whole(path):
+            memory_categories.write(self._profile, path.parent)
+        self._profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
+        if not _ends_whole(path):
+            raise CaptureError(
+                f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
+            )
+        self._keep_execution_trace(path.with_name("execution_trace.json"))
+        try:
+            if self._snapshot is not None:
+                path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+        except OSError as error:  # the trace is whole
+            logger.error("The memory snapshot cannot be written ({}): make room for the next.", error)
+
+    def _keep_execution_trace(self, target: Path) -> None:
+        trace = self._execution_trace
+        if trace is None or trace.observer is None:
+            return
+        if _ends_whole(trace.path):
+            trace.path.replace(target)
+        else:
+            logger.warning(
+                "torch wrote no whole execution trace: look at the free space and quota of {}.", target.parent
+            )
+
+    def _take_snapshot(self) -> None:
+        """Keep what the allocator tells of the window, and end its history, where one was begun."""
+        if not self._takes_snapshot or self.started_at is None:
+            return
+        try:
+            self._snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def import_early() -> None:
+    """Import what torch imports when it prepares its first window, in the loop: up to 818 modules, 1.4 s of CPU."""
+    with suppress(Exception):  # a torch without it, or one that cannot import it: then its profiler does not either
+        import torch._inductor.config  # noqa: F401
+
+
+def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
+    """Have torch judge the options that are its own, in a window that holds nothing.
+
+    Costs nothing where neither `experimental_config` nor types of an activity are given; else about a millisecond, and
+    where it is the process's first window the second that Kineto takes to come up.
+
+    Raises:
+        ConfigError: torch refuses them.
+    """
+    torch_support.refuse_unknown(config)
+    if not config.experimental_config and not chosen_types(config.activities):
+        return
+    try:
+        trial = Recorder(config, activities, backends.torch_backend, folder)
+        trial.prepare()
+        trial.stop()
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(
+            f"torch {torch.__version__} refuses profiler.activities or profiler.experimental_config: {reason}."
+        ) from error
+
+
+def _compiled_graphs() -> int:
+    """How many graphs Dynamo has compiled in this process; asked only where Dynamo is loaded already."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+@contextmanager
+def _torch_can_open(path: Path) -> Iterator[Path]:
+    """The path, or where Kineto would garble it another file, which is moved there afterwards."""
+    if _PLAIN_PATH.fullmatch(str(path)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, path.name)
+        yield plain
+        if plain.exists():
+            shutil.move(plain, path)
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a trace ends as JSON does; a full disk leaves it cut short and torch says nothing."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16))
+        return file.read().rstrip().endswith(b"}")

@@ -1,0 +1,129 @@
+"""What this torch can record on this machine: activities and experimental options, tried instead of told by version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from loguru import logger
+from torch.profiler import ProfilerActivity, supported_activities
+from torch.profiler.profiler import _KinetoProfile
+
+from instrument.config import activities
+from instrument.config.activities import Activities
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import ConfigError
+
+# The options of torch 2.13, for the sentence that tells whoever has an older one.
+_OPTIONS_OF_2_13 = frozenset(
+    {
+        "adjust_profiler_step",
+        "adjust_timestamps",
+        "capture_overload_names",
+        "custom_profiler_config",
+        "disable_external_correlation",
+        "enable_cuda_sync_events",
+        "expose_kineto_event_metadata",
+        "performance_events",
+        "profile_all_threads",
+        "profiler_measure_per_kernel",
+        "profiler_metrics",
+        "record_python_gc_info",
+        "trace_only",
+        "verbose",
+    }
+)
+
+
+def available_activities() -> list[str]:
+    """What this machine can record: `cpu`, and the devices that are really there."""
+    return sorted(name for name in (activity.name.lower() for activity in supported_activities()) if _present(name))
+
+
+def usable_activities(wanted: Activities | None) -> list[str]:
+    """Of the activities wanted those that can be recorded here; warns of the others. None: all that can."""
+    there = available_activities()
+    if wanted is None:
+        return there
+    named = activities.names(wanted)
+    missing = [name for name in named if name not in there]
+    usable = [name for name in named if name in there] or ["cpu"]
+    if missing:
+        logger.warning(
+            "profiler.activities names {}, which this machine or this torch does not have: records {} only.",
+            " and ".join(missing),
+            " and ".join(usable),
+        )
+    return usable
+
+
+def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
+    """Activities for torch's profiler: an enumeration's member, or with chosen types a mapping from it to them."""
+    members = ProfilerActivity.__members__
+    return [{members[name.upper()]: types[name]} if name in types else members[name.upper()] for name in names]
+
+
+def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
+    """Torch's experimental options for a window: ours where this torch has them, and over them the user's.
+
+    `verbose` puts the call stack on every operator; `trace_only` spares torch the events that we never ask for;
+    `profile_all_threads` records every thread, but torch then loses all memory events.
+    """
+    ours = {
+        "verbose" if config.with_stack else "trace_only": True,
+        "profile_all_threads": not config.profile_memory,
+        "capture_overload_names": config.capture_overload_names,
+    }
+    return {name: value for name, value in ours.items() if value and _takes(name, value)} | config.experimental_config
+
+
+def refuse_unknown(config: ProfilerConfig) -> None:
+    """Look at the options that depend on the torch at hand.
+
+    Raises:
+        ConfigError: this torch has no such experimental option, wants another value for it, or knows no types of an
+            activity.
+    """
+    for name, value in config.experimental_config.items():
+        if not _takes(name, value):
+            raise ConfigError(_refusal(name, value))
+    if activities.chosen_types(config.activities) and not _takes_types():
+        raise ConfigError(
+            f"profiler.activities chooses types of an activity, which torch {torch.__version__} cannot do and torch "
+            "2.13 can: name the activities alone."
+        )
+
+
+def _present(name: str) -> bool:
+    device = getattr(torch, name, None)
+    return name == "cpu" or (device is not None and bool(device.is_available()))
+
+
+def _takes(name: str, value: Any) -> bool:
+    try:
+        torch._C._profiler._ExperimentalConfig(**{name: value})
+    except TypeError:
+        return False
+    return True
+
+
+def _takes_types() -> bool:
+    try:
+        _KinetoProfile(activities=as_torch_takes(["cpu"], {"cpu": []}))
+    except TypeError:
+        return False
+    return True
+
+
+def _refusal(name: str, value: Any) -> str:
+    option, version = f"profiler.experimental_config.{name}", torch.__version__
+    signature = torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
+    known = dict(re.findall(r"(\w+): ([\w.\[\]]+) =", signature))
+    if name in known:
+        wanted = {"bool": "true or false", "str": "text"}.get(known[name], "a list of text")
+        return f"{option} is {value!r}, but torch {version} wants {wanted}."
+    if name in _OPTIONS_OF_2_13:
+        return f"{option} is unknown to torch {version}: torch 2.13 has it."
+    return f"{option} is no option of torch {version}: choose from {', '.join(sorted(known))}."

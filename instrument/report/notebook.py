@@ -1,0 +1,341 @@
+"""What a capture is of, in a few lines of text, and its page in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from instrument.analysis.operators import UNLAUNCHED_ROW
+from instrument.analysis.ranges import NO_RANGE
+from instrument.analysis.steps import waits
+from instrument.analysis.table import Table, duration
+from instrument.errors import InstrumentError
+from instrument.printable import printable
+from instrument.range_names import RECOMPUTED, REGION
+from instrument.trace.capture_json import Cost
+
+if TYPE_CHECKING:
+    from instrument.analysis.ranges import RangeTable
+    from instrument.capture import Capture
+
+_RANGE_COLUMNS = (
+    "name", "calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
+    "backward_ns", "device_ns",
+)  # fmt: skip
+# Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
+_NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
+# Of these each nanosecond lies in one range alone.
+_OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+_RANGES, _OPERATORS = 20, 10
+# The words for each part of the breakdown, and for what limits a run that loses most of the device's time to it.
+_DEVICE_PARTS = {
+    "compute_ns": "computing",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+_BOUND_BY = {
+    "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only communicates (--kernels).",
+    "exposed_copy_ns": "Bound by copies: {:.0%} of the time the device only copies (--copies).",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the host waits for its loader.",
+    "launch_wait_ns": "Host-bound: {:.0%} of the time the device is idle until the host launches work (--launches).",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the host had waited for it.",
+}
+# Less of the device's time than this is no bottleneck; those of real traces that are one lose a quarter and more.
+_BINDING = 0.2
+# The part of the device's time that may have no launch without a word about it.
+_TRIFLE = 0.01
+# Unrecorded steps that recorded ones are compared with.
+_ENOUGH_STEPS = 10
+# Modules named that were not called.
+_FEW = 4
+
+
+def heading(capture: Capture) -> str:
+    """The capture's name with its steps, torch, devices and rank; what cut it short; where it lies: a line each.
+
+    Raises:
+        CaptureError, TraceError: as `capture.steps`.
+    """
+    about, facts = capture.about, [_steps(capture)]
+    if "torch" in about.versions:
+        facts.append(f"torch {about.versions['torch']}")
+    if about.devices is not None:
+        facts.append(", ".join(dict.fromkeys(about.devices)) or "no device")
+    if about.world_size is not None and about.world_size > 1:
+        facts.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
+    where = capture.place
+    lines = [f"{capture.name}: {', '.join(facts)}", *_notes(capture), str(where.absolute()) if where else ""]
+    return "\n".join(printable(line) for line in lines if line)
+
+
+def _notes(capture: Capture) -> Iterator[str]:
+    """What is missing of the window or its trace, a sentence each."""
+    window, events = capture.about.window, capture.events
+    if window.truncated:
+        planned = f" of {window.planned_steps}" if window.planned_steps else ""
+        steps = "?" if window.steps is None else window.steps
+        yield f"Truncated after {steps}{planned} steps: {window.reason or 'nobody knows why'}."
+    if events.cut_short:
+        yield f"The trace file ends too early: only its first {events.recorded} events are here."
+    if events.negative_durations:
+        yield (
+            f"Events that end before they begin ({events.negative_durations} of {events.recorded}), as when the clock "
+            "is set back meanwhile, are shown without a duration; other times may be wrong too."
+        )
+    if events.left_out:
+        yield f"Events at times that no recording has ({events.left_out} of {events.recorded}) are left out."
+
+
+def _steps(capture: Capture) -> str:
+    numbers = capture.steps.column("number")
+    if not numbers:
+        return "no steps marked"
+    first, last = min(numbers), max(numbers)
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def cost(capture: Capture) -> str:
+    """What recording cost the run, in a sentence; empty where that was not measured.
+
+    What a sink is told of the export's time is that until then.
+    """
+    cost, said = capture.about.cost, []
+    if cost.recorded_step_ns is not None:
+        said.append(f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(cost.recorded_step_ns, cost)}")
+    if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
+        start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
+        said.append(f"the loop stood still {start} at the start and {end} at the end")
+    if cost.trace_bytes is not None:
+        packed = f", {cost.packed_bytes / 1e6:.3g} packed" if cost.packed_bytes is not None else ""
+        said.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
+    if cost.export_ns is not None:
+        unfinished = capture.place != (capture.folder or capture.trace_path)
+        said.append(f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}")
+        said[-1] += " when this was written" if unfinished else ""
+    return f"Cost of recording: {'; '.join(said)}." if said else ""
+
+
+def _beside(recorded: int, cost: Cost) -> str:
+    """What a step took before; after enough of them, as the first are like no other, also how much more it was."""
+    before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
+    if not before:
+        return ""
+    more = f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
+    return f", {duration(before)} before the window{more}"
+
+
+def outline(ranges: RangeTable, rows: int) -> Table:
+    """The ranges with the largest shares and those around them, at most `rows`, in the order of the tree.
+
+    Shares are of the device's time where any was recorded. Names are indented by depth. Then a row for all others, and
+    the rows of what belongs to no range, so that the shares add up to the whole.
+    """
+    kept = _with_largest_shares(ranges, rows)
+    columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
+    labels = zip(columns["depth"], columns["name"], columns["module_type"])
+    columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
+    others = sorted(set(range(len(ranges))) - set(kept))
+    more: list[dict[str, Any]] = [row._asdict() for row in ranges.rest]
+    if others:
+        sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
+        more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
+    return Table({name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()})
+
+
+def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
+    """The positions of at most so many ranges, each with all that are around it; linear, however deep they lie."""
+    if len(ranges) <= rows:
+        return [*range(len(ranges))]
+    share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
+    above, last_at = [], [-1]  # by depth
+    for position, depth in enumerate(ranges.column("depth")):
+        above.append(last_at[depth])
+        last_at[depth + 1 :] = [position]
+    kept = {-1}
+    for position in sorted(range(len(ranges)), key=lambda position: -(share[position] or 0)):
+        new: list[int] = []
+        while position not in kept and len(kept) + len(new) <= rows:
+            new.append(position)
+            position = above[position]
+        if position in kept:
+            kept.update(new)
+    return sorted(kept - {-1})
+
+
+def with_type(name: str, module_type: str | None) -> str:
+    """A range's name or path with the class of its module, as torch shows modules: "layers.0: Linear"."""
+    plain = name.removesuffix(RECOMPUTED)
+    own = plain.rpartition("/")[2].rpartition(".")[2]  # the range of a model as a whole is called like its class
+    return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
+
+
+def unmarked(capture: Capture) -> str:
+    """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
+    inside = sum(share or 0.0 for share in capture.ranges.column("share"))
+    outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
+    if capture.folder is None or capture.about.annotations_disabled or not inside or outside <= inside:
+        return ""
+    has_model = capture.about.module_types or capture.about.modules_not_seen
+    add = "mark what runs beside the model" if has_model else "give the session the model (model=…), or mark code"
+    return f"{outside:.0%} of the time is in no range: {add} with @profiled."
+
+
+def recomputed(capture: Capture) -> str:
+    """How much of the host's time activation checkpointing takes, in a sentence; empty where there is none."""
+    parts = capture.ranges.parts
+    again = sum(part.host_ns for part in parts if part.kind == "recompute")
+    if not again:
+        return ""
+    share = again / sum(parts.column("host_ns"))
+    return f"Recomputed in the backward, by activation checkpointing: {duration(again)}, {share:.1%} of the host time."
+
+
+def _sum(cells: Sequence[float | None]) -> float | None:
+    known = [cell for cell in cells if cell is not None]
+    return sum(known) if known else None
+
+
+def shares_are_of(capture: Capture) -> str:
+    """What the shares of ranges and operators are fractions of."""
+    steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
+    return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
+
+
+def device(capture: Capture) -> str:
+    """How the time of the devices is made up, and what binds the run, in a line each; empty without a device."""
+    (row,), events, work = capture.breakdown, capture.events, capture.work
+    if not len(work.event):
+        return ""
+    waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
+    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {name: int(ns[0]) for name, ns in waited.items()}
+    share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
+    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
+    most = max(_BOUND_BY, key=lambda name: share[name])
+    binds = _BOUND_BY[most].format(share[most])
+    if share[most] < _BINDING <= share["idle_ns"]:
+        binds = f"Idle {share['idle_ns']:.0%} of the time, for many reasons or ones that no trace tells (--steps)."
+    elif share[most] < _BINDING:
+        binds = f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
+    return f"Device: {duration(row.total_ns)} from its first work to its last, {parts}.\n{binds}"
+
+
+def unlaunched(capture: Capture) -> str:
+    """What part of the device's work is in no operator or range, where that is more than a trifle."""
+    table = capture.operators
+    rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
+    missing = rows[0].self_device_ns if len(rows) else 0
+    if not missing or missing < _TRIFLE * whole:
+        return ""
+    return (
+        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no launch in the trace, "
+        "as what was launched before the recording began: it is in no range, and among the operators is "
+        f"{UNLAUNCHED_ROW}."
+    )
+
+
+def inside_compiled(capture: Capture) -> str:
+    """The ranges whose time cannot be told, by the compiled region that holds them."""
+    by_region: dict[str, list[str]] = {}
+    for row in capture.swallowed:
+        by_region.setdefault(row.region, []).append(row.name)
+    lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
+    if unseen := capture.about.modules_not_seen:
+        compiled = any(name.startswith(REGION) for name in capture.events.names)
+        where = ", or inside a compiled region" if compiled else ""
+        lines.append(f"Modules not called in this window{where}: {_few_modules(unseen)}")
+    return "\n".join(map(printable, lines))
+
+
+def _few_modules(names: Sequence[str]) -> str:
+    """The first of some submodules; of one and those in it, the outer one alone."""
+    inside: dict[str, int] = {}
+    outer = ""
+    for name in sorted(names, key=lambda name: name.replace(".", "\0")):  # a module before what lies in it
+        if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
+            inside[outer] += 1
+        else:
+            outer, inside[name] = name, 0
+    shown = [f"{name} (with {count} inside)" if count else name for name, count in inside.items()]
+    return ", ".join(shown[:_FEW]) + (f" and {len(shown) - _FEW} more" if len(shown) > _FEW else "")
+
+
+def not_recorded(capture: Capture, operators: Table) -> str:
+    """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
+    about, config = capture.about, capture.about.config
+    host_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
+    reasons = {
+        "device times": ("device_ns", host_only if about.devices == [] else ""),
+        "memory": ("host_bytes", "profile_memory=false" if config.profile_memory is False else ""),
+        "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
+    }
+    unknown = {column for column, _ in reasons.values() if operators.column(column).count(None) == len(operators)}
+    missing = [f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if column in unknown]
+    return f"Not recorded: {', '.join(missing)}." if missing else ""
+
+
+def to_html(capture: Capture) -> str:
+    """The capture as a part of an HTML page: its heading, range tree and costliest operators, and the views it has.
+
+    A trace that cannot be read leaves the reason in their place.
+    """
+    try:
+        first, *rest = [*heading(capture).splitlines(), *device(capture).splitlines()]
+        tables = _ranges(capture) + _operators(capture)
+    except InstrumentError as error:
+        first, rest, tables = capture.name, [str(error)], ""
+    lines = "<br>".join([f"<b>{escape(first)}</b>", *map(escape, rest)])
+    return f"<div><p>{lines}</p>{tables}{_views(type(capture))}</div>"
+
+
+def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
+    """What stands above the outline of the ranges, or above the ranges sorted by a column."""
+    count = len(capture.ranges)
+    if by is not None:
+        few = f", {min(rows, count)} of {count}, by {by}"
+    else:
+        shown = len(_with_largest_shares(capture.ranges, rows))
+        few = "" if shown == count else f", {shown} of {count}: the largest shares and what is around them"
+    return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
+
+
+def operators_title(capture: Capture, rows: int, count: int, by: str) -> str:
+    """What stands above the first operators."""
+    return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+
+
+def without_ranges(operators: Table) -> Table:
+    """The rows of the operator table that are shown nowhere else."""
+    return operators.where(lambda row: row.kind not in _NO_OPERATORS)
+
+
+def costliest_by(operators: Table) -> str:
+    """The column that ranks operators by cost: their self time, on the device where any device time was recorded."""
+    return "self_device_ns" if any(operators.column("self_device_ns")) else "self_host_ns"
+
+
+def _ranges(capture: Capture) -> str:
+    if not len(capture.ranges):
+        return "<p>No ranges: mark code with <code>@profiled</code>.</p>"
+    again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
+    shown = outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
+    return f"<p>{ranges_title(capture, _RANGES)}</p>{shown._repr_html_()}"
+
+
+def _operators(capture: Capture) -> str:
+    operators = without_ranges(capture.operators)
+    if not len(operators):
+        return "<p>No operators.</p>"
+    key = costliest_by(operators)
+    shown = operators.sort(key).head(_OPERATORS)
+    return f"<p>{operators_title(capture, _OPERATORS, len(operators), key)}</p>{shown._repr_html_()}"
+
+
+def _views(kind: type[Capture]) -> str:
+    """The names of the views, each with the first line of its documentation as a tooltip."""
+    views = {name: view.__doc__ or "" for name, view in vars(kind).items() if isinstance(view, cached_property)}
+    views["stacks()"] = kind.stacks.__doc__ or ""
+    names = (f'<code title="{escape(doc.splitlines()[0])}">{name}</code>' for name, doc in sorted(views.items()))
+    return f"<p>Views: {', '.join(names)}</p>"

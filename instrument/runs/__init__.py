@@ -1,0 +1,1 @@
+"""Many captures: the windows and ranks of a run, their clocks, merged traces, timings files."""

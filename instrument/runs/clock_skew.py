@@ -1,0 +1,117 @@
+"""How far each rank's clock is from the lowest rank's, by the ends of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instrument.analysis.table import Table
+from instrument.runs.rank_summary import RankSummary
+
+# Fewer collectives tell no drift from jitter.
+_LEAST_FOR_DRIFT = 8
+# So much of the distance from one offset for all must be left, at most, where a drift is said to explain it.
+_UNEXPLAINED = 0.5
+
+_Ends = dict[tuple[object, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """By how much a clock is ahead at a moment of its own, and how much more in each second from there on."""
+
+    offset_ns: int
+    uncertainty_ns: int | None
+    matched: int
+    drift_ppm: float | None = None
+    at_ns: int = 0
+
+    def ahead_ns(self, time_ns: int) -> int:
+        return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
+
+
+def clocks(summaries: Sequence[RankSummary]) -> Table:
+    """One row for each summary, in their order: `rank offset_ns drift_ppm uncertainty_ns matched`.
+
+    A collective that synchronises ends at about the same moment on all ranks. `offset_ns` is by how much a rank's clock
+    is ahead of the first summary's in the middle of the window: the median over the `matched` collectives that both
+    have, told by name, group, step and place in the step. `drift_ppm` is how much it gains there, in µs a second (the
+    median slope between any two of them, after Theil and Sen): None where fewer than eight match, or where a drift
+    explains less than half of the distance from the median. `uncertainty_ns` is the median distance from what offset
+    and drift say, None of a single match.
+
+    A rank that has none in common with the first is compared with those that do, whose largest uncertainty is added.
+    Where there is nothing to go by, all three are None.
+    """
+    ends = [_ends(summary) for summary in summaries]
+    found = {0: _Clock(0, 0, len(ends[0]))} if ends else {}
+    aligned, reached, before_ns = dict(ends[0]) if ends else {}, [0], 0
+    while reached:
+        reached = [k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])]
+        found |= {k: _clock(ends[k], aligned, before_ns) for k in reached}
+        for k in reached:
+            for key, end_ns in ends[k].items():
+                aligned.setdefault(key, end_ns - found[k].ahead_ns(end_ns))
+        before_ns = max([before_ns, *(found[k].uncertainty_ns or 0 for k in reached)])
+    rows = [found.get(k) for k in range(len(ends))]
+    return Table(
+        {
+            "rank": [summary.rank for summary in summaries],
+            **{
+                name: [getattr(row, name, None) for row in rows]
+                for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
+            },
+            "matched": [0 if row is None else row.matched for row in rows],
+        }
+    )
+
+
+def _ends(summary: RankSummary) -> _Ends:
+    """When each collective ended, in Unix time as that rank's clock has it."""
+    columns = summary.collectives
+    ends = columns.get("end_ns") or []
+    keys = zip(*(columns.get(name) or [None] * len(ends) for name in ("name", "group", "step", "ordinal")))
+    return {key: end_ns + summary.base_ns for key, end_ns in zip(keys, ends)}
+
+
+def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
+    times = [end_ns for key, end_ns in ends.items() if key in aligned]
+    ahead = [end_ns - aligned[key] for key, end_ns in ends.items() if key in aligned]
+    offset_ns, at_ns = median(ahead), median(times)
+    if len(ahead) == 1:
+        return _Clock(offset_ns, None, 1)
+    apart = _median_distance([each - offset_ns for each in ahead])
+    drift_ppm = _drift_ppm(times, ahead)
+    if drift_ppm is not None:
+        line = [each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)]
+        middle = median(line)
+        left = _median_distance([each - middle for each in line])
+        if left <= _UNEXPLAINED * apart:
+            return _Clock(middle, before_ns + left, len(ahead), drift_ppm, at_ns)
+    return _Clock(offset_ns, before_ns + apart, len(ahead))
+
+
+def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
+    return round(drift_ppm * elapsed_ns / 1e6)
+
+
+def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:
+    """The median of the slopes between any two points, in ns of advance for each ms; None of too few."""
+    if len(times_ns) < _LEAST_FOR_DRIFT:
+        return None
+    time, ahead = (np.array([each - values[0] for each in values], np.float64) for values in (times_ns, ahead_ns))
+    one, other = np.triu_indices(len(time), 1)
+    later = time[other] - time[one]
+    slopes = (ahead[other] - ahead[one])[later != 0] / later[later != 0]
+    return float(np.median(slopes)) * 1e6 if len(slopes) else None
+
+
+def _median_distance(distances: Sequence[int]) -> int:
+    return sorted(abs(each) for each in distances)[len(distances) // 2]
+
+
+def median(values: Sequence[int]) -> int:
+    """The middle one, of two the lower: a value that some rank has."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,184 @@
+"""The traces of a window's ranks as one, on one clock, for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from decimal import Decimal
+from itertools import chain, count
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from msgspec import Raw
+
+from instrument.capture import Capture
+from instrument.errors import CaptureError
+from instrument.files import replacing
+from instrument.runs.run import Ranks
+from instrument.sinks.chrome_trace import writing
+from instrument.trace.columns import BEYOND_US
+from instrument.trace.events import decoded
+from instrument.trace.gzip_stream import ahead, chunks
+from instrument.trace.json_stream import Pieces
+
+# What joins events of one process, and the least that is no sign of its absence. As the ranks count alike, the numbers
+# of each but the first are moved so far apart. JavaScript, and with it many a viewer, holds whole numbers up to 2**53:
+# room for 8192 ranks.
+_JOINING = {
+    "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0, "Python id": 0, "Python parent id": 0,
+}  # fmt: skip
+_APART = 2**40
+_LONGEST_NUMBER = 19  # of 64 bits
+# Kineto sorts a process of the host by its number, one of a device by this plus the device's, and spans behind them.
+_DEVICES = 2**24
+_PLACES = 1000
+
+_Event = dict[str, Raw]
+_EVENTS = msgspec.json.Decoder(list[_Event])
+_ARGS = msgspec.json.Decoder(_Event)
+
+
+def merge(ranks: Ranks, target: Path) -> None:
+    """Write the traces of all ranks as one, gzipped if the target's name ends in `.gz`; it appears whole or not at all.
+
+    Each rank's processes bear its number in their names and stand together. Times are those of the lowest rank's clock:
+    the others' are moved by their offset (`Ranks.clocks`), or as they stand where that is not known. What joins events
+    (flows, correlations, numbers of operators and of sequences) is kept apart. All other text stays as it was.
+
+    Lost: a drift, which is told under `ranks` beside the events, is left in: the offset is that of the window's middle.
+
+    Cost: one pass over the files, in constant memory; 5 to 7 µs an event.
+
+    Raises:
+        CaptureError: a rank's trace has been dropped.
+        TraceError: one cannot be read.
+        OSError: the target cannot be written.
+    """
+    traces = [_trace(path) for path in ranks.paths]
+    base_ns = ranks.summaries[0].base_ns
+    head = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_ns,
+        "traceName": target.name,
+        "ranks": [row._asdict() for row in ranks.clocks],
+    }
+    numbers = count(1)
+    with replacing(target) as raw, writing(raw, target) as file:
+        file.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[')
+        between = b"\n"
+        for position, (trace, summary) in enumerate(zip(traces, ranks.summaries)):
+            offset_ns = ranks.clocks[position].offset_ns or 0
+            moved = _Rank(position, summary.rank, summary.base_ns - base_ns - offset_ns, numbers)
+            between = _copy(trace, moved, file, between)
+        file.write(b"\n]}\n")
+
+
+def _trace(path: Path | str) -> Path:
+    capture = Capture.load(path)
+    trace = capture.trace_path
+    if trace is None:
+        raise CaptureError(f"The trace of {capture.name} has been dropped, so there is nothing to merge.")
+    return trace
+
+
+def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
+    """Add a rank's events to the file; gives what stands between them and the next rank's."""
+    with closing(ahead(chunks(trace))) as text:
+        pieces = Pieces(text, trace, lambda _: None, _decode, _as_read)
+        for event in chain((moved.event(event) for piece in pieces for event in piece), moved.names()):
+            file.write(between + msgspec.json.encode(event))
+            between = b",\n"
+    return between
+
+
+def _decode(text: bytes) -> list[_Event]:
+    text.decode()  # the decoder leaves that to whoever reads a value
+    return _EVENTS.decode(text)
+
+
+def _as_read(event: dict[str, Any], _: str) -> _Event:
+    """An event that could only be read forgivingly, as strict JSON again."""
+    return {key: _raw(value) for key, value in event.items()}
+
+
+def _raw(value: Any) -> Raw:
+    return Raw(json.dumps(value).encode())
+
+
+class _Rank:
+    """Moves one rank's events to their place among all ranks'."""
+
+    def __init__(self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]) -> None:
+        self._position, self._rank, self._later_ns, self._numbers = position, rank, later_ns, numbers
+        self._processes: dict[bytes, int] = {}
+        self._unnamed: dict[int, str] = {}
+
+    def event(self, event: _Event) -> _Event:
+        """The event with its process, time and numbers changed, in place."""
+        process = self._process(bytes(event.get("pid", b"0")))
+        event["pid"] = Raw(b"%d" % process)
+        if "ts" in event and self._later_ns:
+            event["ts"] = _later(event["ts"], self._later_ns)
+        if bytes(event.get("ph", b"")) == b'"M"':
+            self._describe(event, process)
+        elif self._position:
+            self._keep_apart(event)
+        return event
+
+    def names(self) -> Iterator[_Event]:
+        """Names for the processes that were met without one."""
+        for process, before in self._unnamed.items():
+            args = {"name": f"rank {self._rank}: {before}"}
+            named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
+            yield {key: _raw(value) for key, value in named.items()}
+
+    def _process(self, pid: bytes) -> int:
+        if pid not in self._processes:
+            self._processes[pid] = next(self._numbers)
+            self._unnamed[self._processes[pid]] = pid.decode().strip('"')
+        return self._processes[pid]
+
+    def _describe(self, event: _Event, process: int) -> None:
+        """Put the rank into what an event of metadata says of a process."""
+        name, args = (decoded(bytes(event.get(key, b"null"))) for key in ("name", "args"))
+        if name == "process_name" and isinstance(args, dict):
+            self._unnamed.pop(process, None)
+            event["args"] = _raw(args | {"name": f"rank {self._rank}: {args.get('name', '')}"})
+        elif name == "process_sort_index" and isinstance(args, dict):
+            event["args"] = _raw(args | {"sort_index": self._position * _PLACES + _place(args.get("sort_index"))})
+
+    def _keep_apart(self, event: _Event) -> None:
+        for key in ("id", "bind_id"):
+            if key in event:
+                event[key] = self._moved(event[key], 0)
+        if bytes(event.get("args", b""))[:1] == b"{":
+            args = _ARGS.decode(event["args"])
+            args |= {key: self._moved(args[key], least) for key, least in _JOINING.items() if key in args}
+            event["args"] = Raw(msgspec.json.encode(args))
+
+    def _moved(self, number: Raw, least: int) -> Raw:
+        text = bytes(number)
+        if text.startswith(b'"'):
+            return Raw(b'"%d.%b' % (self._position, text[1:]))
+        if not text.isdigit() or len(text) > _LONGEST_NUMBER or int(text) < least:
+            return number
+        return Raw(b"%d" % (int(text) + self._position * _APART))
+
+
+def _later(ts: Raw, ns: int) -> Raw:
+    """A time in decimal microseconds, exactly so many nanoseconds later; one that no trace has stays."""
+    try:
+        moved = Decimal(bytes(ts).decode()) + Decimal(ns) / 1000
+    except ArithmeticError:  # no number
+        return ts
+    return Raw(f"{moved:f}".encode()) if abs(moved) < BEYOND_US else ts
+
+
+def _place(index: Any) -> int:
+    """Where a process stands among its rank's: the host first, then the devices, then Kineto's own."""
+    if not isinstance(index, int) or index < _DEVICES:
+        return 0
+    return min(1 + index - _DEVICES, _PLACES - 1)

@@ -1,0 +1,209 @@
+"""One window's figures over its ranks: each rank's steps, the ranges, and who holds the others up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.collectives import is_collective
+from instrument.analysis.table import Table
+from instrument.runs.clock_skew import median
+from instrument.runs.rank_summary import RankSummary
+from instrument.trace.columns import Interned, ints
+from instrument.trace.events import Ints
+
+# A straggler's own work lies so many standard deviations above the median, by the median absolute deviation, of which
+# 1.4826 make one of them where figures are normally distributed, and at least by this share.
+_DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
+_OF_STEPS = ("compute_ns", "communication_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
+_OF_RANGES = {"host": "host_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+_UNKNOWN = -1
+
+
+def per_rank(summaries: Sequence[RankSummary]) -> Table:
+    """Each rank's mean step: `rank host steps step_ns own_ns compute_ns communication_ns exposed_communication_ns …`.
+
+    `own_ns` is what the step took without waiting in communication: `step_ns` less `exposed_communication_ns`, which is
+    the time of it in which communication ran and no compute. `exposed_share` is the latter over `step_ns`. Where no
+    step has ended in the window, all of it is None.
+    """
+    rows = [_mean_step(summary) for summary in summaries]
+    return Table(
+        {
+            "rank": [summary.rank for summary in summaries],
+            "host": [summary.host for summary in summaries],
+            "steps": [steps_of(summary) for summary in summaries],
+            **{name: [row[name] for row in rows] for name in rows[0]},
+        }
+    )
+
+
+def steps_of(summary: RankSummary) -> int:
+    """How many steps ended in the window."""
+    return len(summary.steps.get("number") or [])
+
+
+def _mean_step(summary: RankSummary) -> dict[str, Any]:
+    step = _mean(summary, "duration_ns")
+    means = {name: _mean(summary, name) for name in _OF_STEPS}
+    exposed = means["exposed_communication_ns"]
+    known = step is not None and exposed is not None
+    return {
+        "step_ns": step,
+        "own_ns": step - exposed if known else None,
+        **means,
+        "exposed_share": exposed / step if known and step else None,
+    }
+
+
+def _mean(summary: RankSummary, name: str) -> Any:
+    cells = summary.steps.get(name)
+    return sum(cells) // len(cells) if cells else None
+
+
+def breakdown(summaries: Sequence[RankSummary]) -> Table:
+    """`capture.breakdown` of each rank's whole window, with its `rank`."""
+    names = list(dict.fromkeys(name for summary in summaries for name in summary.breakdown))
+    columns = {name: [summary.breakdown.get(name) for summary in summaries] for name in names}
+    return Table({"rank": [summary.rank for summary in summaries], **columns})
+
+
+def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
+    """The ranks that were to record and whose capture is not there; none where it is not known which these are."""
+    asked = summaries[0].ranks
+    planned = set(asked) if isinstance(asked, list) else set(range(world_size or 0)) if asked == "all" else set()
+    return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
+
+
+class _Cells(NamedTuple):
+    """The ranges of all ranks, one after the other: which path and which of the summaries each is of."""
+
+    paths: list[str]
+    path: Ints
+    owner: Ints
+
+    @classmethod
+    def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
+        interned = Interned()
+        listed = [summary.ranges.get("path") or [] for summary in summaries]
+        codes = [interned.codes(paths, len(paths)).astype(np.int64) for paths in listed]
+        owner = np.repeat(np.arange(len(listed)), [len(paths) for paths in listed])
+        return cls(list(interned), np.concatenate(codes), owner)
+
+    def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
+        """A column of them, or -1 where it is not known; the same in a step, of windows without any in the window."""
+        parts = []
+        for summary, count in zip(summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()):
+            cells, steps = summary.ranges.get(name), steps_of(summary) if per_step else 1
+            if cells is None and name == "host_ns_per_step" and not steps:
+                cells = summary.ranges.get("host_ns")
+            column = np.full(count, _UNKNOWN) if cells is None else ints(cells, _UNKNOWN)
+            in_steps = name == "host_ns_per_step" or not steps
+            parts.append(column if in_steps else np.where(column >= 0, column // steps, _UNKNOWN))
+        return np.concatenate(parts)
+
+
+def ranges(summaries: Sequence[RankSummary]) -> Table:
+    """The ranges over the ranks: one row for each path, in the order of the first rank that has it.
+
+    Columns: `path ranks calls`, `host_min_ns host_median_ns host_max_ns` over the ranks, `slowest` (the rank with the
+    most, of equals the lowest) and `spread` (the most less the least, over the median); then the same three of
+    `device_…`, `forward_…` and `backward_…`, None where no rank knows. All times are those of a step; of a rank on
+    which no step has ended, those of the window. The median is the middle rank's, of two the smaller.
+
+    Cost: about 1 µs for each range of each rank.
+    """
+    cells = _Cells.of(summaries)
+    calls = np.zeros(len(cells.paths), np.int64)
+    np.add.at(calls, cells.path, np.maximum(cells.values(summaries, "calls", per_step=False), 0))
+    columns: dict[str, list[Any]] = {
+        "path": cells.paths,
+        "ranks": np.bincount(cells.path, minlength=len(cells.paths)).tolist(),
+        "calls": calls.tolist(),
+    }
+    number = np.array([_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64)
+    for what, name in _OF_RANGES.items():
+        low, middle, high, slowest = _spread(cells, cells.values(summaries, name), number[cells.owner])
+        columns |= {f"{what}_min_ns": low, f"{what}_median_ns": middle, f"{what}_max_ns": high}
+        if what == "host":
+            columns["slowest"] = slowest
+            columns["spread"] = [
+                (most - least) / usual if usual else None for least, usual, most in zip(low, middle, high)
+            ]
+    return Table(columns)
+
+
+def _spread(cells: _Cells, values: Ints, rank: Ints) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """The least, the middle and the most that each path has of a quantity, and the rank with the most."""
+    known = values >= 0
+    path, values, rank = cells.path[known], values[known], rank[known]
+    order = np.lexsort((-rank, values, path))
+    count = np.bincount(path, minlength=len(cells.paths))
+    first = np.cumsum(count) - count
+    there = count > 0
+
+    def at(column: Ints, place: Ints) -> list[Any]:
+        found = np.full(len(count), _UNKNOWN)
+        found[there] = column[order][place[there]]
+        return [value if is_there else None for value, is_there in zip(found.tolist(), there.tolist())]
+
+    middle, last = first + (count - 1) // 2, first + count - 1
+    return at(values, first), at(values, middle), at(values, last), at(rank, last)
+
+
+def stragglers(summaries: Sequence[RankSummary]) -> Table:
+    """The ranks that hold the others up, the slowest first, with what shows it.
+
+    In synchronous training the steps of all ranks last equally long, as each waits for the slowest in the collectives.
+    The slowest is the one that waits least there: what counts is `own_ns`, a step without that waiting. A straggler's
+    is above the median of all ranks by three robust standard deviations and by a tenth.
+
+    Columns: `rank host own_ns median_own_ns excess` (the share by which it is above), `exposed_communication_ns` and
+    `others_exposed_communication_ns` (it waits less than the median of the ranks that are none), `idle_ns` and
+    `others_idle_ns` (what its device waited for its host), `range` and `range_excess_ns`: the range whose time outside
+    other ranges, on the host or a device, is most above the median of the ranks that have it, and by how much. Empty
+    where no rank stands out, or where steps or communication are not known.
+    """
+    table = per_rank(summaries).where(own_ns=lambda own: own is not None)
+    own = table.column("own_ns")
+    usual = median(own) if own else 0
+    deviation = median([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
+    limit = max(usual + _DEVIATIONS * deviation, usual * (1 + _LEAST_SHARE))
+    slow, others = table.where(own_ns=lambda ns: ns > limit).sort("own_ns"), table.where(own_ns=lambda ns: ns <= limit)
+    where = _most_above(summaries) if len(slow) else {}
+    return Table(
+        {
+            **{name: slow.column(name) for name in ("rank", "host", "own_ns")},
+            "median_own_ns": [usual] * len(slow),
+            "excess": [row.own_ns / usual - 1 if usual else None for row in slow],
+            **_beside_others("exposed_communication_ns", slow, others),
+            **_beside_others("idle_ns", slow, others),
+            "range": [where.get(row.rank, (None, None))[0] for row in slow],
+            "range_excess_ns": [where.get(row.rank, (None, None))[1] for row in slow],
+        }
+    )
+
+
+def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]]:
+    known = [cell for cell in others.column(name) if cell is not None]
+    return {name: slow.column(name), f"others_{name}": [median(known) if known else None] * len(slow)}
+
+
+def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
+    """For each rank the range whose own time in a step is most above the ranks' median, and by how much."""
+    cells = _Cells.of(summaries)
+    ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[cells.path]
+    found: dict[int | None, tuple[str, int]] = {}
+    for name in ("self_host_ns", "self_device_ns"):
+        values = cells.values(summaries, name)
+        middle = _spread(cells, values, np.zeros_like(values))[1]
+        usual = np.array([_UNKNOWN if value is None else value for value in middle], np.int64)
+        above = np.where((values >= 0) & ours, values - usual[cells.path], 0)
+        first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()
+        for summary, begin, end in zip(summaries, first, first[1:]):
+            most = begin + int(np.argmax(above[begin:end])) if end > begin else -1
+            if most >= 0 and above[most] > found.get(summary.rank, ("", 0))[1]:
+                found[summary.rank] = cells.paths[cells.path[most]], int(above[most])
+    return found

@@ -1,0 +1,244 @@
+"""What a comparison of ranks needs of one capture, small enough that those of a thousand ranks are read in seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from instrument import files, storage
+from instrument.analysis.breakdown import COLUMNS
+from instrument.analysis.collectives import collectives, host_waits
+from instrument.analysis.table import Table
+from instrument.capture import Capture
+from instrument.errors import InstrumentError
+from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
+
+SUMMARY_FILE = "summary.json"
+VERSION = 1
+# Those with the most host time are kept, of collectives the last: what is written stays within tens of kilobytes.
+_MOST_RANGES, _MOST_COLLECTIVES = 500, 128
+_TEXTS = ("path", "name", "group")
+# What can be had of the other columns is not written.
+_DERIVED = ("share", "device_share", "flops_per_second")
+_OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
+_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+
+# A time of the trace, or since the epoch.
+_Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+if TYPE_CHECKING:  # each column is of one kind, which its name tells
+    _Cell = Any
+else:
+    _Cell = _Ns | str | None
+Columns = dict[str, list[_Cell] | None]
+
+
+class RankSummary(msgspec.Struct, kw_only=True):
+    """One capture in figures: the content of `summary.json`. What is not known is None, a column of it too.
+
+    `ranges` has the columns of `capture.ranges`, at most 500 rows. `steps` are the finished ones, the time of each by
+    what the device did between its start and end, which `compute_ns` to `idle_ns` sum to; in a trace without a device
+    the host's collectives (gloo) take its place. `breakdown` is of the whole trace's device. `collectives` are the last
+    128 that end on all ranks at once; `base_ns` added to their times gives Unix time. `ranks` is which ranks were to
+    record, as `profiler.ranks` says it.
+    """
+
+    version: int = VERSION
+    name: str
+    rank: Rank | None
+    world_size: WorldSize | None
+    ranks: str | list[Rank] = "all"
+    host: str | None = None
+    started_at: str | None = None
+    phase: str | None = None
+    first_step: Number | None = None
+    last_step: Number | None = None
+    truncated: bool | None = None
+    versions: dict[str, str] = {}
+    devices: list[str] | None = None
+    base_ns: _Ns = 0
+    ranges_left_out: int = 0
+    ranges: Columns = {}
+    steps: Columns = {}
+    breakdown: dict[str, _Ns | None] = {}
+    collectives: Columns = {}
+
+
+def summarize(capture: Capture) -> RankSummary:
+    """A capture in figures. Of a trace without a capture's folder the rank is what torch wrote, or that in its name.
+
+    Raises:
+        CaptureError: the capture holds no trace.
+        TraceError: the trace cannot be read.
+    """
+    about, events = capture.about, capture.events
+    window, numbers = about.window, capture.steps.column("number")
+    in_name = _IN_NAME.search(capture.name)
+    rank = events.rank if about.rank is None else about.rank
+    ranges = _chosen_ranges(capture.ranges)
+    found = collectives(events, capture.work)
+    return RankSummary(
+        name=_encodable(capture.name),
+        rank=int(in_name[1]) if rank is None and in_name else rank,
+        world_size=events.world_size if about.world_size is None else about.world_size,
+        host=about.host,
+        started_at=about.started_at,
+        devices=about.devices,
+        ranks=about.config.ranks or "all",
+        phase=window.phase,
+        first_step=min(numbers, default=None) if window.first_step is None else window.first_step,
+        last_step=max(numbers, default=None) if window.first_step is None else window.last_step,
+        truncated=window.truncated,
+        versions=about.versions,
+        base_ns=events.base_ns,
+        ranges_left_out=len(capture.ranges) - len(ranges),
+        ranges=_columns(ranges, _DERIVED),
+        steps=_steps(capture),
+        breakdown=capture.breakdown[0]._asdict(),
+        collectives=_columns(Table({name: found.column(name)[-_MOST_COLLECTIVES:] for name in found.columns})),
+    )
+
+
+def _chosen_ranges(table: Table) -> Table:
+    """The ranges with the most host time, in the order of the tree; a parent goes before its children."""
+    if len(table) <= _MOST_RANGES:
+        return table
+    host = table.column("host_ns")
+    kept = sorted(sorted(range(len(table)), key=lambda k: -host[k])[:_MOST_RANGES])
+    return Table({name: [table.column(name)[k] for k in kept] for name in table.columns})
+
+
+def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
+    cells = {name: [*map(_encodable, table.column(name))] for name in table.columns if name not in without}
+    return {name: None if column.count(None) == len(column) else column for name, column in cells.items()}
+
+
+def _encodable(cell: Any) -> Any:
+    """A name that holds half a character, as those of files may, has its number in its place."""
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+
+
+def _steps(capture: Capture) -> Columns:
+    steps = capture.steps
+    found: Columns = {name: steps.column(name) for name in ("number", "start_ns", "duration_ns")}
+    if len(capture.work.event):
+        return found | {name: steps.column(f"clipped_{name}") for name in _OF_STEPS}
+    return found | dict.fromkeys(_OF_STEPS) | host_waits(capture.host)
+
+
+def write(capture: Capture, folder: Path) -> None:
+    """Put a capture's summary into a folder, whole or not at all.
+
+    Raises:
+        CaptureError, TraceError: as for `summarize`.
+        OSError: it cannot be written.
+    """
+    files.write(folder / SUMMARY_FILE, msgspec.json.encode(summarize(capture)))
+
+
+_DECODER = msgspec.json.Decoder(RankSummary)
+
+
+def read(path: Path | str) -> RankSummary:
+    """The summary of a capture as it was written; where there is none, and of a trace, made anew.
+
+    Raises:
+        CaptureError, TraceError: as for `Capture.load` and `summarize`.
+    """
+    return written([path])[path] or summarize(Capture.load(path))
+
+
+def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
+    """The summaries in captures, at paths or URLs; None where there is none, or one that this version cannot read.
+
+    Raises:
+        CaptureError: the server of a URL does not give it.
+    """
+    urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if storage.is_url(path)}
+    fetched = storage.contents(list(urls.values())) if urls else {}
+    return {path: _decoded(fetched.get(urls[path]) if path in urls else _content(Path(path))) for path in paths}
+
+
+def _content(folder: Path) -> bytes | None:
+    try:
+        return files.read_bytes(folder / SUMMARY_FILE)
+    except OSError:
+        return None
+
+
+def _decoded(text: bytes | None) -> RankSummary | None:
+    try:
+        found = _DECODER.decode(text or b"")
+    except BAD_JSON:
+        return None
+    return found if found.version == VERSION and _is_sound(found) else None
+
+
+def _is_sound(found: RankSummary) -> bool:
+    """Whether a table of ranks can be made of it: whole tables of numbers, and a time where a time should stand."""
+    try:
+        unix_time(found.started_at)
+    except ValueError:
+        return False
+    whole = [*found.steps.values(), found.ranges.get("path"), found.collectives.get("end_ns")]
+    known = all(None not in column for column in whole if column is not None)
+    named = found.ranges.get("path") is not None or not any(found.ranges.values())
+    tables = (found.ranges, found.steps, found.collectives)
+    return known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
+
+
+def _is_table(columns: Columns) -> bool:
+    """Whether all columns are equally long, and each of text or of numbers."""
+    lengths = {len(column) for column in columns.values() if column is not None}
+    cells = ((cell, str if name in _TEXTS else int) for name, column in columns.items() for cell in column or ())
+    return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)
+
+
+def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
+    """The summary of each path, or a sentence that says why there is none; in no order.
+
+    Where traces have to be read, that is done in as many processes as there are cores. They are interpreters of their
+    own, and none of multiprocessing's: those would run a script that lacks `if __name__ == "__main__"` again.
+    """
+    found = written(paths)
+    yield from ((path, summary) for path, summary in found.items() if summary is not None)
+    missing = [path for path, summary in found.items() if summary is None]
+    workers = min(len(missing), os.cpu_count() or 1)
+    if workers < 2:
+        yield from ((path, _told(path)) for path in missing)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        for answers in pool.map(_in_process, [missing[k::workers] for k in range(workers)]):
+            yield from answers
+
+
+def _told(path: Path | str) -> RankSummary | str:
+    try:
+        return read(path)
+    except InstrumentError as error:
+        return str(error)
+
+
+def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
+    """The answers of a process of its own; where it is killed, as for want of memory, a sentence for each path."""
+    command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    try:
+        answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
+    except msgspec.DecodeError:
+        why = f"ended with status {done.returncode}: `instrument show` reads it alone"
+        answers = [f"The process that was to read {path} {why}." for path in paths]
+    return list(zip(paths, answers))
+
+
+def main() -> None:
+    """Write the answers for the paths on the command line to standard output, as JSON."""
+    sys.stdout.buffer.write(msgspec.json.encode([_told(path) for path in sys.argv[1:]]))

@@ -1,0 +1,154 @@
+"""What the ranks of a run say together: as text, as JSON, and in the file that is left where a run ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from instrument import files
+from instrument.analysis.table import Table, duration
+from instrument.printable import printable
+from instrument.report.text import view_text
+from instrument.runs.rank_summary import SUMMARY_FILE
+from instrument.runs.run import Ranks, Run, few
+from instrument.worker.job import Job
+
+FILE = "ranks.txt"
+# Where a run ends, the other ranks' workers are still busy: so long the worker of the lowest rank waits for them, and
+# so long without any news of them, as on a node whose disk the others do not share.
+PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
+# A range that is less of what a rank takes longer than the others is no reason.
+_LEAST_EXPLAINED = 0.1
+_OF_RANGES = (
+    "path", "ranks", "calls", "host_min_ns", "host_median_ns", "host_max_ns", "slowest", "spread", "device_median_ns",
+    "device_max_ns",
+)  # fmt: skip
+_VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
+
+
+def as_text(ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None) -> str:
+    """A window over its ranks: what to know of them, each one's step, who holds the others up, and the ranges.
+
+    `sort` and `columns` are those of the ranges; without `sort` the ones with the most host time are shown, in the
+    order of the tree. Of more ranks than `rows` those with the most work of their own are shown.
+
+    Raises:
+        ConfigError: the ranges have no such column.
+    """
+    of = f" of {ranks.world_size}" if ranks.world_size else ""
+    heading = "\n".join([f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes])
+    by = "own_ns" if len(ranks.ranks) > rows else None
+    return "\n\n".join(
+        [
+            heading,
+            view_text("ranks", ranks.ranks, rows=rows, sort=by, columns=None),
+            _stragglers(ranks.stragglers.head(rows)),
+            _clocks(ranks.clocks),
+            _ranges(ranks.ranges, rows, sort, columns),
+        ]
+    )
+
+
+def as_json(ranks: Ranks) -> str:
+    """A window over its ranks, each table a list of rows, times in nanoseconds."""
+    tables: dict[str, list[Any]] = {name: [row._asdict() for row in getattr(ranks, name)] for name in _VIEWS}
+    about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
+    return json.dumps(about | tables, indent=2)
+
+
+def _stragglers(table: Table) -> str:
+    if not len(table):
+        return "No rank holds the others up."
+    return "\n".join(printable(_straggler(row)) for row in table)
+
+
+def _straggler(row: Any) -> str:
+    where = f", most above the others in {row.range} (+{duration(row.range_excess_ns)})" if row.range else ""
+    if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
+        where = ", and most of what is above lies in no range"
+    if row.idle_ns is not None:
+        where += (
+            f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
+        )
+    return (
+        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} holds the others up: a step's own work takes it "
+        f"{duration(row.own_ns)}, the median rank {duration(row.median_own_ns)} (+{row.excess:.0%}){where}. It waits "
+        f"{duration(row.exposed_communication_ns)} in communication, the others "
+        f"{duration(row.others_exposed_communication_ns)}."
+    )
+
+
+def _clocks(table: Table) -> str:
+    known = table.where(offset_ns=lambda _: True)
+    if len(known) < 2:
+        return "The clocks cannot be compared: the ranks have no collective in common."
+    apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
+    unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
+    sure = f"known to ±{duration(max(unsure))}" if unsure else "known from one collective alone"
+    drifts = [row for row in known if row.drift_ppm is not None]
+    most = max(drifts, key=lambda row: abs(row.drift_ppm), default=None)
+    if most is not None:
+        verb = "gains" if most.drift_ppm > 0 else "loses"
+        sure += f"; rank {most.rank}'s {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
+    others = "" if len(known) == len(table) else f"; {len(table) - len(known)} have no collective in common with them"
+    return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
+
+
+def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
+    known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
+    count = len(table)
+    if sort is None and count > rows:
+        most = sorted(range(count), key=lambda k: -(table[k].host_median_ns or 0))[:rows]
+        table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
+    text = view_text("ranges", table, rows=rows, sort=sort, columns=["path", *(columns or known[1:])])
+    shown = min(rows, len(table))
+    note = f" (the {shown} of {count} with the most {sort or 'host time'})" if shown < count else ""
+    return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if count else text
+
+
+def conclude(job: Job, last: Path, patient_s: float) -> None:
+    """Where the lowest of several ranks ends its run: leave the table of its last window over all, and say where it is.
+
+    Waits for the others' summaries at most so long, by looking at the folder. With `first_per_node`, where nobody knows
+    how many come, until none has come for 3 s. No rank is asked for anything, so none can hang here.
+    """
+    lowest = min(job.ranks) if isinstance(job.ranks, list) else 0
+    if job.rank != lowest or job.world_size < 2:
+        return
+    folder, name = Path(job.folder), last.name.rpartition("_rank")[0]
+    ranks = _gathered(folder, name, patient_s, planned=job.ranks != "first_per_node")
+    if ranks is None or len(ranks.summaries) < 2:
+        return
+    files.write(folder / FILE, f"{as_text(ranks)}\n")
+    later = f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` tells of all"
+    said = later if ranks.missing else ""
+    logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, said)
+
+
+def _gathered(output_dir: Path, name: str, patient_s: float, *, planned: bool) -> Ranks | None:
+    """The window of that name, once all ranks' summaries are there or nothing more is to be waited for."""
+    began = heard = time.monotonic()
+    seen: set[Path] = set()
+    while True:
+        there = {
+            path.parent
+            for path in output_dir.glob(f"[!.]*/{SUMMARY_FILE}")
+            if path.parent.name.startswith(f"{name}_rank")
+        }
+        on_its_way = next(output_dir.glob(f".{name}_rank*"), None) is not None
+        now = time.monotonic()
+        if there - seen or on_its_way:
+            heard = now
+        ranks = Run.load(*sorted(there)).windows[-1] if there - seen else None
+        seen = there
+        over = now - began >= patient_s or now - heard > _QUIET_S
+        if seen and (over or (planned and ranks is not None and not ranks.missing)):
+            return ranks or Run.load(*sorted(seen)).windows[-1]
+        if over:
+            return None
+        time.sleep(_LOOK_EVERY_S)

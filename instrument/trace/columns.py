@@ -1,0 +1,88 @@
+"""Values of many events as numpy columns: numbers, times, interned values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import astuple
+from numpy.typing import NDArray
+
+from instrument.trace.events import Codes, Ints
+
+# No trace has such a time: 146 years, in Unix time the year 2116. The difference of two smaller ones has 64 bits.
+BEYOND_US = 2**62 // 1000
+BEYOND_NS = BEYOND_US * 1000
+
+
+def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
+    """Decimal microseconds as whole nanoseconds, within `BEYOND_NS`, which stands for all that is further.
+
+    The whole and the broken part are scaled apart: one product would round twice.
+    """
+    values = np.array(microseconds) if len(microseconds) else np.zeros(0, np.int64)
+    sizes = values.astype(np.float64)
+    if not np.all(np.abs(sizes) <= BEYOND_US):
+        limits = np.copysign(BEYOND_US, sizes).tolist()
+        near = [
+            value if abs(size) <= BEYOND_US else int(limit)
+            for value, size, limit in zip(values.tolist(), sizes, limits)
+        ]
+        return as_ns(near)
+    if values.dtype.kind == "O":
+        return np.array([round(value * 1000) for value in values.tolist()], np.int64)
+    if values.dtype.kind in "iu":
+        return as_int64(values) * 1000
+    whole = np.floor(values)
+    nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    return nanoseconds
+
+
+def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
+    """Whole numbers as they are; those of more than 64 bits lose the higher ones."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:  # an unsigned 64-bit number, such as -1 written without its sign
+        return np.array([v & 0xFFFF_FFFF_FFFF_FFFF for v in values], np.uint64).view(np.int64)
+
+
+class Interned(dict[Any, int]):
+    """The distinct values met so far, each with its position in the order of meeting."""
+
+    def __missing__(self, value: Hashable) -> int:
+        position = self[value] = len(self)
+        return position
+
+    def codes(self, values: Iterable[Hashable], count: int) -> Codes:
+        """The position of each value; `count` is how many there are."""
+        return np.fromiter(map(self.__getitem__, values), np.int32, count)
+
+
+def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Each field's values; the way that costs least for each value."""
+    columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
+    return dict(zip(kind.__struct_fields__, columns))
+
+
+def ints(values: Sequence[int | None], missing: int) -> Ints:
+    """Numbers as a column; most columns of most pieces hold one value throughout, which is a third of the cost."""
+    if len(values) > 1 and values.count(values[0]) == len(values):
+        return np.repeat(ints(values[:1], missing), len(values))
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, OverflowError):
+        return as_int64([missing if value is None else value for value in values])
+
+
+def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
+    """Add a piece of each column."""
+    for name, column in columns.items():
+        parts.setdefault(name, []).append(column)
+
+
+def joined(parts: dict[str, list[NDArray[Any]]], empty: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Each column in one, and `parts` left empty; a column without a piece is as in `empty`."""
+    return {name: np.concatenate(parts.pop(name, [column])) for name, column in empty.items()}

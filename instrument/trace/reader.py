@@ -1,0 +1,289 @@
+"""Reading a Chrome/Kineto trace file into columns.
+
+Of a file in Kineto's layout most text repeats, and only its numbers are read for each event (`layout`); any other text
+is decoded (`written`). Only events with a duration and memory instants become columns; flows and metadata are counted.
+
+The floor is inflating the file and going over its text once. torch 2.13 writes some 250 bytes an event without shapes,
+which a loop in C that hashes every string and adds up every number passes in 0.2 µs an event, and the fastest decoder
+into typed objects (msgspec) in 0.5 to 1 µs. Scanning takes 0.8 µs, decoding in its place 1.6 µs; only compiled code
+of its own would come nearer to that loop. At the peak 220 bytes an event are held beside the interpreter, of which the
+columns are about 105.
+
+Times are decimal microseconds in the file and integer nanoseconds here, without loss: below 2**43 µs a float holds a
+nanosecond (its half step is 0.488 ns), above that the decimal text is read a second time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+from instrument.errors import TraceError
+from instrument.range_names import shown
+from instrument.trace.capture_json import MOST_RANKS
+from instrument.trace.columns import BEYOND_NS, BEYOND_US, Interned, append, as_ns, fields_of, ints, joined
+from instrument.trace.events import DEVICE, PYTHON, Codes, Events, Flags, Ints, Memory, Thread, flags, is_runtime
+from instrument.trace.gzip_stream import ahead, chunks
+from instrument.trace.json_stream import Pieces, cut_short
+from instrument.trace.layout import Scanned, Scanner
+from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced, decode
+
+
+def read(path: Path) -> Events:
+    """The events of a trace file, plain or gzip, in the object form or as a bare list.
+
+    A file that ends too early is read up to its last whole event, and the events say so (`cut_short`), if at least
+    one event with a duration stands before the cut.
+
+    An event that ends before it begins has no duration and is not finished; one with a time that no trace has is left
+    out. Both are counted.
+
+    Raises:
+        TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but not a trace; its
+            gzip data is damaged or a bomb; its durations add up to more than 146 years.
+    """
+    columns = _Columns()
+    with _collector_off(), closing(ahead(chunks(path))) as text:
+        pieces = Pieces(text, path, Scanner(columns.of_spans).scan, decode, coerced)
+        try:
+            for piece in pieces:
+                columns.add(piece)
+            if pieces.cut_short and not columns.spans:
+                raise cut_short(path, gzip=pieces.gzip_cut_short)
+            return columns.finish(base_ns=pieces.base_ns, cut_short=pieces.cut_short, **_of_rank(pieces.distributed))
+        except OverflowError as error:
+            raise TraceError(f"The trace file {path} has {error}; record it again.") from None
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep the collector from walking a million young objects again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# No window lasts so long: 104 days.
+_ENDLESS_NS = 2**53
+_DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "group", "blocks_per_sm", "occupancy")
+
+
+class _Columns:
+    """Columns that grow by a piece of events at a time."""
+
+    def __init__(self) -> None:
+        self.spans = 0
+        self.recorded = 0
+        self._categories, self._names, self._threads = Interned(), Interned(), Interned()
+        self._texts, self._grids = Interned({b"": 0}), Interned({b"": 0})
+        self._parts: dict[str, list[NDArray[Any]]] = {}
+        self._memory_parts: dict[str, list[NDArray[Any]]] = {}
+        self._halves: list[Begin | End] = []
+
+    def add(self, piece: list[Any] | Scanned) -> None:
+        """Take what is needed of events that were scanned or decoded."""
+        if isinstance(piece, Scanned):
+            self.recorded += piece.recorded
+            self.spans += len(piece.columns["name"])
+            append(self._parts, piece.columns)
+            others = piece.others
+        else:
+            self.recorded += len(piece)
+            self._add_spans([event for event in piece if type(event) is Complete])
+            others = [event for event in piece if type(event) is not Complete]
+        instants = [e for e in others if type(e) is Instant and e.args.size_bytes is not None]
+        if instants:
+            append(self._memory_parts, self._memory(instants))
+        self._halves += [event for event in others if type(event) in (Begin, End)]
+
+    def _add_spans(self, spans: list[Complete]) -> None:
+        if spans:
+            self.spans += len(spans)
+            append(self._parts, self.of_spans(spans))
+
+    def of_spans(self, spans: list[Complete]) -> dict[str, NDArray[Any]]:
+        count, event = len(spans), fields_of(Complete, spans)
+        arg = fields_of(Args, event["args"])
+        start = as_ns(event["ts"])
+        external = ints(arg["external_id"], 0)
+        category = self._categories.codes(event["cat"], count)
+        return {
+            "category": category,
+            "name": self._names.codes(_with_directions(event["name"], arg["direction"]), count),
+            "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
+            "start_ns": start,
+            "end_ns": start + np.clip(as_ns(event["dur"]), -_ENDLESS_NS, _ENDLESS_NS),
+            "external_id": np.where(external != 0, external, ints(arg["old_external_id"], 0)),
+            "correlation": ints(arg["correlation"], 0),
+            "sequence": ints(arg["sequence"], -1),
+            "forward_thread": ints(arg["forward_thread"], 0),
+            "finished": ints(arg["finished"], 1).astype(np.bool_),
+            "shapes": self._codes_of_texts(arg["shapes"]),
+            "concrete": self._codes_of_texts(arg["concrete"]),
+            "types": self._codes_of_texts(arg["types"]),
+            "call_stack": self._call_stacks(arg["call_stack"]),
+            "python_id": ints(arg["python_id"], -1),
+            "python_parent": ints(arg["python_parent"], -1),
+            **self._device_columns(category, arg),
+        }
+
+    def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
+        there = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category])
+        few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
+        few["moved_bytes"] = [size if moved is None else moved for moved, size in zip(few["moved_bytes"], few["size"])]
+        sizes = [int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in few["moved_bytes"]]
+        values: dict[str, tuple[NDArray[Any], float]] = {
+            "moved_bytes": (np.array(sizes, np.int64), -1),
+            "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
+            "block": (self._codes_of_texts(few["block"], self._grids), -1),
+            "group": (self._codes_of_texts(few["group"]), -1),
+            "blocks_per_sm": (np.array(few["blocks_per_sm"], np.float32), np.nan),
+            "occupancy": (np.array(few["occupancy"], np.float32), np.nan),
+        }
+        return {name: _placed(there, found, other, len(category)) for name, (found, other) in values.items()}
+
+    def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
+        event = fields_of(Instant, instants)
+        arg = fields_of(Args, event["args"])
+        return {
+            "thread": self._threads.codes(zip(event["pid"], event["tid"]), len(instants)),
+            "time_ns": as_ns(event["ts"]),
+            "size_bytes": ints(arg["size_bytes"], 0),
+            "device_type": ints(arg["device_type"], 0).astype(np.int32),
+            "device_index": ints(arg["device_index"], -1).astype(np.int32),
+            "allocated_bytes": ints(arg["allocated_bytes"], 0),
+            "reserved_bytes": ints(arg["reserved_bytes"], 0),
+            "address": ints(arg["address"], 0),
+        }
+
+    def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
+        """Where Python frames are events of their own, the operators' texts of them say nothing more."""
+        has_frames = not PYTHON.isdisjoint(self._categories)
+        return np.full(len(raws), -1, np.int32) if has_frames else self._codes_of_texts(raws)
+
+    def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
+        """JSON texts interned; -1 where there is none."""
+        if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
+            return np.full(len(raws), -1, np.int32)
+        return (self._texts if texts is None else texts).codes(map(bytes, raws), len(raws)) - np.int32(1)
+
+    def finish(self, **about: Any) -> Events:
+        """All of it, with what is said about it; the builder is empty afterwards: no column is in memory twice."""
+        halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
+        self._add_spans(_paired(halves))
+        plain = Interned()
+        threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
+        columns, memory = joined(self._parts, self.of_spans([])), joined(self._memory_parts, self._memory([]))
+        met = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
+        columns, negative = _with_real_times(columns)
+        memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
+        if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
+            columns["call_stack"][:] = -1
+        return Events(
+            categories=tuple(self._categories),
+            names=tuple(map(shown, self._names)),
+            threads=tuple(plain),
+            texts=tuple(self._texts)[1:],
+            grids=tuple(self._grids)[1:],
+            memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
+            recorded=self.recorded,
+            left_out=met - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
+            negative_durations=negative,
+            **columns | {"thread": threads[columns["thread"]]},
+            **about,
+        )
+
+
+def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
+    """Names as CUDA's copies have them, that say from where to where: "dma_request HOST_TO_DEVICE"."""
+    if directions.count(None) == len(directions):
+        return names
+    return [name if direction is None else f"{name} {direction}" for name, direction in zip(names, directions)]
+
+
+def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
+    """The events whose times a trace can have, and how many of them ended before they began.
+
+    Raises:
+        OverflowError: their durations do not add up to a number of 64 bits.
+    """
+    columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
+    columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _ENDLESS_NS), columns)
+    length = columns["end_ns"] - columns["start_ns"]
+    backwards = np.flatnonzero(length < 0)
+    columns["end_ns"][backwards] = columns["start_ns"][backwards]
+    columns["finished"][backwards] = False
+    length[backwards] = 0
+    total_ns = float(length.sum(dtype=np.float64))
+    if total_ns >= BEYOND_NS:
+        raise OverflowError(f"durations of {total_ns / 1e9 / 86_400 / 365:.3g} years together")
+    return columns, len(backwards)
+
+
+def _is_within(values: Ints, limit: int) -> Flags | None:
+    """Which values are nearer to 0 than a limit; None: all, as nearly always."""
+    is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
+    return None if is_within else np.abs(values) < limit
+
+
+def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return columns if chosen is None else {name: column[chosen] for name, column in columns.items()}
+
+
+def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
+    """The rank and world size that torch writes beside the events, where they are numbers that these can be."""
+    found = {name: distributed.get(name) for name in ("rank", "world_size")}
+    return {name: value if type(value) is int and 0 <= value <= MOST_RANKS else None for name, value in found.items()}
+
+
+def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:
+    column = np.full(count, elsewhere, values.dtype)
+    column[where] = values
+    return column
+
+
+def _number(value: int | str) -> int | str:
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 20 else value
+
+
+def _paired(halves: list[Begin | End]) -> list[Complete]:
+    """Events from their beginnings and ends: an end closes what began last on its thread.
+
+    One that never ends is unfinished and lasts until the last time that its thread shows; an end without a beginning
+    is left out.
+    """
+    found: list[Complete] = []
+    threads: dict[Thread, list[Begin | End]] = {}
+    for half in halves:
+        threads.setdefault((_number(half.pid), _number(half.tid)), []).append(half)
+    for members in threads.values():
+        members.sort(key=lambda half: half.ts)
+        open_ones: list[Begin] = []
+        for half in members:
+            if type(half) is Begin:
+                open_ones.append(half)
+            elif open_ones:
+                found.append(_between(open_ones.pop(), half.ts))
+        for begin in open_ones:
+            found.append(_between(begin, members[-1].ts, finished=False))
+    return found
+
+
+def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
+    args = begin.args if finished else msgspec.structs.replace(begin.args, finished=False)
+    lasts = float(Decimal(str(end)) - Decimal(str(begin.ts)))
+    return Complete(name=begin.name, pid=begin.pid, tid=begin.tid, ts=begin.ts, args=args, cat=begin.cat, dur=lasts)
