@@ -47,7 +47,7 @@ def main() -> None:
 
     for capture in session.captures:
         (backward,) = capture.ranges.where(name="backward")
-        print(f"{capture.name}: backward took {backward.host_ns / len(capture.steps) / 1e6:.3f} ms a step")
+        print(f"{capture.name}: backward took {backward.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step")
 
 
 if __name__ == "__main__":

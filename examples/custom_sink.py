@@ -23,7 +23,7 @@ class RangesCsv(Sink):
     separator: str = ","  # every field is an option, checked before the first step
 
     def write(self, capture: Capture, folder: Path) -> None:
-        table = capture.ranges.select(["path", "calls", "host_ns", "self_host_ns"])
+        table = capture.ranges.select(["path", "calls", "cpu_ns", "self_cpu_ns"])
         with (folder / "ranges.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=self.separator)
             writer.writerow(table.columns)

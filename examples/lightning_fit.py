@@ -57,7 +57,7 @@ def main() -> None:
 
     for capture in profiler.session.captures:
         for row in capture.ranges.where(lambda row: row.name in ("encoder", "loss")):
-            print(f"{capture.name}: {row.name} took {row.host_ns / row.calls / 1e6:.3f} ms a call")
+            print(f"{capture.name}: {row.name} took {row.cpu_ns / row.calls / 1e6:.3f} ms a call")
 
 
 if __name__ == "__main__":

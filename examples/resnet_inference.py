@@ -80,7 +80,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, instrument {version('torch-instrument')}")
 
     heading("2. Make a ResNet-18 and its input")
-    where = "device" if torch.cuda.is_available() else "host"  # whose times and memory are looked at
+    where = "device" if torch.cuda.is_available() else "cpu"  # whose times and memory are looked at
     device = torch.device("cuda" if where == "device" else "cpu")
     model = ResNet18().eval().to(device)
     inputs = torch.randn(5, 3, 224, 224, device=device)
@@ -89,7 +89,7 @@ def main() -> None:
 
     heading("3. Execution time")
     operators = record(model, inputs, record_shapes=True).operators
-    times = ["name", "calls", "self_host_ns", "host_ns"] + ["self_device_ns", "device_ns"] * (where == "device")
+    times = ["name", "calls", "self_cpu_ns", "cpu_ns"] + ["self_device_ns", "device_ns"] * (where == "device")
     print(operators.sort(f"{where}_ns").head(10).select(times))
     print("\nBy input shape, those with the most time of their own:\n")
     print(operators.by("input_shapes").sort(f"self_{where}_ns").head(10).select([*times, "input_shapes"]))

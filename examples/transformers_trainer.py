@@ -37,7 +37,7 @@ def main() -> None:
     for capture in profiler.session.captures:
         for row in capture.ranges.where(lambda row: row.name in ("data", "forward", "backward", "optimizer")):
             if row.depth == 0:
-                print(f"{capture.name}: {row.name} took {row.host_ns / len(capture.steps) / 1e6:.3f} ms a step")
+                print(f"{capture.name}: {row.name} took {row.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from instrument.analysis.table import Table
 from instrument.analysis.tensorboard_overview import devices as _devices
 from instrument.analysis.tensorboard_overview import overview as _overview
 from instrument.errors import CaptureError
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.patterns import Pattern
 from instrument.printable import printable
 from instrument.range_names import REGION
@@ -143,19 +143,19 @@ class Capture:
         return column_cache.read(self.trace_path)
 
     @cached_property
-    def host(self) -> Host:
-        """The host's side as one nesting, which several views stand on; see `instrument.links.cpu`."""
-        return Host(self.events)
+    def links(self) -> Links:
+        """The CPU's side as one nesting, which several views stand on; see `instrument.links.links`."""
+        return Links(self.events)
 
     @cached_property
     def operators(self) -> OperatorTable:
         """The operator table, as torch's `key_averages()`; see `instrument.analysis.operators`."""
-        return _operators(self.host)
+        return _operators(self.links)
 
     @cached_property
     def ranges(self) -> RangeTable:
         """The range tree of the annotations, and the whole in parts; see `instrument.analysis.ranges.RangeTable`."""
-        return _ranges(self.host, self.about.module_types)
+        return _ranges(self.links, self.about.module_types)
 
     @cached_property
     def work(self) -> Work:
@@ -189,7 +189,7 @@ class Capture:
 
     @cached_property
     def launches(self) -> Table:
-        """The host calls that launched device work, and how long it took to start; see `analysis.kernels`."""
+        """The CPU calls that launched device work, and how long it took to start; see `analysis.kernels`."""
         return _launches(self.events, self.work)
 
     @cached_property
@@ -210,7 +210,7 @@ class Capture:
     @cached_property
     def memory(self) -> MemoryView:
         """What lived in memory over time, by device; see `instrument.analysis.memory_timeline`."""
-        return MemoryView(self.host)
+        return MemoryView(self.links)
 
     @cached_property
     def categories(self) -> list[Categories]:
@@ -233,7 +233,7 @@ class Capture:
         return Table({"name": [entry.range for entry in here], "region": [entry.region for entry in here]})
 
     def stacks(
-        self, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+        self, metric: Literal["cpu", "device"] = "cpu", *, range: str | None = None, threads: bool = False
     ) -> list[Stack]:
         """Call paths with the time that belongs to the last frame of each; see `instrument.analysis.stacks`.
 

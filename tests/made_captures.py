@@ -15,11 +15,11 @@ from instrument.capture import Capture
 from instrument.runs.rank_summary import write
 
 REDUCES = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-HOST, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
+CPU, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
 
 
 def span(name: str, start_us: float, length_us: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
-    where = DEVICE if category == "kernel" else HOST
+    where = DEVICE if category == "kernel" else CPU
     return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, "args": args, **where}
 
 
@@ -56,7 +56,7 @@ def kernels() -> list[dict[str, Any]]:
 def synchronous_steps(own_us: int, *, device: bool = False, later_us: float = 0) -> list[dict[str, Any]]:
     """Steps 3 and 4 of 1000 µs on one rank of several: work of its own, then an all-reduce that ends after 900.
 
-    On the host the work is the range `forward` and the all-reduce gloo's; on a device both are kernels, launched within
+    On the CPU the work is the range `forward` and the all-reduce gloo's; on a device both are kernels, launched within
     the first 20 µs. The rank's clock is ahead by `later_us`.
     """
     events = []

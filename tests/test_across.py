@@ -57,7 +57,7 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
     assert "Rank 1 on " in text
     (slow,) = window.stragglers
     assert (slow.rank, slow.range) == (1, "load")
-    loads = [Capture.load(path).ranges.where(path="load")[0].host_ns_per_step for path in window.paths]
+    loads = [Capture.load(path).ranges.where(path="load")[0].cpu_ns_per_step for path in window.paths]
     assert slow.range_excess_ns == pytest.approx(loads[1] - loads[0], abs=1)
     assert slow.others_exposed_communication_ns > slow.exposed_communication_ns
     clocks = window.clocks

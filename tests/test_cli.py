@@ -38,7 +38,7 @@ def test_show_prints_what_the_table_sink_wrote(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (capture.folder / "table.txt").read_text(encoding="utf-8")
     assert "\x1b" not in done.stdout, "plain text when piped"
-    assert "forward          2    1.200 ms     600.000 µs  20.0%  400.000 µs" in done.stdout
+    assert "forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs" in done.stdout
 
 
 def test_show_takes_any_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         return capsys.readouterr().out.removesuffix("\n")
 
     assert shown() == render(capture)
-    assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="host_ns", rows=2)
+    assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="cpu_ns", rows=2)
     assert ("name", *GROUPINGS) == command._GROUPINGS
     for by in ("input_shapes", "thread", "step", "range"):
         assert shown("--by", by) == render(capture, by=by)
@@ -75,7 +75,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
     offered = {option: view.split(".")[0] for option, (view, _) in command._VIEWS.items()}
-    assert set(offered.values()) == views - {"events", "host", "work", "categories"}
+    assert set(offered.values()) == views - {"events", "links", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
         assert main(["show", str(capture.folder), f"--{option}"]) == 0
@@ -100,7 +100,7 @@ def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, capsys: pytest.Ca
         assert first("--ranges", "--sort", column) == order, column
     assert first("--ranges", "--sort", "backward_ns", "--rows", "1") == ["forward"]
     assert first("--sort", "min_ns") == [row.path for row in capture.ranges.sort("min_ns")]
-    assert first("--sort", "self_host_ns")[0] == "forward", "the operators have that column: the tree stays"
+    assert first("--sort", "self_cpu_ns")[0] == "forward", "the operators have that column: the tree stays"
     assert main(["show", str(capture.folder), "--ranges", "--sort", "bakward_ns"]) == 2
     assert capsys.readouterr().err == (
         "instrument: The ranges cannot be sorted by 'bakward_ns'; did you mean 'backward_ns'?\n"
@@ -180,7 +180,7 @@ class Calls:
 def test_any_sink_runs_afterwards(tmp_path: Path) -> None:
     (tmp_path / "their_sink.py").write_text(THEIRS)
     folder = write_capture(tmp_path / "profile", steps()).folder
-    options = ["columns=[calls, host_ns]", "a.b=3", "to=yes"]
+    options = ["columns=[calls, cpu_ns]", "a.b=3", "to=yes"]
 
     def export(*arguments: object) -> str:
         command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
@@ -369,8 +369,8 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
         ([empty], f"{empty} holds no capture: give a capture's folder, a folder above it, or a trace file."),
         ([broken], f"The trace file {broken} is cut short: its JSON does not end; copy or record it again."),
         (
-            [capture.folder, "--sort", "self_hots_ns"],
-            "The table cannot be sorted by 'self_hots_ns'; did you mean 'self_host_ns'?",
+            [capture.folder, "--sort", "self_cup_ns"],
+            "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?",
         ),
         ([broken, "--columns", "cals"], "The table has no column 'cals'; did you mean 'calls'?"),
         (

@@ -474,7 +474,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def node(folder: Path, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
     """An agent of torchrun's with two ranks, which meets the other one in a store of the test's, in its own folder."""
     folder.mkdir()
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_host=false"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_cpu=false"]
     script = str(Path(__file__).parent / "ranks_training.py")
     # Hydra gives each rank a folder of its own, as it does with the time in its name
     hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]

@@ -30,7 +30,7 @@ from instrument.annotate.modules import forget
 from instrument.cli.command import main
 from instrument.errors import CaptureError, MissingPackage
 from instrument.record import timings
-from instrument.record.timings import OTHERS, STEP, HostTimes, Rows, Tally
+from instrument.record.timings import OTHERS, STEP, CpuTimes, Rows, Tally
 from instrument.record.windows import Windows
 from instrument.runs.timings_file import read_timings
 
@@ -150,11 +150,11 @@ def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(monkeypat
 
 
 def test_memory_does_not_grow_with_the_calls() -> None:
-    host = HostTimes()
+    timed = CpuTimes()
 
     def run(times: int) -> int:
         for _ in range(times):
-            host.backend.close(host.backend.open("range"))
+            timed.backend.close(timed.backend.open("range"))
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_calls() -> None:
     finally:
         tracemalloc.stop()
     assert many - few < 4_000
-    ((_, row),) = host.rows.items()
+    ((_, row),) = timed.rows.items()
     row.turn()
     assert row.run.calls == 1_000 + 2_560 + 25_600
 
@@ -275,14 +275,14 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(programs())
 def test_the_calls_of_random_programs_are_all_counted(program: Program) -> None:
-    host = HostTimes()
-    before, backends.torch_backend = backends.torch_backend, host.backend
+    timed = CpuTimes()
+    before, backends.torch_backend = backends.torch_backend, timed.backend
     try:
         runner = run_program(program)
     finally:
         backends.torch_backend = before
     expected = Counter(name for ranges in runner.model.ranges.values() for name, _ in ranges)
-    counted = Counter({name: row.turn().calls for name, row in host.rows.items()})
+    counted = Counter({name: row.turn().calls for name, row in timed.rows.items()})
     assert counted == expected
 
 

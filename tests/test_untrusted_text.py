@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from collected import Log
-from made_captures import DEVICE, HOST, REDUCES, annotation, span, write_capture
+from made_captures import CPU, DEVICE, REDUCES, annotation, span, write_capture
 
 from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
@@ -40,7 +40,7 @@ def evil_events(own_us: int = 500) -> list[dict[str, Any]]:
             span(f"cudaLaunch{EVIL}", start + 20, 10, "cuda_runtime", **launch),
             span(f"{EVIL}gemm", start + 30, own_us - 100, "kernel", **launch),
             span(f"{REDUCES}{EVIL}", start + own_us, 900 - own_us, "kernel", correlation=number, grid=[1, 1, 1]),
-            {"ph": "i", "name": "[memory]", "ts": start + 40, "args": memory, **HOST},
+            {"ph": "i", "name": "[memory]", "ts": start + 40, "args": memory, **CPU},
         ]
     compiled = span(f"Torch-Compiled Region: {EVIL}", 1950, 5)
     return [*events, compiled, span("k", 1960, 5, "kernel") | DEVICE | {"tid": EVIL}]

@@ -41,7 +41,7 @@ _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 class Work:
     """What ran on the devices: positions among the events, the kind of each, an index into `KINDS`, and its launch.
 
-    `call` is the host call that launched it and `operator` the operator it names, as in `Launches`. A device's copies
+    `call` is the CPU call that launched it and `operator` the operator it names, as in `Launches`. A device's copies
     of annotations, its counters and its synchronisations are no work.
     """
 

@@ -10,13 +10,13 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, Work
 from instrument.analysis.steps import finished_steps, launching_step, step_at, step_number
 from instrument.analysis.table import Table
-from instrument.links.cpu import Host
 from instrument.links.intervals import merged, sweep
+from instrument.links.links import Links
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
-# The annotations of process groups that work on the host last as long as the collective; NCCL's end when it is queued.
-_ON_HOST = ("gloo:", "mpi:")
-_OF_GROUPS = (*_ON_HOST, "nccl:", "ucc:", "xccl:", "hccl:")
+# The annotations of process groups that work on the CPU last as long as the collective; NCCL's end when it is queued.
+_ON_CPU = ("gloo:", "mpi:")
+_OF_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
 # No rank can finish one of these before the last has joined it, so that it ends everywhere at about the same moment.
 _SYNCHRONISING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
 # What only hands a collective over, or waits for it.
@@ -28,15 +28,15 @@ def is_collective(name: str) -> bool:
     return name.startswith(_OF_GROUPS)
 
 
-def _is_on_host(name: str) -> bool:
-    return name.startswith(_ON_HOST)
+def _is_on_cpu(name: str) -> bool:
+    return name.startswith(_ON_CPU)
 
 
 def collectives(events: Events, work: Work) -> Table:
     """The collectives that end on all ranks at about the same moment, in the order in which they end.
 
     Columns: `name group step ordinal start_ns end_ns`. They are the kernels of communication where a device ran any,
-    and otherwise the annotations of process groups that work on the host (gloo). `ordinal` counts those of a name and
+    and otherwise the annotations of process groups that work on the CPU (gloo). `ordinal` counts those of a name and
     group within a step, by start, so that the same collective bears the same first four columns on every rank. `name`
     is without a kernel's parameters; `group` is the ranks that took part, as Kineto writes them, and None where it does
     not; `step` is that in which the collective was launched, None outside of steps.
@@ -48,7 +48,7 @@ def collectives(events: Events, work: Work) -> Table:
     if len(device):
         index, step = work.event[device], launching_step(events, work, steps)[device]
     else:
-        index = np.flatnonzero(events.among(ANNOTATION) & events.named(_is_on_host))
+        index = np.flatnonzero(events.among(ANNOTATION) & events.named(_is_on_cpu))
         step = step_at(events, steps, events.start_ns[index])
     chosen = events.named(lambda name: _SYNCHRONISING.search(name) is not None)[index]
     index, step = index[chosen], step[chosen]
@@ -81,14 +81,14 @@ def _columns(events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints
     }
 
 
-def host_waits(host: Host) -> dict[str, list[Any] | None]:
+def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Communication of each finished step in a trace without a device: `communication_ns exposed_communication_ns`.
 
     It is exposed while no operator runs on any thread besides those of the collective itself. Empty where no process
-    group worked on the host.
+    group worked on the CPU.
     """
-    events, forest = host.events, host.forest
-    communicates = (events.among(ANNOTATION) & events.named(_is_on_host))[forest.index]
+    events, forest = links.events, links.forest
+    communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[forest.index]
     if not communicates.any():
         return {}
     operator = events.among(OPERATOR) & ~events.named(lambda name: name.startswith(_HANDED_OVER) or is_step(name))

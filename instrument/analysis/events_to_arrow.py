@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def to_arrow(events: Events) -> pyarrow.Table:
 
 def _spans(events: Events) -> dict[str, Any]:
     categories = [_TODAY.get(category, category) for category in events.categories]
-    host = Host(events)
-    forest = host.forest
-    is_host = np.zeros(len(events), np.bool_)
+    links = Links(events)
+    forest = links.forest
+    is_cpu = np.zeros(len(events), np.bool_)
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
-    is_host[forest.index] = True
+    is_cpu[forest.index] = True
     parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
-    own[forest.index] = forest.own(host.spent_ns)
-    device, node = host.launched
+    own[forest.index] = forest.own(links.spent_ns)
+    device, node = links.launched
     launcher = np.full(len(events), -1)
     launcher[device] = np.append(forest.index, -1)[node]
     texts = [text.decode("utf-8", "replace") for text in events.texts]  # as it stood in the file, so it may be no UTF-8
@@ -57,7 +57,7 @@ def _spans(events: Events) -> dict[str, Any]:
         **_places(events, events.thread),
         **_starts(events, events.start_ns),
         "duration_ns": _known(events.duration_ns),
-        "self_ns": _known(own, is_host),
+        "self_ns": _known(own, is_cpu),
         "parent": _known(parent, parent >= 0),
         "launched_by": _known(launcher, launcher >= 0),
         "correlation": _known(events.correlation, events.correlation != 0),

@@ -19,9 +19,9 @@ def kernels(events: Events, work: Work) -> Table:
     Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy
     occupancy_covered`.
 
-    `kind` is "kernel" or "communication". `launch_ns` is the host time of the calls that launched them; one that
+    `kind` is "kernel" or "communication". `launch_ns` is the CPU time of the calls that launched them; one that
     launched several, such as a graph's, counts for the first of them. `short_calls` counts those whose launch took
-    longer on the host than all that it launched on the device; both are None where no launch is in the trace. `grid`
+    longer on the CPU than all that it launched on the device; both are None where no launch is in the trace. `grid`
     and `block` are those of the longest call. `blocks_per_sm` and `occupancy`, Kineto's estimate as a fraction, are
     means weighted by time. These four are None where they were not recorded, as on ROCm. Kineto makes no estimate for
     many kernels, those of cuBLAS and NCCL among them, and writes 0: `occupancy_covered` is the share of the time for
@@ -76,11 +76,11 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def launches(events: Events, work: Work) -> Table:
-    """One row for each kind of host call that launched device work, such as cudaLaunchKernel, the costliest first.
+    """One row for each kind of CPU call that launched device work, such as cudaLaunchKernel, the costliest first.
 
     Columns: `name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls`.
 
-    `launch_ns` is the calls' time on the host, `device_ns` that of the `device_calls` kernels, copies and memsets
+    `launch_ns` is the calls' time on the CPU, `device_ns` that of the `device_calls` kernels, copies and memsets
     which they launched. A delay is from a call's end to the start of the first that it launched, 0 where that started
     before the call had returned; of an even number of delays the median is the lower one. `short_calls` counts the
     calls that took longer than all that they launched.
@@ -95,18 +95,18 @@ def launches(events: Events, work: Work) -> Table:
     device = work.event[known]
     by_call = _group(work.call[known], events.start_ns[device])
     call = work.call[known][by_call.first]
-    host, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
+    launch_ns, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
     delay = np.maximum(events.start_ns[device[by_call.first]] - events.end_ns[call], 0)
     groups = _group(events.name[call], delay)
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[call[groups.last]].tolist()],
         "calls": groups.size.tolist(),
         "device_calls": groups.sum(by_call.size).tolist(),
-        "launch_ns": groups.sum(host).tolist(),
+        "launch_ns": groups.sum(launch_ns).tolist(),
         "device_ns": groups.sum(ran).tolist(),
         "median_delay_ns": delay[groups.median].tolist(),
         "max_delay_ns": delay[groups.last].tolist(),
-        "short_calls": groups.sum(ran < host).tolist(),
+        "short_calls": groups.sum(ran < launch_ns).tolist(),
     }
     return Table(columns).sort("launch_ns")
 
@@ -187,14 +187,14 @@ def _group(key: Ints | Codes, value: Ints) -> _Groups:
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """For each device event the host time of its launch, -1 where unknown, and whether the launch took longer."""
+    """For each device event the CPU time of its launch, -1 where unknown, and whether the launch took longer."""
     known = work.call >= 0
-    host = np.where(known, events.duration_ns[work.call], -1)
+    launch_ns = np.where(known, events.duration_ns[work.call], -1)
     ran = np.zeros(len(events), np.int64)
     np.add.at(ran, work.call[known], events.duration_ns[work.event[known]])
     _, first = np.unique(work.call, return_index=True)
-    counts = np.isin(np.arange(len(host)), first) | (host < 0)
-    return np.where(counts, host, 0), (host >= 0) & (ran[work.call] < host)
+    counts = np.isin(np.arange(len(launch_ns)), first) | (launch_ns < 0)
+    return np.where(counts, launch_ns, 0), (launch_ns >= 0) & (ran[work.call] < launch_ns)
 
 
 def _spread(groups: _Groups, duration: Ints) -> dict[str, list[int]]:

@@ -10,23 +10,23 @@ import numpy as np
 from instrument.analysis.rules import Rules
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import Forest, nest
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import OPERATOR, PYTHON, Events, Flags, Ints, Memory, is_step, split_overload
 
 # Numbers of torch's DeviceType: CPU, MKLDNN and IDEEP; CUDA, HIP, XPU and PrivateUse1.
-_HOST = (0, 2, 5)
+_CPU = (0, 2, 5)
 _TORCH_DEVICES = (1, 6, 12, 20)
 _MODULE = "nn.Module: "
 By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory, rules: Rules) -> dict[str, Ints | None]:
-    """Each instant's bytes on the host and on devices, 0 where it belongs to the other; None if there is none."""
-    host = np.isin(memory.device_type, _HOST)
-    device = ~host if rules.all_device_memory else np.isin(memory.device_type, _TORCH_DEVICES)
+    """Each instant's bytes on the CPU and on devices, 0 where it belongs to the other; None if there is none."""
+    cpu = np.isin(memory.device_type, _CPU)
+    device = ~cpu if rules.all_device_memory else np.isin(memory.device_type, _TORCH_DEVICES)
     return {
-        "host": np.where(host, memory.size_bytes, 0) if len(memory) else None,
+        "cpu": np.where(cpu, memory.size_bytes, 0) if len(memory) else None,
         "device": np.where(device, memory.size_bytes, 0) if device.any() else None,
     }
 
@@ -62,7 +62,7 @@ def _lanes(forest: Forest, memory: Memory, rules: Rules) -> Iterator[tuple[Ints,
         yield np.flatnonzero(forest.thread == thread), np.flatnonzero(memory.thread == thread)
 
 
-def around(host: Host, by: By) -> tuple[Ints, list[str]]:
+def around(links: Links, by: By) -> tuple[Ints, list[str]]:
     """What was around each instant, as an index into names, of which the last is "[no operator]" and its like.
 
     Raises:
@@ -72,7 +72,7 @@ def around(host: Host, by: By) -> tuple[Ints, list[str]]:
     tellers = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
     if by not in tellers:
         raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
-    found, names = tellers[by](host)
+    found, names = tellers[by](links)
     every = [*names, f"[no {by}]"]
     index = {name: position for position, name in enumerate(dict.fromkeys(every))}  # overloads share a name
     return np.array([index[name] for name in every], np.int64)[found], list(index)
@@ -83,25 +83,25 @@ def module_frames(events: Events) -> Flags:
     return events.among(PYTHON) & events.named(lambda name: name.startswith(_MODULE))
 
 
-def _operators_around(host: Host) -> tuple[Ints, list[str]]:
+def _operators_around(links: Links) -> tuple[Ints, list[str]]:
     """The outermost operator around each instant on its thread."""
-    events, memory = host.events, host.events.memory
+    events, memory = links.events, links.events.memory
     forest = nest(events, events.among(OPERATOR) & ~events.named(is_step))
     outermost = forest.index[forest.nearest(forest.parent < 0)]
     name = np.append(events.name[outermost], -1)[forest.around(memory.thread, memory.time_ns)]
     return name, [split_overload(name)[0] for name in events.names]
 
 
-def _ranges_around(host: Host) -> tuple[Ints, list[str]]:
+def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
     """The range to which each instant belongs: the one around it on its thread, or that of the forward in backward."""
-    marks, memory = host.marks, host.events.memory
+    marks, memory = links.marks, links.events.memory
     mark = marks.nodes.around(memory.thread, memory.time_ns)
     return np.append(marks.placed, -1)[mark], marks.paths.texts
 
 
-def _modules_around(host: Host) -> tuple[Ints, list[str]]:
+def _modules_around(links: Links) -> tuple[Ints, list[str]]:
     """The path of the modules around each instant on its thread."""
-    events, memory = host.events, host.events.memory
+    events, memory = links.events, links.events.memory
     frames = module_frames(events)
     if not frames.any():
         raise CaptureError("The trace names no modules; record it with with_stack=true.")

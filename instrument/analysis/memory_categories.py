@@ -67,7 +67,7 @@ def file_of(device: str, *, raw: bool = False) -> str:
 
 
 def read(folder: Path, base_ns: int) -> list[Categories]:
-    """The categories of a capture's devices, the host last; none where `profiler.memory_categories` was off.
+    """The categories of a capture's devices, the CPU last; none where `profiler.memory_categories` was off.
 
     `base_ns` is the Unix time of the trace's clock at 0.
 

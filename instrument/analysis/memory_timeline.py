@@ -17,7 +17,7 @@ from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.steps import finished_steps, step_number
 from instrument.analysis.table import Table
 from instrument.errors import CaptureError
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.trace.events import Events, Ints, Memory
 
 # c10/core/DeviceType.h
@@ -85,13 +85,13 @@ class MemoryView:
     Cost: about 1 µs a memory event, each view once.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host, self._events = host, host.events
+    def __init__(self, links: Links) -> None:
+        self._links, self._events = links, links.events
         self._told: dict[By, tuple[Ints, list[str]]] = {}
 
     @cached_property
     def timelines(self) -> dict[str, Timeline]:
-        """Device -> its allocations and frees over time, the devices before the host."""
+        """Device -> its allocations and frees over time, the devices before the CPU."""
         memory = self._events.memory
         order = np.lexsort((memory.time_ns, memory.device_index, memory.device_type))
         keys = np.stack([memory.device_type, memory.device_index])[:, order]
@@ -101,7 +101,7 @@ class MemoryView:
 
     @cached_property
     def devices(self) -> Table:
-        """A row for each device, the host last.
+        """A row for each device, the CPU last.
 
         Columns: `device allocations frees allocated_bytes freed_bytes net_bytes peak_ns peak_bytes peak_net_bytes
         reserved_bytes`. `net_bytes` is allocated less freed; `peak_ns` is on the trace's own clock, and shown since its
@@ -188,7 +188,7 @@ class MemoryView:
             ConfigError: there is no such `by`.
         """
         if by not in self._told:
-            self._told[by] = around(self._host, by)
+            self._told[by] = around(self._links, by)
         codes, labels = self._told[by]
         origin = self._partner[line.instant]
         frees = line.size_bytes < 0
@@ -200,7 +200,7 @@ class MemoryView:
         """By what the trace can tell memory apart: operator, and range and module where there are any."""
         has: dict[By, Any] = {
             "operator": True,
-            "range": self._host.marks.paths.names,
+            "range": self._links.marks.paths.names,
             "module": module_frames(self._events).any(),
         }
         return tuple(by for by, there in has.items() if there)

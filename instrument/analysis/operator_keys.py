@@ -10,10 +10,10 @@ import numpy as np
 
 from instrument.analysis.stacks import frames_around
 from instrument.analysis.steps import step_at, step_number
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.trace.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, is_step, split_overload
 
-# What a row of the table is of. "wait" is a call in which the host waits for the device; "unlaunched" is device work
+# What a row of the table is of. "wait" is a call in which the CPU waits for the device; "unlaunched" is device work
 # whose launch is not in the trace.
 KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "python", "memory", "unlaunched")
 Quantities = dict[str, Ints | None]
@@ -26,7 +26,7 @@ class Calls:
 
     `event` is a call's position among the events, -1 for memory that no call covers, that of the device event for work
     that nothing in the trace launched; `name` an index into `names`, `kind` into `KINDS`.
-    `counted` is what shares are made of: of the calls' own times what counts; see `Host.counted_ns`.
+    `counted` is what shares are made of: of the calls' own times what counts; see `Links.counted_ns`.
     `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
     """
 
@@ -42,9 +42,9 @@ class Calls:
     counted: dict[str, Ints]
 
 
-def by_input_shapes(host: Host, calls: Calls, _: int) -> Grouping:
+def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     """Input shapes as torch prints them; all None where the trace holds none."""
-    events = host.events
+    events = links.events
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
@@ -52,14 +52,14 @@ def by_input_shapes(host: Host, calls: Calls, _: int) -> Grouping:
     return codes[code], labels
 
 
-def by_stack(host: Host, calls: Calls, depth: int) -> Grouping:
+def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
     """The innermost Python frames around each call."""
-    return frames_around(host.events, calls.event, depth)
+    return frames_around(links.events, calls.event, depth)
 
 
-def by_overload(host: Host, calls: Calls, _: int) -> Grouping:
+def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
     """The operator's overload, "" for the default one; all None where the trace names no overload."""
-    events = host.events
+    events = links.events
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last for memory outside any call
     for code in operators.tolist():
@@ -70,14 +70,14 @@ def by_overload(host: Host, calls: Calls, _: int) -> Grouping:
     return codes[_of_event(events.name, calls, -1)], labels
 
 
-def by_thread(host: Host, calls: Calls, _: int) -> Grouping:
+def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
     """The thread as "process/thread", that of the operator for a launch."""
-    return calls.thread, [f"{process}/{thread}" for process, thread in host.events.threads]
+    return calls.thread, [f"{process}/{thread}" for process, thread in links.events.threads]
 
 
-def by_step(host: Host, calls: Calls, _: int) -> Grouping:
+def by_step(links: Links, calls: Calls, _: int) -> Grouping:
     """The number of the step in which the call began, on whatever thread; None outside all steps."""
-    events = host.events
+    events = links.events
     steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
     if not steps.size:
         return _unknown(calls)
@@ -86,9 +86,9 @@ def by_step(host: Host, calls: Calls, _: int) -> Grouping:
     return codes[step_at(events, steps, calls.start_ns)], labels
 
 
-def by_device(host: Host, calls: Calls, _: int) -> Grouping:
+def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
-    used, nodes = _devices_below(host), len(host.forest)
+    used, nodes = _devices_below(links), len(links.forest)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
@@ -96,38 +96,38 @@ def by_device(host: Host, calls: Calls, _: int) -> Grouping:
     of_node = np.full(nodes, len(names))
     of_node[working] = code.reshape(-1)
     unlaunched = np.flatnonzero((calls.node >= nodes) & (calls.event >= 0))
-    ran_on = [str(host.events.threads[k][0]) for k in host.events.thread[calls.event[unlaunched]].tolist()]
+    ran_on = [str(links.events.threads[k][0]) for k in links.events.thread[calls.event[unlaunched]].tolist()]
     same, labels = _interned([*names, None, *ran_on])
     codes = _of_node(of_node, calls, len(names))
     codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
     return same[codes], labels
 
 
-def _devices_below(host: Host) -> dict[str, Flags]:
+def _devices_below(links: Links) -> dict[str, Flags]:
     """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
-    device, node = host.launched
-    on = np.array([str(process) for process, _ in host.events.threads])[host.events.thread[device]]
+    device, node = links.launched
+    on = np.array([str(process) for process, _ in links.events.threads])[links.events.thread[device]]
     found = {}
     for name in np.unique(on[node >= 0]).tolist():
-        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(host.forest))
-        found[name] = host.forest.with_descendants(own) > 0
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.forest))
+        found[name] = links.forest.with_descendants(own) > 0
     return found
 
 
-def by_range(host: Host, calls: Calls, _: int) -> Grouping:
+def by_range(links: Links, calls: Calls, _: int) -> Grouping:
     """The path of the range to which the call belongs, that of a range's own row being the one above it.
 
     What ran in a backward node belongs to the range of that node's forward operator. None outside of any.
     """
-    marks = host.marks
-    is_itself = np.append(marks.nodes.index, -1)[marks.inner] == host.forest.index
+    marks = links.marks
+    is_itself = np.append(marks.nodes.index, -1)[marks.inner] == links.forest.index
     above = np.append(np.where(marks.backward, np.arange(len(marks.nodes)), marks.nodes.parent), -1)
     path = np.append(marks.placed, -1)[np.where(is_itself, above[marks.inner], marks.inner)]
     texts: list[str | None] = [*marks.paths.texts, None]
     return _of_node(np.where(path >= 0, path, len(texts) - 1), calls, len(texts) - 1), texts
 
 
-GROUPINGS: dict[str, Callable[[Host, Calls, int], Grouping]] = {
+GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
     "input_shapes": by_input_shapes,
     "stack": by_stack,
     "overload": by_overload,

@@ -12,8 +12,8 @@ from instrument.analysis.rules import HONEST, TORCH, Rules
 from instrument.analysis.table import Table
 from instrument.errors import ConfigError
 from instrument.links.call_tree import Forest
-from instrument.links.cpu import Host
 from instrument.links.flops import UNKNOWN, has_rule, uncounted
+from instrument.links.links import Links
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
     ANNOTATION,
@@ -32,7 +32,7 @@ from instrument.trace.events import (
 )
 
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
-_TOTALS = frozenset({"host_ns", "device_ns", "host_bytes", "device_bytes"})
+_TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
 By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 
@@ -44,27 +44,27 @@ class OperatorTable(Table):
     both. torch's own table counts it in its totals again; see `instrument.analysis.rules` for what else differs. A
     cell that the trace cannot tell is None: device columns without device events, bytes without memory events.
 
-    `share` is a row's own host time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
+    `share` is a row's own CPU time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
     threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
     the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same. `total_share`
     and `device_total_share` are those with what it calls, torch's "CPU total %" and "CUDA total %".
 
     `kind` tells operators from ranges, steps, marks and the marks of torch's loader, from runtime calls, and among
-    these the calls in which the host waits for the device.
+    these the calls in which the CPU waits for the device.
 
     The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
-    launch is not in the trace, as it was before the recording began: its host time is not known, and its step and
+    launch is not in the trace, as it was before the recording began: its CPU time is not known, and its step and
     device are those where it ran.
     """
 
-    def __init__(self, host: Host, calls: Calls) -> None:
+    def __init__(self, links: Links, calls: Calls) -> None:
         super().__init__(_rows(calls, np.zeros(len(calls.name), np.int64), {}))
-        self._host = host
+        self._links = links
         self._calls = calls
 
     @property
     def shared_ns(self) -> int:
-        """The host time that shares are of, in ns."""
+        """The CPU time that shares are of, in ns."""
         return int(self._calls.counted["share"].sum())
 
     def by(self, what: By, *, depth: int = 5) -> Table:
@@ -90,22 +90,22 @@ class OperatorTable(Table):
         if what not in GROUPINGS:
             *most, last = GROUPINGS
             raise ConfigError(f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}.")
-        codes, labels = GROUPINGS[what](self._host, self._calls, depth)
+        codes, labels = GROUPINGS[what](self._links, self._calls, depth)
         return Table(_rows(self._calls, codes, {what: labels}))
 
     @property
     def uncounted(self) -> Table:
-        """The operators whose FLOPs nobody counted, costliest first: `name has_rule calls host_ns device_ns`.
+        """The operators whose FLOPs nobody counted, costliest first: `name has_rule calls cpu_ns device_ns`.
 
         No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
         the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
         `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
         not understood: of what is missing, that is the part to mind.
         """
-        events, forest = self._host.events, self._host.forest
-        nodes = np.flatnonzero(uncounted(events, forest, self._host.flops))
+        events, forest = self._links.events, self._links.forest
+        nodes = np.flatnonzero(uncounted(events, forest, self._links.flops))
         names, code = _display_names(events, forest)
-        device = self._host.device_own_ns()
+        device = self._links.device_own_ns()
         rows, group = np.unique(code[nodes], return_inverse=True)
         order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
         totals = None if device is None else forest.with_descendants(device)[nodes]
@@ -114,13 +114,13 @@ class OperatorTable(Table):
             "name": [names[k] for k in rows.tolist()],
             "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
             "calls": np.bincount(group, minlength=len(rows)).tolist(),
-            "host_ns": _sums(forest.total_ns[nodes], group, order, everything),
+            "cpu_ns": _sums(forest.total_ns[nodes], group, order, everything),
             "device_ns": _sums(totals, group, order, everything),
         }
-        return Table(columns).sort("host_ns" if device is None else "device_ns")
+        return Table(columns).sort("cpu_ns" if device is None else "device_ns")
 
 
-def operators(host: Host, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
+def operators(links: Links, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
     """The operator table of a trace; its columns and their units are those of `OperatorTable`.
 
     With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording; by default
@@ -129,23 +129,23 @@ def operators(host: Host, rules: Literal["honest", "torch"] = "honest") -> Opera
     Cost: about 0.5 µs an event.
     """
     counted = TORCH if rules == "torch" else HONEST
-    nested = Host(host.events, python=True) if counted.python_rows else host
+    nested = Links(links.events, python=True) if counted.python_rows else links
     return OperatorTable(nested, _calls(nested, counted))
 
 
-def _calls(host: Host, rules: Rules) -> Calls:
-    events, forest = host.events, host.forest
+def _calls(links: Links, rules: Rules) -> Calls:
+    events, forest = links.events, links.forest
     names, name = _display_names(events, forest)
     kept, top = _folded(forest, name)
     quantities: Quantities = {
-        "host_ns": forest.total_ns[kept],
-        "self_host_ns": _at_top(forest.own(forest.total_ns if rules.overlaps_twice else host.spent_ns), top)[kept],
-        **_device_times(host, kept, top, rules),
+        "cpu_ns": forest.total_ns[kept],
+        "self_cpu_ns": _at_top(forest.own(forest.total_ns if rules.overlaps_twice else links.spent_ns), top)[kept],
+        **_device_times(links, kept, top, rules),
         **_bytes(events, forest, kept, top, rules),
-        "flops": _flops(host.flops, kept, top),
+        "flops": _flops(links.flops, kept, top),
     }
-    counted = {"share": _at_top(forest.own(host.counted_ns), top)[kept], "total_share": host.counted_ns[kept]}
-    if (device := host.counted_device_own_ns) is not None:
+    counted = {"share": _at_top(forest.own(links.counted_ns), top)[kept], "total_share": links.counted_ns[kept]}
+    if (device := links.counted_device_own_ns) is not None:
         counted["device_share"] = _at_top(device, top)[kept]
         counted["device_total_share"] = forest.with_descendants(device)[kept]
     nodes = np.arange(len(forest))
@@ -163,7 +163,7 @@ def _calls(host: Host, rules: Rules) -> Calls:
         counted=counted,
     )
     calls = _with_uncovered_memory(calls, events, forest, rules)
-    return _with_unlaunched_work(calls, host) if rules.unlaunched_row else calls
+    return _with_unlaunched_work(calls, links) if rules.unlaunched_row else calls
 
 
 def _kinds(events: Events) -> Ints:
@@ -215,15 +215,15 @@ def _at_top(own: Ints, top: Ints) -> Ints:
     return total
 
 
-def _device_times(host: Host, kept: Flags, top: Ints, rules: Rules) -> Quantities:
-    own = host.device_own_ns(annotations=rules.annotations_as_kernels)
+def _device_times(links: Links, kept: Flags, top: Ints, rules: Rules) -> Quantities:
+    own = links.device_own_ns(annotations=rules.annotations_as_kernels)
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
     lifted = _at_top(own, top)
     if rules.folding_loses_kernels:
         lifted[top] = own  # the innermost of a chain comes last
     lifted[~kept] = 0
-    return {"device_ns": host.forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
+    return {"device_ns": links.forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
 
 
 def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules) -> Quantities:
@@ -260,16 +260,16 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: 
     )
 
 
-def _with_unlaunched_work(calls: Calls, host: Host) -> Calls:
+def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
     """The calls, and one more named "[no launch]" for each device event whose launch is not in the trace."""
-    events, (device, node) = host.events, host.launched
+    events, (device, node) = links.events, links.launched
     bare = device[node < 0]
     if not len(bare):
         return calls
     unknown = np.full(len(bare), UNKNOWN)
     more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
     more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
-    counted = dict.fromkeys(("device_share", "device_total_share"), host.counted_device_ns[node < 0])
+    counted = dict.fromkeys(("device_share", "device_total_share"), links.counted_device_ns[node < 0])
     return _joined(calls, UNLAUNCHED_ROW, "unlaunched", bare, events.thread[bare], events.start_ns[bare], more, counted)
 
 

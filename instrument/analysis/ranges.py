@@ -28,8 +28,8 @@ from instrument.links.attribution import (
 )
 from instrument.links.attribution import summed as _summed
 from instrument.links.call_tree import Forest
-from instrument.links.cpu import Host
 from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.links import Links
 from instrument.links.paths import Paths
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
@@ -41,14 +41,14 @@ from instrument.trace.events import (
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 _ORDER = (
-    "calls", "slices", "host_ns", "self_host_ns", "total_ns", "self_total_ns",
+    "calls", "slices", "cpu_ns", "self_cpu_ns", "total_ns", "self_total_ns",
     "forward_ns", "backward_ns", "accumulate_ns", "recompute_ns", "optimizer_ns",
     "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
     "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
-    "share", "device_share", "host_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
+    "share", "device_share", "cpu_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
 )  # fmt: skip
 
-_OF_REST = ("name", "self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+_OF_REST = ("name", "self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +70,33 @@ class RangeTable(Table):
 
     - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
       that began before the window only slices are seen, so calls may be 0.
-    - `host_ns`, `self_host_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
-    - `optimizer_ns`: of `host_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
-      they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `host_ns`, without the
+    - `cpu_ns`, `self_cpu_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
+    - `optimizer_ns`: of `cpu_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
+      they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `cpu_ns`, without the
       backward nodes that ran inside and without `recompute_ns`.
-    - `total_ns`, `self_total_ns`: all host time that the range caused, each nanosecond once: `forward_ns`,
+    - `total_ns`, `self_total_ns`: all CPU time that the range caused, each nanosecond once: `forward_ns`,
       `backward_ns`, `accumulate_ns`, `recompute_ns` and `optimizer_ns` together, and the same without that of the
       ranges inside.
     - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
       `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
-      went: a guess. `recompute_ns`: of `host_ns` what ran in ranges that activation checkpointing opens once more
+      went: a guess. `recompute_ns`: of `cpu_ns` what ran in ranges that activation checkpointing opens once more
       during the backward; such a range is called "NAME (recomputed)", and is where a backward of its own is placed,
       which only `use_reentrant=True` gives it. What is recomputed outside of ranges is in `backward_ns`. All three are
       None where the trace shows no engine.
     - `device_ns` sums the device events launched inside or by its backward (accumulation too), each once;
       `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
-      `device_idle_ns` is how much of `host_ns` passed while no device event ran, whoever launched it.
+      `device_idle_ns` is how much of `cpu_ns` passed while no device event ran, whoever launched it.
     - `allocated_bytes`, `bytes`: allocated, and allocated less freed, by the range's own thread while it ran, on the
-      host and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone. What its backward allocates
+      CPU and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone. What its backward allocates
       is not here, as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is.
-    - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the host
+    - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the CPU
       time of both where no device was recorded.
-    - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded host
+    - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded CPU
       time of all threads in the finished steps, or in the whole recording where no step is finished. `device_share` is
       the same of the device time that was launched there, or that ran there with a launch which nobody knows. Both add
       up to 1 with those of `rest`.
-    - `host_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
-    - `min_ns median_ns p95_ns max_ns`: a call's `host_ns`, by nearest rank. None where calls were suspended: the trace
+    - `cpu_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
+    - `min_ns median_ns p95_ns max_ns`: a call's `cpu_ns`, by nearest rank. None where calls were suspended: the trace
       does not tell which slice belongs to which call.
 
     A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
@@ -132,9 +132,9 @@ class RangeTable(Table):
 
     @cached_property
     def parts(self) -> Table:
-        """The whole in parts: `path kind host_ns device_ns`, each nanosecond of the host in exactly one row.
+        """The whole in parts: `path kind cpu_ns device_ns`, each nanosecond of the CPU in exactly one row.
 
-        The sum of `host_ns` is the time in which a thread was in any host event (an operator, range, step or runtime
+        The sum of `cpu_ns` is the time in which a thread was in any CPU event (an operator, range, step or runtime
         call), over all threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess),
         optimizer, recompute, unplaced (backward nodes whose forward operator is not in the trace), or forward: all
         else.
@@ -147,15 +147,15 @@ class RangeTable(Table):
             {
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-                "host_ns": _summed(places.host_ns, row, len(key)).tolist(),
+                "cpu_ns": _summed(places.cpu_ns, row, len(key)).tolist(),
                 "device_ns": _cells(None if device is None else _summed(device, row, len(key)), len(key)),
             }
         )
 
     @property
     def shared_ns(self) -> int:
-        """The host time that shares are of, in ns."""
-        return int(self._places.counted_host_ns.sum())
+        """The CPU time that shares are of, in ns."""
+        return int(self._places.counted_cpu_ns.sum())
 
     @cached_property
     def rest(self) -> Table:
@@ -170,11 +170,11 @@ class RangeTable(Table):
         rows: list[dict[str, Any]] = []
         for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
             part = chosen & (places.placed < 0)
-            host, device = places.host_ns[part], None if places.device_ns is None else places.device_ns[part]
-            if host.sum() or (device is not None and device.sum()):
+            cpu_ns, device = places.cpu_ns[part], None if places.device_ns is None else places.device_ns[part]
+            if cpu_ns.sum() or (device is not None and device.sum()):
                 shares = self._shares(np.where(part, 0, -1), 1)
                 own = {"self_device_ns": None if device is None else int(device.sum())}
-                own |= dict.fromkeys(("self_host_ns", "self_total_ns"), int(host.sum()))
+                own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
                 rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
         if places.unlaunched_ns:
             whole = self._device_whole_ns
@@ -192,7 +192,7 @@ class RangeTable(Table):
         places = self._places
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
-            ("share", places.counted_host_ns, self.shared_ns),
+            ("share", places.counted_cpu_ns, self.shared_ns),
             ("device_share", places.counted_device_ns, self._device_whole_ns),
         ):
             if values is None or not whole:
@@ -203,15 +203,15 @@ class RangeTable(Table):
 
     def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
         """Every quantity of each group of paths."""
-        host, spans = self._host(group, count), self._spans(group, count)
+        on_cpu, spans = self._on_cpu(group, count), self._spans(group, count)
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
             **self._calls(group, count),
-            **host,
+            **on_cpu,
             **self._work(group, count),
             **spans,
             **self._shares(np.append(group, -1)[self._places.placed], count),
-            "host_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
+            "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _ORDER}
 
@@ -228,16 +228,16 @@ class RangeTable(Table):
             columns[name] = _cells(ranked[at], count, resumed == 0)
         return columns
 
-    def _host(self, group: Ints, count: int) -> dict[str, list[Any]]:
-        """Host time by the range around it, and by kind at the range where it is placed."""
+    def _on_cpu(self, group: Ints, count: int) -> dict[str, list[Any]]:
+        """CPU time by the range around it, and by kind at the range where it is placed."""
         places, summed = self._places, self._paths.summed
-        columns = {"self_host_ns": _cells(self._own(places.host_ns, group, count), count)}
+        columns = {"self_cpu_ns": _cells(self._own(places.cpu_ns, group, count), count)}
         for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
-            values = np.where(places.kind == kind, places.host_ns, 0)
+            values = np.where(places.kind == kind, places.cpu_ns, 0)
             columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
-        columns["total_ns"] = _cells(summed(places.host_ns, group, count, places.placed), count)
+        columns["total_ns"] = _cells(summed(places.cpu_ns, group, count, places.placed), count)
         columns["self_total_ns"] = _cells(
-            _summed(places.host_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
+            _summed(places.cpu_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
         )
         if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
             columns |= dict.fromkeys(("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count)
@@ -262,7 +262,7 @@ class RangeTable(Table):
         stepped = of_both(places.counted_device_ns) if self._steps else None
         columns["device_ns_per_step"] = _cells(None if stepped is None else stepped // self._steps, count)
         columns["flops"] = _cells(flops, count, known)
-        time = _cells(of_both(places.host_ns) if busy is None else busy, count)
+        time = _cells(of_both(places.cpu_ns) if busy is None else busy, count)
         pairs = zip(columns["flops"], time)
         columns["flops_per_second"] = [n * 10**9 // ns if n is not None and ns else None for n, ns in pairs]
         return columns
@@ -316,24 +316,24 @@ class RangeTable(Table):
         return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
 
 
-def ranges(host: Host, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
+def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
     """The range tree of a trace; its columns and their units are those of `RangeTable`.
 
     `module_types` are the classes of submodules by the names of their ranges.
 
-    Cost: about 0.4 µs an event, half of it the host's nesting, however deep the ranges lie; for `device_busy_ns` the
+    Cost: about 0.4 µs an event, half of it the CPU's nesting, however deep the ranges lie; for `device_busy_ns` the
     device's intervals are put together once for every range that they count in.
     """
-    events, marks = host.events, host.marks
+    events, marks = links.events, links.marks
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
-    slices = Slices(marks.ranges, marks.opened, resumed, _spans(host, marks.ranges))
-    return RangeTable(marks.paths, slices, places(host), len(host.steps), module_types)
+    slices = Slices(marks.ranges, marks.opened, resumed, _spans(links, marks.ranges))
+    return RangeTable(marks.paths, slices, places(links), len(links.steps), module_types)
 
 
-def _spans(host: Host, opened: Forest) -> dict[str, Ints | None]:
+def _spans(links: Links, opened: Forest) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
-    events, device = host.events, host.launches.device
-    found: dict[str, Ints | None] = {"host_ns": opened.total_ns}
+    events, device = links.events, links.launches.device
+    found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
     sizes = memory_attribution.sizes(events.memory, HONEST)
     everywhere = events.memory.size_bytes if len(events.memory) else None
@@ -341,7 +341,7 @@ def _spans(host: Host, opened: Forest) -> dict[str, Ints | None]:
         for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
             total = None if part is None else memory_attribution.within(opened, events.memory, part, HONEST)
             found[f"{prefix}{name}"] = total
-    found["stepped_ns"] = stepped_ns(events, host.steps, opened.start_ns, opened.end_ns)
+    found["stepped_ns"] = stepped_ns(events, links.steps, opened.start_ns, opened.end_ns)
     return found
 
 

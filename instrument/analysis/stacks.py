@@ -12,7 +12,7 @@ import numpy as np
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.autograd import Marks
 from instrument.links.call_tree import Forest, nest, number_paths
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 from instrument.printable import printable
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
@@ -35,11 +35,11 @@ class Stack(NamedTuple):
 
 
 def stacks(
-    events: Events, metric: Literal["host", "device"] = "host", *, range: str | None = None, threads: bool = False
+    events: Events, metric: Literal["cpu", "device"] = "cpu", *, range: str | None = None, threads: bool = False
 ) -> list[Stack]:
     """The call paths of a trace with the time that belongs to the last frame of each.
 
-    Python frames hold annotations and operators, by time on each thread. `host` is host self time, `device` the time
+    Python frames hold annotations and operators, by time on each thread. `cpu` is CPU self time, `device` the time
     of the device events launched by the path's last frame. Paths without any time are left out, and with them those
     whose children overlap by more than the time of their own. Object addresses are cut from the names of built-in
     functions, and all steps are one, "ProfilerStep*". Frames of this package around the user's code are left out; what
@@ -59,28 +59,28 @@ def stacks(
         CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran on a device.
         ConfigError: there is no such metric.
     """
-    if metric not in ("host", "device"):
-        raise ConfigError(f"Stacks have no metric {metric!r}; choose host or device.")
+    if metric not in ("cpu", "device"):
+        raise ConfigError(f"Stacks have no metric {metric!r}; choose cpu or device.")
     if not events.among(PYTHON).any() and not (events.call_stack >= 0).any():
         raise CaptureError(
             "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
         )
-    host = Host(events, python=True)
-    forest = host.forest
-    values = forest.own(forest.total_ns) if metric == "host" else host.device_own_ns()
+    links = Links(events, python=True)
+    forest = links.forest
+    values = forest.own(forest.total_ns) if metric == "cpu" else links.device_own_ns()
     if values is None:
-        raise CaptureError("The trace holds no device activity, so it has no device stacks; choose host.")
+        raise CaptureError("The trace holds no device activity, so it has no device stacks; choose cpu.")
     if range is not None:
-        values = np.where(_belonging(host.marks, range), values, 0)
+        values = np.where(_belonging(links.marks, range), values, 0)
     found = _paths(events, *_without_ours(events, forest, values), threads=threads)
-    if metric == "device" and range is None and (unlaunched := _unlaunched_ns(host)):
+    if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
         found.append(Stack((_NO_LAUNCH,), unlaunched))
     return found
 
 
-def _unlaunched_ns(host: Host) -> int:
-    device, node = host.launched
-    return int(host.events.duration_ns[device[node < 0]].sum())
+def _unlaunched_ns(links: Links) -> int:
+    device, node = links.launched
+    return int(links.events.duration_ns[device[node < 0]].sum())
 
 
 def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest, Ints]:

@@ -111,9 +111,9 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the step, counted from 0, in which the host launched it, or -1."""
-    host = np.where(work.call >= 0, work.call, work.operator)
-    return np.where(host >= 0, step_at(events, index, events.start_ns[host]), -1)
+    """For each device event the step, counted from 0, in which the CPU launched it, or -1."""
+    launch = np.where(work.call >= 0, work.call, work.operator)
+    return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
@@ -124,7 +124,7 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
 
 
 def loading(events: Events) -> Intervals:
-    """When the host waited for its data: the `__next__` of torch's DataLoader, as the profiler records it."""
+    """When the CPU waited for its data: the `__next__` of torch's DataLoader, as the profiler records it."""
     chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
     return events.start_ns[chosen], events.end_ns[chosen]
 
@@ -134,22 +134,22 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
     A gap ends with a device event. From the moment that the call which launched it has returned, the gap is
     `gap_wait_ns`: the work was queued, and started late for reasons of the device. Until then the device waits for the
-    host: `loader_wait_ns` while the host was in its data loader; the rest of it is `sync_wait_ns` where the host was
+    CPU: `loader_wait_ns` while the CPU was in its data loader; the rest of it is `sync_wait_ns` where the CPU was
     waiting for the device as the gap began, so that it could launch only afterwards, and `launch_wait_ns` where it was
     not and was simply slower. Where the launch is not in the trace, that rest is `unknown_wait_ns`. A call that
     copies waits from when the copy starts.
 
-    Lost: which of several streams waited; host and device clocks are compared as they stand in the file, where they
+    Lost: which of several streams waited; CPU and device clocks are compared as they stand in the file, where they
     may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
-    by_host = ~busy & ~queued
+    by_cpu = ~busy & ~queued
     found_ns = {
         "gap_wait_ns": timeline.within(~busy & queued, start_ns, end_ns),
-        "loader_wait_ns": timeline.within(by_host & loader, start_ns, end_ns),
-        "sync_wait_ns": timeline.within(by_host & ~loader & sync, start_ns, end_ns),
-        "unknown_wait_ns": timeline.within(by_host & ~loader & unknown, start_ns, end_ns),
+        "loader_wait_ns": timeline.within(by_cpu & loader, start_ns, end_ns),
+        "sync_wait_ns": timeline.within(by_cpu & ~loader & sync, start_ns, end_ns),
+        "unknown_wait_ns": timeline.within(by_cpu & ~loader & unknown, start_ns, end_ns),
     }
     idle = end_ns - start_ns - timeline.within(busy, start_ns, end_ns)
     return {"launch_wait_ns": idle - sum(found_ns.values()), **found_ns}

@@ -24,10 +24,10 @@ DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
 TORCH_NAMES = {
     "key": "name",
     "count": "calls",
-    "cpu_time_total": "host_ns",
-    "self_cpu_time_total": "self_host_ns",
-    "cpu_memory_usage": "host_bytes",
-    "self_cpu_memory_usage": "self_host_bytes",
+    "cpu_time_total": "cpu_ns",
+    "self_cpu_time_total": "self_cpu_ns",
+    "cpu_memory_usage": "cpu_bytes",
+    "self_cpu_memory_usage": "self_cpu_bytes",
     **{f"{kind}_time_total": "device_ns" for kind in DEVICE_KINDS},
     **{f"self_{kind}_time_total": "self_device_ns" for kind in DEVICE_KINDS},
     **{f"{kind}_memory_usage": "device_bytes" for kind in DEVICE_KINDS},
@@ -58,15 +58,15 @@ class Table:
 
     Cost: rows are built when asked for; the table itself holds only the columns.
 
-    >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_host_ns": [5_000, 2_500_000]})
-    >>> table.sort("self_host_ns")
-    name        calls  self host
-    ----------  -----  ---------
-    aten::mm        1   2.500 ms
-    aten::relu      2   5.000 µs
+    >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_cpu_ns": [5_000, 2_500_000]})
+    >>> table.sort("self_cpu_ns")
+    name        calls  self CPU
+    ----------  -----  --------
+    aten::mm        1  2.500 ms
+    aten::relu      2  5.000 µs
     >>> [row.name for row in table.where(calls=2)]
     ['aten::relu']
-    >>> table.where(self_host_ns=lambda ns: ns > 1_000_000)[0].self_host_ns
+    >>> table.where(self_cpu_ns=lambda ns: ns > 1_000_000)[0].self_cpu_ns
     2500000
     """
 
@@ -296,7 +296,8 @@ def heading(name: str) -> str:
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
-    return name.replace("_bytes", " memory").replace("_", " ")
+    words = name.replace("_bytes", " memory").replace("_", " ").split(" ")
+    return " ".join("CPU" if word == "cpu" else word for word in words)
 
 
 def _is_share(column: str) -> bool:

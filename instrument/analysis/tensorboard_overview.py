@@ -21,7 +21,7 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Events, Floats, Ints, 
 _ROLES = ("kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "loader_ns", "cpu_ns")
 # A last step with a smaller share of the device work of the one before was cut off, and is left out.
 _WHOLE_STEP = 0.8
-# Host operators of collectives; on the CPU they are all that shows of communication.
+# CPU operators of collectives; on the CPU they are all that shows of communication.
 _COLLECTIVES = ("nccl:", "gloo:")
 
 
@@ -39,7 +39,7 @@ def overview(events: Events, work: Work) -> Table:
     Columns: `number start_ns duration_ns kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns
     other_ns`, of which the last eight sum to `duration_ns`.
 
-    A step ends with the last device event that it launched, or later with the host, and the next one starts there. A
+    A step ends with the last device event that it launched, or later with the CPU, and the next one starts there. A
     last step with less than 0.8 of the device events of the one before is left out, as it was cut off. A trace without
     steps is one, whose `number` is None.
 
@@ -161,8 +161,8 @@ def _uncut(counts: Ints) -> int:
 
 
 def _layers(events: Events, work: Work) -> list[Intervals]:
-    host = events.among(OPERATOR | ANNOTATION)
-    collective = host & events.named(lambda name: name.startswith(_COLLECTIVES))
+    operators = events.among(OPERATOR | ANNOTATION)
+    collective = operators & events.named(lambda name: name.startswith(_COLLECTIVES))
     runtime = events.among(is_runtime)
     operator = events.among(OPERATOR) & ~events.named(is_step)
     communication = (events.start_ns[collective], events.end_ns[collective])

@@ -31,7 +31,7 @@ _ROWS = 15
 # What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
 # first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
 _VIEWS = {
-    "ranges": ("ranges", "the range tree: time on host and device, forward and backward"),
+    "ranges": ("ranges", "the range tree: time on CPU and device, forward and backward"),
     "ops": ("operators", "the operators, by name or --by"),
     "kernels": ("kernels", "the device's kernels by name, with what launching them cost"),
     "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
@@ -40,9 +40,9 @@ _VIEWS = {
     "memory-categories": ("memory_categories", "what memory was for, where profiler.memory_categories was on"),
     "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
     "copies": ("copies", "copies and memsets, with their bandwidth"),
-    "launches": ("launches", "the host calls that launch device work, and how long it took to start"),
+    "launches": ("launches", "the CPU calls that launch device work, and how long it took to start"),
     "streams": ("streams", "what ran on each stream of each device"),
-    "overview": ("overview", "each step by kernels, copies, communication, loader and host"),
+    "overview": ("overview", "each step by kernels, copies, communication, loader and CPU"),
     "devices": ("devices", "how well each device was used"),
     "swallowed": ("swallowed", "the ranges inside compiled regions, which cannot be timed"),
 }
@@ -185,7 +185,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         "was configured, if you ran it here, else with the sinks table, chrome_trace, stacks and memory. What a "
         "capture itself asks for is never done. With --sink, run a sink on a capture, on all captures below a folder, "
         "or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: rows=30 "
-        "'columns=[calls, host_ns]' metadata.model=vit."
+        "'columns=[calls, cpu_ns]' metadata.model=vit."
     )
     parser.set_defaults(run=_export, options=[])
     add = parser.add_argument

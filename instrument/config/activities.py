@@ -61,8 +61,8 @@ def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
 
 def contradiction(config: Asked) -> str | None:
     """What a config asks for and has torch lose, in one sentence; None: nothing."""
-    host_types = chosen_types(config.activities).get("cpu")
-    for option, flag, host_type in _LOST_BY:
+    cpu_types = chosen_types(config.activities).get("cpu")
+    for option, flag, cpu_type in _LOST_BY:
         if not getattr(config, option):
             continue
         if config.experimental_config.get(flag):
@@ -70,10 +70,10 @@ def contradiction(config: Asked) -> str | None:
                 f"profiler.experimental_config.{flag} is true, with which torch loses what profiler.{option}=true "
                 "asks for: leave one of the two out."
             )
-        if host_types is not None and host_type not in host_types:
+        if cpu_types is not None and cpu_type not in cpu_types:
             return (
-                f"profiler.activities holds the types {host_types} for cpu, but profiler.{option}=true needs "
-                f"{host_type} among them."
+                f"profiler.activities holds the types {cpu_types} for cpu, but profiler.{option}=true needs "
+                f"{cpu_type} among them."
             )
     return None
 

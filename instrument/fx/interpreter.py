@@ -20,7 +20,7 @@ class NodeInterpreter(fx.Interpreter):
     Each node's time is that of its call alone: what it takes is looked up before. Values are freed after their last
     use, and modes (training, gradients, autocast) are those of the caller. With `device`, times are the device's own,
     by events in its stream that are read once the run is over; `sync`, and a device without such events, wait for the
-    device around each node instead, so that a time is the host's until the device is done.
+    device around each node instead, so that a time is the CPU's until the device is done.
 
     Attributes:
         times_ns: of the last run, one for each node in graph order.
@@ -40,7 +40,7 @@ class NodeInterpreter(fx.Interpreter):
         self._device: Any = getattr(torch, device) if device else None  # its module: torch.cuda, torch.xpu, torch.mps
         self._marks: list[tuple[Any, Any]] = []
         if self._device is None:
-            self._timed = self._by_host
+            self._timed = self._by_cpu
         else:
             self._timed = self._waiting if sync or not hasattr(self._device, "Event") else self._by_events
 
@@ -95,7 +95,7 @@ class NodeInterpreter(fx.Interpreter):
                 return owner
         return self._constants.get_submodule(path)
 
-    def _by_host(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _by_cpu(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         began_ns = perf_counter_ns()
         result = call(*args, **kwargs)
         self.times_ns.append(perf_counter_ns() - began_ns)

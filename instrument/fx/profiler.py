@@ -222,7 +222,7 @@ def _node_ns(device: str | None, sync: bool) -> int:
 
 
 def _device(model: nn.Module, inputs: Inputs) -> str | None:
-    """The kind of device that the model or its inputs are on, which runs beside the host; None for the host alone."""
+    """The kind of device that the model or its inputs are on, which runs beside the CPU; None for the CPU alone."""
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
     kinds = (each.device.type for each in tensors if isinstance(each, Tensor))
     return next((kind for kind in kinds if hasattr(getattr(torch, kind, None), "synchronize") and kind != "cpu"), None)

@@ -13,7 +13,7 @@ from instrument.sinks.scalars import scalars
 class Trackers(Sink):
     """Logs each window's scalars by `accelerator.log`, at the window's last step: `sinks={"trackers": Trackers(…)}`.
 
-    They are those of the TensorBoard sink, as `profiler/ranges/forward/host_ms`; only the main process logs, as ever in
+    They are those of the TensorBoard sink, as `profiler/ranges/forward/cpu_ms`; only the main process logs, as ever in
     Accelerate. They come some seconds after the window, from a thread: a tracker that refuses steps behind its newest,
     as W&B does, loses them, and has a sink of its own.
     """

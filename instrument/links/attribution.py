@@ -1,6 +1,6 @@
 """Where everything that happened belongs: which range, and which kind of work for it.
 
-Every nanosecond of every top-level host event of every thread has one place: the innermost range or backward node that
+Every nanosecond of every top-level CPU event of every thread has one place: the innermost range or backward node that
 holds it. A range's own time is placed at the range itself; a backward node's at the range of its forward operator,
 wherever the engine ran it (see `instrument.links.autograd`). A range opened inside a backward node, as recomputation
 opens them, is placed at itself again.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.links.autograd import is_accumulation
-from instrument.links.cpu import Host
 from instrument.links.flops import UNKNOWN
+from instrument.links.links import Links
 from instrument.trace.events import Flags, Ints
 
 OPTIMIZER_STEP = "Optimizer.step#"
@@ -26,7 +26,7 @@ FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED, RECOMPUTE = range(6)
 class Places:
     """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
 
-    `counted_host_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
+    `counted_cpu_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
     of. `unlaunched_ns` is the time of device events whose launch is not known: they have no place. `device` holds the
     place, start and end of each device event whose launch is known; `operations` counts the
     operators whose FLOPs are.
@@ -35,9 +35,9 @@ class Places:
     around: Ints
     placed: Ints
     kind: Ints
-    host_ns: Ints
+    cpu_ns: Ints
     device_ns: Ints | None
-    counted_host_ns: Ints
+    counted_cpu_ns: Ints
     counted_device_ns: Ints | None
     flops: Ints | None
     operations: Ints | None
@@ -46,17 +46,17 @@ class Places:
     device: tuple[Ints, Ints, Ints]
 
 
-def places(host: Host) -> Places:
-    """Put the host's time, what it launched and what it computed where it belongs."""
-    events, marks = host.events, host.marks
+def places(links: Links) -> Places:
+    """Put the CPU's time, what it launched and what it computed where it belongs."""
+    events, marks = links.events, links.marks
     width = len(marks.paths.names) + 1
-    kind = _kinds(host)
+    kind = _kinds(links)
     key = ((marks.around + 1) * width + marks.placed + 1) * len(KINDS) + kind
     distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
     place = place.reshape(-1)
     count = len(distinct)
-    roots, position = host.forest.parent < 0, np.zeros(len(events), np.int64)
-    position[host.forest.index] = np.arange(len(host.forest))
+    roots, position = links.forest.parent < 0, np.zeros(len(events), np.int64)
+    position[links.forest.index] = np.arange(len(links.forest))
 
     def own(total_ns: Ints) -> Ints:
         """Each mark's own part of the time of the nodes, then what lies outside of all marks."""
@@ -64,22 +64,22 @@ def places(host: Host) -> Places:
         outside = total_ns[roots].sum() - of_marks[marks.nodes.parent < 0].sum()
         return np.append(marks.nodes.own(of_marks), outside)
 
-    recorded, launcher = host.launched
+    recorded, launcher = links.launched
     known = launcher >= 0
     device, launched = recorded[known], place[marks.inner[launcher[known]]]
-    flops, operations = _operations(host, place, count)
+    flops, operations = _operations(links, place, count)
     return Places(
         around=distinct // len(KINDS) // width - 1,
         placed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
-        host_ns=summed(own(host.spent_ns), place, count),
+        cpu_ns=summed(own(links.spent_ns), place, count),
         device_ns=summed(events.duration_ns[device], launched, count) if len(recorded) else None,
-        counted_host_ns=summed(own(host.counted_ns), place, count),
-        counted_device_ns=summed(host.counted_device_ns[known], launched, count) if len(recorded) else None,
+        counted_cpu_ns=summed(own(links.counted_ns), place, count),
+        counted_device_ns=summed(links.counted_device_ns[known], launched, count) if len(recorded) else None,
         flops=flops,
         operations=operations,
         unlaunched_ns=int(events.duration_ns[recorded[~known]].sum()),
-        counted_unlaunched_ns=int(host.counted_device_ns[~known].sum()),
+        counted_unlaunched_ns=int(links.counted_device_ns[~known].sum()),
         device=(launched, events.start_ns[device], events.end_ns[device]),
     )
 
@@ -91,38 +91,38 @@ def summed(values: Ints, group: Ints, count: int) -> Ints:
     return totals
 
 
-def _kinds(host: Host) -> Ints:
+def _kinds(links: Links) -> Ints:
     """What each mark's own time is."""
-    events, marks = host.events, host.marks
-    under_step = np.append(_under_step(host), False)
+    events, marks = links.events, links.marks
+    under_step = np.append(_under_step(links), False)
     of_range = np.where(marks.recomputed, RECOMPUTE, np.where(under_step[marks.around], OPTIMIZER, FORWARD))
     of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
     return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
 
 
-def _under_step(host: Host) -> Flags:
+def _under_step(links: Links) -> Flags:
     """Which paths are the optimizer's: its step and what is in it, but for ranges of the closure that it was given."""
-    paths = host.marks.paths
+    paths = links.marks.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
     under = paths.at_or_below(is_step)
-    holds_closure = paths.with_inner(_recording_gradients(host)) > 0
+    holds_closure = paths.with_inner(_recording_gradients(links)) > 0
     return under & ~paths.at_or_below(holds_closure & under & ~is_step)
 
 
-def _recording_gradients(host: Host) -> Ints:
+def _recording_gradients(links: Links) -> Ints:
     """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
-    events, marks = host.events, host.marks
-    mark = marks.inner[events.records_gradients[host.forest.index]]
+    events, marks = links.events, links.marks
+    mark = marks.inner[events.records_gradients[links.forest.index]]
     mark = mark[mark >= 0]
     around = marks.around[mark[~marks.backward[mark]]]
     return np.bincount(around[around >= 0], minlength=len(marks.paths.names))
 
 
-def _operations(host: Host, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
+def _operations(links: Links, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
     """The FLOPs of each place, and how many operators they are of."""
-    flops = host.flops
+    flops = links.flops
     if flops is None:
         return None, None
     known = np.flatnonzero(flops != UNKNOWN)
-    of = place[host.marks.inner[known]]
+    of = place[links.marks.inner[known]]
     return summed(flops[known], of, count), np.bincount(of, minlength=count)

@@ -34,7 +34,7 @@ _BACKWARD = re.compile(r"Backward\d*$")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The ranges and the backward nodes of the host's nesting, nested in each other as `nodes`, and where each belongs.
+    """The ranges and the backward nodes of the CPU's nesting, nested in each other as `nodes`, and where each belongs.
 
     `inner` is the innermost mark at or above each node of the nesting; `backward` tells the backward nodes from the
     ranges. `ranges` are the ranges alone, `opened` is the path of each.
@@ -57,7 +57,7 @@ class Marks:
 
 
 def marks(events: Events, forest: Forest) -> Marks:
-    """The ranges and backward nodes of a host's nesting, and to which range each belongs."""
+    """The ranges and backward nodes of a CPU's nesting, and to which range each belongs."""
     is_range = events.among(ANNOTATION) & ~events.named(lambda name: is_step(name) or is_moment(name))
     nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
     backward = ~is_range[nodes.index]
@@ -116,7 +116,7 @@ def _recomputed(events: Events, forest: Forest, marks: Forest, inner: Ints, back
 def _homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
     """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
 
-    `marks` are the ranges and the backward nodes of the host's nesting `forest`, `inner` the innermost mark at or above
+    `marks` are the ranges and the backward nodes of the CPU's nesting `forest`, `inner` the innermost mark at or above
     each of its nodes. A range is its own home; that of a backward node is the innermost range around its forward
     operator. An operator that itself ran in a backward node (for a second derivative) has that node's home. A node
     without a forward operator of its own has the home of the node around it; without that either, it has no place.
@@ -155,7 +155,7 @@ def _place_accumulations(events: Events, marks: Forest, backward: Flags, to: Int
 def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events, or -1.
 
-    `order` holds the host's events by thread and start, those around others first.
+    `order` holds the CPU's events by thread and start, those around others first.
     """
     found = np.full(len(nodes), -1)
     numbered = order[events.records_gradients[order]]

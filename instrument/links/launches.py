@@ -1,4 +1,4 @@
-"""Which host call launched which device event.
+"""Which CPU call launched which device event.
 
 A launch belongs to the innermost operator or annotation around its runtime call, on the call's own thread. The external
 id that torch writes on both names the innermost *operator* alone, not a range in it; some traces write ids there that
@@ -29,7 +29,7 @@ _LINKED = ANNOTATION | OPERATOR
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Device events and the host events they came from, as positions among the events, -1 where unknown.
+    """Device events and the CPU events they came from, as positions among the events, -1 where unknown.
 
     `operator` is the operator or annotation that the trace itself names; `call` is the runtime or driver call
     with the same correlation. Either may be missing: a trace can begin after a launch.
@@ -41,7 +41,7 @@ class Launches:
 
 
 def launches(events: Events, *, annotations: bool = False) -> Launches:
-    """Join device events to the host: by external id to an operator, by correlation to a runtime call.
+    """Join device events to the CPU: by external id to an operator, by correlation to a runtime call.
 
     Some versions of torch write the correlation as the external id too; that names no operator. With
     `annotations` the device's copies of annotations count as device events, as they do for torch.

@@ -1,4 +1,4 @@
-"""Brings losses to the host without ever making the training wait for the device."""
+"""Brings losses to the CPU without ever making the training wait for the device."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _number(variable: str) -> int | None:
 
 
 def devices(activities: list[str]) -> list[str]:
-    """The names of the devices that were recorded; empty on a host alone."""
+    """The names of the devices that were recorded; empty on a CPU alone."""
     return [
         str(torch.cuda.get_device_name(index)) for index in range(torch.cuda.device_count()) if "cuda" in activities
     ]

@@ -158,8 +158,8 @@ class Rows:
         return self._rows[OTHERS]
 
 
-class HostTimes:
-    """Times ranges on the host, each call with all that happens within it."""
+class CpuTimes:
+    """Times ranges on the CPU, each call with all that happens within it."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -176,7 +176,7 @@ class HostTimes:
 class DeviceTimes:
     """Times ranges on the CUDA device: from when its current stream reaches their begin until it reaches their end.
 
-    What the stream waits for in between counts. The host never waits for the device: `collect`, at the end of each
+    What the stream waits for in between counts. The CPU never waits for the device: `collect`, at the end of each
     step, reads those events that the device has passed. Unknown remain ranges that begin before CUDA is in use, end on
     another device, lie within the capture of a CUDA graph, or find 16,384 others waiting. Cost: two events a range.
     """
@@ -251,7 +251,7 @@ class Timings:
     count as they are there, slower; what a session does between two steps is no part of either. Ranges that
     torch.compile traces away are not timed.
 
-    Cost: 2 to 5 µs a range on the host in a step of 2 ms, whose own work drives this code out of the caches; 0.5 to 1
+    Cost: 2 to 5 µs a range on the CPU in a step of 2 ms, whose own work drives this code out of the caches; 0.5 to 1
     µs where ranges follow each other; 3 µs a submodule with `modules`, 1 µs a step; 25 kB a name; each write, on the
     training thread, 0.05 ms and 0.2 kB a name. Lost: where the process is killed, what came after the last write.
 
@@ -262,9 +262,9 @@ class Timings:
     def __init__(self, config: TimingsConfig, folder: Path, rank: int) -> None:
         self.path = folder / f"timings_rank{rank}.jsonl"
         self._every = config.every
-        self._host = HostTimes()
+        self._host = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
-        # the clock of the host inside, so that it does not count what events cost
+        # the clock of the CPU inside, so that it does not count what events cost
         self._ranges = backends.both(self._device.backend, self._host.backend) if self._device else self._host.backend
         self._step: Any = None
         self._last_step: int | None = None

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
 
 _RANGE_COLUMNS = (
-    "name", "calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
+    "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
     "backward_ns", "device_ns",
 )  # fmt: skip
 # Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Of these each nanosecond lies in one range alone.
-_OWN = ("self_host_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+_OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
 # The words for each part of the breakdown, and for what limits a run that loses most of the device's time to it.
 _DEVICE_PARTS = {
@@ -39,9 +39,9 @@ _DEVICE_PARTS = {
 _BOUND_BY = {
     "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only communicates (--kernels).",
     "exposed_copy_ns": "Bound by copies: {:.0%} of the time the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the host waits for its loader.",
-    "launch_wait_ns": "Host-bound: {:.0%} of the time the device is idle until the host launches work (--launches).",
-    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the host had waited for it.",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the CPU waits for its loader.",
+    "launch_wait_ns": "CPU-bound: {:.0%} of the time the device is idle until the CPU launches work (--launches).",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the CPU had waited for it.",
 }
 # Less of the device's time than this is no bottleneck; those of real traces that are one lose a quarter and more.
 _BINDING = 0.2
@@ -184,13 +184,13 @@ def unmarked(capture: Capture) -> str:
 
 
 def recomputed(capture: Capture) -> str:
-    """How much of the host's time activation checkpointing takes, in a sentence; empty where there is none."""
+    """How much of the CPU's time activation checkpointing takes, in a sentence; empty where there is none."""
     parts = capture.ranges.parts
-    again = sum(part.host_ns for part in parts if part.kind == "recompute")
+    again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
         return ""
-    share = again / sum(parts.column("host_ns"))
-    return f"Recomputed in the backward, by activation checkpointing: {duration(again)}, {share:.1%} of the host time."
+    share = again / sum(parts.column("cpu_ns"))
+    return f"Recomputed in the backward, by activation checkpointing: {duration(again)}, {share:.1%} of the CPU time."
 
 
 def _sum(cells: Sequence[float | None]) -> float | None:
@@ -265,10 +265,10 @@ def _few_modules(names: Sequence[str]) -> str:
 def not_recorded(capture: Capture, operators: Table) -> str:
     """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
     about, config = capture.about, capture.about.config
-    host_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
+    cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {
-        "device times": ("device_ns", host_only if about.devices == [] else ""),
-        "memory": ("host_bytes", "profile_memory=false" if config.profile_memory is False else ""),
+        "device times": ("device_ns", cpu_only if about.devices == [] else ""),
+        "memory": ("cpu_bytes", "profile_memory=false" if config.profile_memory is False else ""),
         "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
     }
     unknown = {column for column, _ in reasons.values() if operators.column(column).count(None) == len(operators)}
@@ -313,7 +313,7 @@ def without_ranges(operators: Table) -> Table:
 
 def costliest_by(operators: Table) -> str:
     """The column that ranks operators by cost: their self time, on the device where any device time was recorded."""
-    return "self_device_ns" if any(operators.column("self_device_ns")) else "self_host_ns"
+    return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"
 
 
 def _ranges(capture: Capture) -> str:

@@ -37,18 +37,18 @@ By = Literal["name", Grouping]
 OPERATOR_COLUMNS = (
     "name",
     "calls",
-    "self_host_ns",
+    "self_cpu_ns",
     "share",
     "device_share",
     "total_share",
     "device_total_share",
-    "host_ns",
-    "host_ns_per_call",
+    "cpu_ns",
+    "cpu_ns_per_call",
     "self_device_ns",
     "device_ns",
     "device_ns_per_call",
-    "self_host_bytes",
-    "host_bytes",
+    "self_cpu_bytes",
+    "cpu_bytes",
     "self_device_bytes",
     "device_bytes",
     "flops",
@@ -58,11 +58,11 @@ RANGE_COLUMNS = (
     "module_type",
     "calls",
     "slices",
-    "host_ns",
-    "host_ns_per_step",
+    "cpu_ns",
+    "cpu_ns_per_step",
     "share",
     "device_share",
-    "self_host_ns",
+    "self_cpu_ns",
     "self_total_ns",
     "total_ns",
     "forward_ns",
@@ -88,17 +88,17 @@ RANGE_COLUMNS = (
 )
 # The averages that torch sorts by; the other names of torch's are the capture's own.
 SORT_NAMES = TORCH_NAMES | {
-    "cpu_time": "host_ns_per_call",
+    "cpu_time": "cpu_ns_per_call",
     **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
 }
 
 # Shown only when asked for: derived from two columns that are shown already.
 _ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
 # Of the ranges these are shown unasked; those of the second line where there was any backward.
-_USUAL_OF_RANGES = ("calls", "host_ns", "host_ns_per_step", "share", "device_share", "self_total_ns", "device_ns")
+_USUAL_OF_RANGES = ("calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "device_ns")
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
-_LEAST_MISSED = ("host_bytes", "device_bytes", "device_share", "host_ns_per_call")
+_LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _WIDTH, _NARROWEST_NAME = 140, 28
 # What is short enough for a column; the others are shown below their row.
@@ -163,7 +163,7 @@ def render(
     """The capture as text: what it is of, the range tree, the costliest operators, what is missing.
 
     The arguments are the options of `TableSink`; with `sort_ranges`, one of their columns, the ranges are no tree but
-    in that order, by their paths. In the tree those that caused the most host time are kept; the others and what is in
+    in that order, by their paths. In the tree those that caused the most CPU time are kept; the others and what is in
     no range have a row each. Longer names keep their head and tail; a line has about 140 characters at most.
 
     Raises:
@@ -305,7 +305,7 @@ def _operator_part(
         return "No operators."
     sort, note = sort or costliest_by(table), ""
     if not _known(table, sort):
-        note, sort = f"; {sort} was not recorded", "self_host_ns"
+        note, sort = f"; {sort} was not recorded", "self_cpu_ns"
     table = without_ranges(table)
     if not len(table):
         return "No operators."
@@ -322,7 +322,7 @@ def _operator_part(
 
 
 def _with_waits(table: Table) -> Table:
-    """The names of calls in which the host only waits say so."""
+    """The names of calls in which the CPU only waits say so."""
     columns = {name: table.column(name) for name in table.columns}
     pairs = zip(columns["name"], columns["kind"])
     return Table(columns | {"name": [f"{name} (waiting)" if kind == "wait" else name for name, kind in pairs]})
@@ -351,7 +351,7 @@ def _grouped(capture: Capture, by: By, depth: int) -> Table:
 def _with_averages(table: Table) -> Table:
     """The operators with times per call."""
     columns = {name: table.column(name) for name in table.columns}
-    for where in ("host", "device"):
+    for where in ("cpu", "device"):
         pairs = zip(columns[f"{where}_ns"], columns["calls"])
         columns[f"{where}_ns_per_call"] = [None if time is None else time / calls for time, calls in pairs]
     return Table(columns)

@@ -31,7 +31,7 @@ _JOINING = {
 }  # fmt: skip
 _APART = 2**40
 _LONGEST_NUMBER = 19  # of 64 bits
-# Kineto sorts a process of the host by its number, one of a device by this plus the device's, and spans behind them.
+# Kineto sorts a process of the CPU by its number, one of a device by this plus the device's, and spans behind them.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -178,7 +178,7 @@ def _later(ts: Raw, ns: int) -> Raw:
 
 
 def _place(index: Any) -> int:
-    """Where a process stands among its rank's: the host first, then the devices, then Kineto's own."""
+    """Where a process stands among its rank's: the CPU first, then the devices, then Kineto's own."""
     if not isinstance(index, int) or index < _DEVICES:
         return 0
     return min(1 + index - _DEVICES, _PLACES - 1)

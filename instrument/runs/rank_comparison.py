@@ -18,7 +18,7 @@ from instrument.trace.events import Ints
 # 1.4826 make one of them where figures are normally distributed, and at least by this share.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = ("compute_ns", "communication_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
-_OF_RANGES = {"host": "host_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+_OF_RANGES = {"cpu": "cpu_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
 _UNKNOWN = -1
 
 
@@ -97,10 +97,10 @@ class _Cells(NamedTuple):
         parts = []
         for summary, count in zip(summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()):
             cells, steps = summary.ranges.get(name), steps_of(summary) if per_step else 1
-            if cells is None and name == "host_ns_per_step" and not steps:
-                cells = summary.ranges.get("host_ns")
+            if cells is None and name == "cpu_ns_per_step" and not steps:
+                cells = summary.ranges.get("cpu_ns")
             column = np.full(count, _UNKNOWN) if cells is None else ints(cells, _UNKNOWN)
-            in_steps = name == "host_ns_per_step" or not steps
+            in_steps = name == "cpu_ns_per_step" or not steps
             parts.append(column if in_steps else np.where(column >= 0, column // steps, _UNKNOWN))
         return np.concatenate(parts)
 
@@ -108,7 +108,7 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """The ranges over the ranks: one row for each path, in the order of the first rank that has it.
 
-    Columns: `path ranks calls`, `host_min_ns host_median_ns host_max_ns` over the ranks, `slowest` (the rank with the
+    Columns: `path ranks calls`, `cpu_min_ns cpu_median_ns cpu_max_ns` over the ranks, `slowest` (the rank with the
     most, of equals the lowest) and `spread` (the most less the least, over the median); then the same three of
     `device_…`, `forward_…` and `backward_…`, None where no rank knows. All times are those of a step; of a rank on
     which no step has ended, those of the window. The median is the middle rank's, of two the smaller.
@@ -127,7 +127,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     for what, name in _OF_RANGES.items():
         low, middle, high, slowest = _spread(cells, cells.values(summaries, name), number[cells.owner])
         columns |= {f"{what}_min_ns": low, f"{what}_median_ns": middle, f"{what}_max_ns": high}
-        if what == "host":
+        if what == "cpu":
             columns["slowest"] = slowest
             columns["spread"] = [
                 (most - least) / usual if usual else None for least, usual, most in zip(low, middle, high)
@@ -162,8 +162,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
 
     Columns: `rank host own_ns median_own_ns excess` (the share by which it is above), `exposed_communication_ns` and
     `others_exposed_communication_ns` (it waits less than the median of the ranks that are none), `idle_ns` and
-    `others_idle_ns` (what its device waited for its host), `range` and `range_excess_ns`: the range whose time outside
-    other ranges, on the host or a device, is most above the median of the ranks that have it, and by how much. Empty
+    `others_idle_ns` (what its device waited for its CPU), `range` and `range_excess_ns`: the range whose time outside
+    other ranges, on the CPU or a device, is most above the median of the ranks that have it, and by how much. Empty
     where no rank stands out, or where steps or communication are not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
@@ -196,7 +196,7 @@ def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str,
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[cells.path]
     found: dict[int | None, tuple[str, int]] = {}
-    for name in ("self_host_ns", "self_device_ns"):
+    for name in ("self_cpu_ns", "self_device_ns"):
         values = cells.values(summaries, name)
         middle = _spread(cells, values, np.zeros_like(values))[1]
         usual = np.array([_UNKNOWN if value is None else value for value in middle], np.int64)

@@ -15,15 +15,15 @@ import msgspec
 
 from instrument import files, storage
 from instrument.analysis.breakdown import COLUMNS
-from instrument.analysis.collectives import collectives, host_waits
+from instrument.analysis.collectives import collectives, cpu_waits
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.errors import InstrumentError
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 
 SUMMARY_FILE = "summary.json"
-VERSION = 1
-# Those with the most host time are kept, of collectives the last: what is written stays within tens of kilobytes.
+VERSION = 2
+# Those with the most CPU time are kept, of collectives the last: what is written stays within tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
 _TEXTS = ("path", "name", "group")
 # What can be had of the other columns is not written.
@@ -45,7 +45,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
 
     `ranges` has the columns of `capture.ranges`, at most 500 rows. `steps` are the finished ones, the time of each by
     what the device did between its start and end, which `compute_ns` to `idle_ns` sum to; in a trace without a device
-    the host's collectives (gloo) take its place. `breakdown` is of the whole trace's device. `collectives` are the last
+    the CPU's collectives (gloo) take its place. `breakdown` is of the whole trace's device. `collectives` are the last
     128 that end on all ranks at once; `base_ns` added to their times gives Unix time. `ranks` is which ranks were to
     record, as `profiler.ranks` says it.
     """
@@ -107,11 +107,11 @@ def summarize(capture: Capture) -> RankSummary:
 
 
 def _chosen_ranges(table: Table) -> Table:
-    """The ranges with the most host time, in the order of the tree; a parent goes before its children."""
+    """The ranges with the most CPU time, in the order of the tree; a parent goes before its children."""
     if len(table) <= _MOST_RANGES:
         return table
-    host = table.column("host_ns")
-    kept = sorted(sorted(range(len(table)), key=lambda k: -host[k])[:_MOST_RANGES])
+    cpu_ns = table.column("cpu_ns")
+    kept = sorted(sorted(range(len(table)), key=lambda k: -cpu_ns[k])[:_MOST_RANGES])
     return Table({name: [table.column(name)[k] for k in kept] for name in table.columns})
 
 
@@ -130,7 +130,7 @@ def _steps(capture: Capture) -> Columns:
     found: Columns = {name: steps.column(name) for name in ("number", "start_ns", "duration_ns")}
     if len(capture.work.event):
         return found | {name: steps.column(f"clipped_{name}") for name in _OF_STEPS}
-    return found | dict.fromkeys(_OF_STEPS) | host_waits(capture.host)
+    return found | dict.fromkeys(_OF_STEPS) | cpu_waits(capture.links)
 
 
 def write(capture: Capture, folder: Path) -> None:

@@ -25,7 +25,7 @@ PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 # A range that is less of what a rank takes longer than the others is no reason.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
-    "path", "ranks", "calls", "host_min_ns", "host_median_ns", "host_max_ns", "slowest", "spread", "device_median_ns",
+    "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread", "device_median_ns",
     "device_max_ns",
 )  # fmt: skip
 _VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
@@ -34,7 +34,7 @@ _VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
 def as_text(ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None) -> str:
     """A window over its ranks: what to know of them, each one's step, who holds the others up, and the ranges.
 
-    `sort` and `columns` are those of the ranges; without `sort` the ones with the most host time are shown, in the
+    `sort` and `columns` are those of the ranges; without `sort` the ones with the most CPU time are shown, in the
     order of the tree. Of more ranks than `rows` those with the most work of their own are shown.
 
     Raises:
@@ -103,11 +103,11 @@ def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | 
     known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
     count = len(table)
     if sort is None and count > rows:
-        most = sorted(range(count), key=lambda k: -(table[k].host_median_ns or 0))[:rows]
+        most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
         table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
     text = view_text("ranges", table, rows=rows, sort=sort, columns=["path", *(columns or known[1:])])
     shown = min(rows, len(table))
-    note = f" (the {shown} of {count} with the most {sort or 'host time'})" if shown < count else ""
+    note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
     return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if count else text
 
 

@@ -140,7 +140,7 @@ class Ranks:
         notes = [
             f"Missing of {self.world_size} ranks: rank {few(self.missing)}." if self.missing else "",
             f"Cut short on rank {few(cut)}." if cut else "",
-            f"Only the ranges with the most host time are known of rank {few(left_out)}." if left_out else "",
+            f"Only the ranges with the most CPU time are known of rank {few(left_out)}." if left_out else "",
             _differing("steps", {s.rank: f"{s.first_step}–{s.last_step}" for s in self.summaries}),
             _differing("devices", {s.rank: ", ".join(s.devices or ()) for s in self.summaries}),
         ]

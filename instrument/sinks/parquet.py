@@ -36,7 +36,7 @@ class Parquet(Sink):
     | `start_ns` | int64 | on the trace's own clock |
     | `start_unix_ns` | int64 | the same since 1970, to compare ranks by; null where the trace does not tell |
     | `duration_ns` | int64 | null for allocations |
-    | `self_ns` | int64 | without the operators, ranges and calls directly inside; of host events other than Python's |
+    | `self_ns` | int64 | without the operators, ranges and calls directly inside; of CPU events other than Python's |
     | `parent` | int64 | the `event` directly around it, of the same kinds |
     | `launched_by` | int64 | of device work: the `event` of the operator or range that launched it |
     | `correlation` | int64 | the same for a launch and what it started |
@@ -46,7 +46,7 @@ class Parquet(Sink):
     | `input_shapes`, `input_types`, `concrete_inputs` | string | JSON text, as recorded |
     | `python_id`, `python_parent` | int64 | of Python frames |
     | `size_bytes` | int64 | of an allocation; negative for a free |
-    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType` (0 is the host) and its number |
+    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType` (0 is the CPU) and its number |
     | `allocated_bytes`, `reserved_bytes` | int64 | the device's totals after it; null where no total was written |
 
     A file appears whole or not at all, under a name that no reader takes for a part of the dataset until then; the

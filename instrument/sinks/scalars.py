@@ -19,9 +19,9 @@ _COSTS = {
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     """What TensorBoard and the trackers are told of a window, as tag and value; unknown quantities are left out.
 
-    `ranges/<path>/host_ms` and `device_ms` are milliseconds per finished step of what lies in those, or was launched in
+    `ranges/<path>/cpu_ms` and `device_ms` are milliseconds per finished step of what lies in those, or was launched in
     them; of the whole recording where it holds no steps. `ranges/<path>/calls` counts the calls of the window.
-    `window/steps`, `window/step_ms` (mean), `window/host_ms` and `window/device_ms` (sums over all operators) are of
+    `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all operators) are of
     the window. `cost/…` is what recording it cost the run: medians of a recorded step and of those before the window,
     how long the loop stood still at its start and end, how long the export took until this was written, and the size of
     the trace.
@@ -30,7 +30,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     yield "window/steps", len(steps)
     if len(steps):
         yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
-    for tag, column in (("host_ms", "self_host_ns"), ("device_ms", "self_device_ns")):
+    for tag, column in (("cpu_ms", "self_cpu_ns"), ("device_ms", "self_device_ns")):
         known = [value for value in operators.column(column) if value is not None]
         if known:
             yield f"window/{tag}", sum(known) / 1e6
@@ -42,10 +42,10 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
         yield "cost/trace_bytes", cost.trace_bytes
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
-        host, device = (row.host_ns_per_step, row.device_ns_per_step) if len(steps) else (row.host_ns, row.device_ns)
-        yield f"ranges/{row.path}/host_ms", host / 1e6
-        if device is not None:
-            yield f"ranges/{row.path}/device_ms", device / 1e6
+        cpu_ns, device_ns = (row.cpu_ns_per_step, row.device_ns_per_step) if len(steps) else (row.cpu_ns, row.device_ns)
+        yield f"ranges/{row.path}/cpu_ms", cpu_ns / 1e6
+        if device_ns is not None:
+            yield f"ranges/{row.path}/device_ms", device_ns / 1e6
 
 
 def last_step(capture: Capture) -> int:

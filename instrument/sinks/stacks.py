@@ -15,10 +15,11 @@ from instrument.report.flame import svg
 from instrument.sinks import Sink
 
 _TORCH_METRICS = {
-    "self_cpu_time_total": "host",
+    "self_cpu_time_total": "cpu",
     "self_cuda_time_total": "device",
     "self_device_time_total": "device",
 }
+_CALLED = {"cpu": "CPU", "device": "device"}
 
 
 class Stacks(Sink):
@@ -33,8 +34,8 @@ class Stacks(Sink):
 
     sink_name: ClassVar[str] = "stacks"
 
-    metric: Literal["host", "device"] = "host"
-    """Which time: `host`, or `device` for what the kernels took; torch's names for them are understood."""
+    metric: Literal["cpu", "device"] = "cpu"
+    """Which time: `cpu`, or `device` for what the kernels took; torch's names for them are understood."""
 
     range: str | None = None
     """Only what ran inside this range and its backward, given by its name or its path; None: everything."""
@@ -67,9 +68,9 @@ class Stacks(Sink):
         text = folded(found)
         if not text:
             raise CaptureError(
-                f"No call path of {capture.name} has {self.metric} time, so there are no stacks to write."
+                f"No call path of {capture.name} has {_CALLED[self.metric]} time, so there are no stacks to write."
             )
         files.write(folder / "stacks.txt", text)
         if self.svg:
             inside = f" in {self.range}" if self.range else ""
-            files.write(folder / "stacks.svg", svg(found, f"{capture.name}: {self.metric} time{inside}"))
+            files.write(folder / "stacks.svg", svg(found, f"{capture.name}: {_CALLED[self.metric]} time{inside}"))

@@ -32,7 +32,7 @@ class TableSink(Sink):
     sort: str | None = None
     """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood.
 
-    None: `self_device_ns` where a device was recorded, else `self_host_ns`.
+    None: `self_device_ns` where a device was recorded, else `self_cpu_ns`.
     """
 
     columns: list[str] | None = None

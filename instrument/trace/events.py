@@ -58,7 +58,7 @@ def is_loader(name: str) -> bool:
 
 
 def is_synchronising(name: str) -> bool:
-    """Whether in a runtime call of this name the host does nothing but wait for the device."""
+    """Whether in a runtime call of this name the CPU does nothing but wait for the device."""
     return _SYNCHRONISING.search(name) is not None
 
 
@@ -80,7 +80,7 @@ def split_overload(name: str) -> tuple[str, str]:
 class Memory:
     """The allocations and frees of a trace, one row each, in the order of the file.
 
-    `size_bytes` is negative for a free. `device_type` is torch's `DeviceType` number (0 is the host).
+    `size_bytes` is negative for a free. `device_type` is torch's `DeviceType` number (0 is the CPU).
     `allocated_bytes` and `reserved_bytes` are the running totals of that device, and `address` is where the memory
     lies: 0 where they were not written.
     """

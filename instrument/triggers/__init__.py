@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
     Attributes:
         number: counted from 0.
-        duration_ns: host time since the step before ended, without that spent in another phase.
+        duration_ns: CPU time since the step before ended, without that spent in another phase.
         loss: the newest loss that is known and was not seen before; None where there is none. It comes a step late, and
             from a device as soon as that has it, so that looking at it never makes the training wait.
         loss_step: the step whose loss it is.

@@ -22,7 +22,7 @@ _LOOKS = 10  # parts of the steps over which memory must have grown
 class MemoryGrowth(Trigger):
     """Fires when memory has grown by `at_least_bytes` over `over` steps, without ever falling, at ten looks or so.
 
-    With a CUDA device it looks at what torch's allocator holds at the end of a step; on the host alone at the memory
+    With a CUDA device it looks at what torch's allocator holds at the end of a step; on the CPU alone at the memory
     of the whole process, which only Linux tells. Windows, which take memory themselves, make it begin anew.
 
     Its own windows record memory with `profile_memory=true`, whatever the run's say; torch then records only the thread

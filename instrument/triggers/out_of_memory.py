@@ -22,7 +22,7 @@ class OutOfMemory(Options):
 
     The error goes on, and no window is asked for. The folder `out_of_memory_step_…` beside the captures gets
     `memory_snapshot.pickle`, which pytorch.org/memory_viz opens, and the error's text. Each allocation and free,
-    `history` of them at most, is kept with its Python stack during the whole run, which costs the host a little each;
+    `history` of them at most, is kept with its Python stack during the whole run, which costs the CPU a little each;
     0: only what lives at the end, without stacks. A window with `profiler.memory_snapshot` ends that history.
     """
 

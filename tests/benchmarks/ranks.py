@@ -21,10 +21,10 @@ from instrument.runs.run import Run
 
 RANKS, RANGES, ROUNDS = 1000, 200, 5
 COLUMNS = (
-    "calls", "host_ns", "self_host_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
-    "device_busy_ns", "host_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
+    "calls", "cpu_ns", "self_cpu_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
+    "device_busy_ns", "cpu_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
 )  # fmt: skip
-OVER_RANKS = ("host_ns_per_step", "device_ns", "forward_ns", "backward_ns")
+OVER_RANKS = ("cpu_ns_per_step", "device_ns", "forward_ns", "backward_ns")
 
 
 def _write(folder: Path) -> None:
@@ -68,7 +68,7 @@ def _pandas(folder: Path) -> object:
     table = pandas.concat(frames).reset_index(drop=True)
     grouped = table.groupby("path", sort=False)
     figures = grouped[list(OVER_RANKS)].agg(["min", "median", "max"])
-    slowest = table.loc[grouped["host_ns_per_step"].idxmax(), "rank"]
+    slowest = table.loc[grouped["cpu_ns_per_step"].idxmax(), "rank"]
     return figures, slowest, grouped["calls"].sum(), grouped.size()
 
 

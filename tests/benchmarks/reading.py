@@ -52,10 +52,10 @@ def _torch(plain: Path) -> None:
 
 def _ours(path: Path) -> object:
     from instrument.analysis.operators import operators
-    from instrument.links.cpu import Host
+    from instrument.links.links import Links
     from instrument.trace import reader
 
-    return operators(Host(reader.read(path)))
+    return operators(Links(reader.read(path)))
 
 
 def _events(path: Path) -> object:

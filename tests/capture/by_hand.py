@@ -8,26 +8,26 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from instrument.links.cpu import _HIDDEN
+from instrument.links.links import _HIDDEN
 from instrument.trace.events import Events
 
-HOST = {"cpu_op", "Operator", "user_annotation"}
+ON_CPU = {"cpu_op", "Operator", "user_annotation"}
 
 
 def top_level_ns(events: Events) -> int:
-    """The time that host events fill, over all threads."""
+    """The time that CPU events fill, over all threads."""
     category = [events.categories[k] for k in events.category.tolist()]
     thread, external = events.thread.tolist(), events.external_id.tolist()
     correlation = events.correlation.tolist()
     owner: dict[int, int] = {}
     for k, kind in enumerate(category):
-        if kind in HOST:
+        if kind in ON_CPU:
             owner.setdefault(external[k], thread[k])
     lanes, calls = defaultdict(list), []
     for k, (kind, start, end) in enumerate(zip(category, events.start_ns.tolist(), events.end_ns.tolist())):
         if events.names[events.name[k]] in _HIDDEN:
             continue
-        if kind in HOST:
+        if kind in ON_CPU:
             lanes[thread[k]].append((start, -end))
         elif kind == "Runtime" or kind.endswith(("_runtime", "_driver")):
             calls.append((k, start, end))

@@ -22,10 +22,10 @@ from instrument.capture import Capture
 # Our columns, and what torch calls them.
 COLUMNS = {
     "calls": "count",
-    "host_ns": "cpu_time_total",
-    "self_host_ns": "self_cpu_time_total",
-    "host_bytes": "cpu_memory_usage",
-    "self_host_bytes": "self_cpu_memory_usage",
+    "cpu_ns": "cpu_time_total",
+    "self_cpu_ns": "self_cpu_time_total",
+    "cpu_bytes": "cpu_memory_usage",
+    "self_cpu_bytes": "self_cpu_memory_usage",
 }
 DEVICE_COLUMNS = {
     "device_ns": "device_time_total",

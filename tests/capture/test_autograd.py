@@ -39,7 +39,7 @@ def accumulation(start_us: float, duration_us: float, tid: int = 2) -> list[dict
 
 
 def parts(found: Capture) -> dict[tuple[str, str], int]:
-    return {(row.path, row.kind): row.host_ns for row in found.ranges.parts if row.host_ns}
+    return {(row.path, row.kind): row.cpu_ns for row in found.ranges.parts if row.cpu_ns}
 
 
 def backward(found: Capture) -> dict[str, tuple[int, int]]:
@@ -89,7 +89,7 @@ def test_every_nanosecond_has_one_place(tmp_path) -> None:
 
 
 def test_times_of_a_range_include_those_of_the_ranges_inside(tmp_path) -> None:
-    columns = ("forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns", "host_ns", "self_host_ns")
+    columns = ("forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns", "cpu_ns", "self_cpu_ns")
     rows = {r.path: tuple(getattr(r, c) // 1000 for c in columns) for r in capture(tmp_path, TRAINING).ranges}
     assert rows == {
         "forward": (40, 25, 3, 0, 40, 20),
@@ -104,7 +104,7 @@ def test_times_of_a_range_include_those_of_the_ranges_inside(tmp_path) -> None:
 def test_nodes_that_run_inside_a_range_are_in_its_host_time_but_not_of_it(tmp_path) -> None:
     on_one_thread = [{**event, "tid": 1} for event in TRAINING if event["name"] != "hook"]
     rows = {r.path: r for r in capture(tmp_path, on_one_thread).ranges}
-    assert (rows["backward"].host_ns, rows["backward"].self_host_ns) == (75000, 75000)
+    assert (rows["backward"].cpu_ns, rows["backward"].self_cpu_ns) == (75000, 75000)
     assert (rows["backward"].forward_ns, rows["backward"].backward_ns) == ((75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000, 0)
     assert (rows["forward"].forward_ns, rows["forward"].backward_ns) == (40000, 25000)
 
@@ -250,12 +250,12 @@ def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and
 @pytest.mark.parametrize("name", BODIES)
 def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     found = recordings(name).capture
-    assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events) > 0
+    assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events) > 0
     rows = list(found.ranges)
     for kind in ("forward", "backward", "accumulate", "optimizer"):
         placed = sum(ns for (path, of), ns in parts(found).items() if of == kind and path != "(no range)")
         assert sum(getattr(row, f"{kind}_ns") for row in rows if row.depth == 0) == placed > 0
-    assert not [row for row in found.ranges.parts if row.kind == "unplaced" and row.host_ns > 0.01 * rows[0].host_ns]
+    assert not [row for row in found.ranges.parts if row.kind == "unplaced" and row.cpu_ns > 0.01 * rows[0].cpu_ns]
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -359,12 +359,12 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     assert set(rows) == {"forward", "forward/block", "backward", again}
     where = again if reentrant else "forward/block"
     assert rows[where].backward_ns > 0
-    assert rows[again].recompute_ns == rows[again].host_ns == rows["backward"].recompute_ns > 0
+    assert rows[again].recompute_ns == rows[again].cpu_ns == rows["backward"].recompute_ns > 0
     assert rows[again].forward_ns == rows["forward/block"].recompute_ns == 0
     assert [row.name for row in found.ranges.by("name")] == ["forward", "block", "backward", "block (recomputed)"]
-    parts = {(row.path, row.kind): row.host_ns for row in found.ranges.parts}
-    assert parts[again, "recompute"] == rows[again].host_ns
-    assert sum(found.ranges.parts.column("host_ns")) == top_level_ns(found.events)
+    parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges.parts}
+    assert parts[again, "recompute"] == rows[again].cpu_ns
+    assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events)
 
 
 @pytest.mark.parametrize("name", ["derivative", "power"])
@@ -471,10 +471,10 @@ def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings,
     by_range: dict[str, int] = defaultdict(int)
     for row in found.operators.by("range"):
         own = row.name if row.range is None else f"{row.range}/{row.name}"
-        by_range[own if own in paths else row.range or "(no range)"] += row.self_host_ns
+        by_range[own if own in paths else row.range or "(no range)"] += row.self_cpu_ns
     placed: dict[str, int] = defaultdict(int)
     for row in found.ranges.parts:
-        placed[row.path] += row.host_ns
+        placed[row.path] += row.cpu_ns
     assert {path: ns for path, ns in by_range.items() if ns} == {path: ns for path, ns in placed.items() if ns}
     assert by_range["forward"] > 0
 
@@ -495,7 +495,7 @@ def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(tmp_path) 
     found = record(tmp_path / "trace.json", BODIES["transformer"](), with_stack=True).capture
     (forward,) = found.ranges.where(path="forward")
     whole = sum(stack.value_ns for stack in found.stacks(range="forward"))
-    assert whole == forward.host_ns + forward.backward_ns + forward.accumulate_ns
+    assert whole == forward.cpu_ns + forward.backward_ns + forward.accumulate_ns
     assert forward.backward_ns > 0
 
 

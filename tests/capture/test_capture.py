@@ -15,7 +15,7 @@ import pytest
 from capture.traces import annotation, span, write
 from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
-from instrument.links import cpu
+from instrument.links import links
 
 METADATA = {"format": 1, "name": "run-000003-rank0", "window": {"first_step": 3, "last_step": 5}, "rank": 0}
 
@@ -55,8 +55,8 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
     made = []
 
     def counting(name):
-        real = getattr(cpu, name)
-        monkeypatch.setattr(cpu, name, lambda *given: made.append(name) or real(*given))
+        real = getattr(links, name)
+        monkeypatch.setattr(links, name, lambda *given: made.append(name) or real(*given))
 
     for name in ("nest", "node_flops", "launching_nodes", "marks"):
         counting(name)

@@ -17,7 +17,7 @@ from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.operators import operators
 from instrument.capture import Capture
 from instrument.errors import ConfigError
-from instrument.links.cpu import Host
+from instrument.links.links import Links
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
     "convolutions": {"ProfilerStep*", "aten::convolution_backward", "aten::native_batch_norm", "aten::addmm"},
@@ -41,14 +41,14 @@ def test_every_row_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert recording.by_name.keys() >= (SEEN[name] | ALWAYS) - INEXACT_ROWS
     assert len(recording.by_name) > 40
-    assert values(operators(recording.capture.host, rules="torch"), "name") == recording.by_name
+    assert values(operators(recording.capture.links, rules="torch"), "name") == recording.by_name
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_every_row_by_shapes_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert len(recording.by_shapes) > len(recording.by_name) > 40
-    table = operators(recording.capture.host, rules="torch").by("input_shapes")
+    table = operators(recording.capture.links, rules="torch").by("input_shapes")
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -74,8 +74,8 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
     }
     waiting = recording.capture.operators.where(name="waiting")[0]
     assert not EXACT_MEMORY or theirs["waiting"][3] >= 120 * 60 * 4, "torch no longer counts the other thread's memory"
-    assert waiting.host_bytes == 0
-    kept = sum(row.self_host_bytes for row in recording.capture.operators)
+    assert waiting.cpu_bytes == 0
+    kept = sum(row.self_cpu_bytes for row in recording.capture.operators)
     assert kept == int(recording.capture.events.memory.size_bytes.sum())
 
 
@@ -86,8 +86,8 @@ def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
     if not EXACT_MEMORY and not frames:
         pytest.skip("older torch has no rows for Python's frames")
     assert frames
-    assert values(operators(Host(events), rules="torch"), "name") == recording.by_name
-    assert not frames & {row.name for row in operators(Host(events))}
+    assert values(operators(Links(events), rules="torch"), "name") == recording.by_name
+    assert not frames & {row.name for row in operators(Links(events))}
 
 
 def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
@@ -97,7 +97,7 @@ def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
 
     recording = record(tmp_path / "trace.json", body)
     assert ("aten::cat", "[[], []]") in recording.by_shapes
-    table = operators(recording.capture.host, rules="torch").by("input_shapes")
+    table = operators(recording.capture.links, rules="torch").by("input_shapes")
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -113,7 +113,7 @@ def test_an_unfinished_range_is_a_row(tmp_path) -> None:
     row = recording.capture.operators.where(name="open")[0]
     assert row.calls == 1
     assert recording.by_name.get("open", [1])[0] == 1, "older torch leaves it out"
-    assert row.host_ns > row.self_host_ns > 0
+    assert row.cpu_ns > row.self_cpu_ns > 0
 
 
 def test_utility_operators_are_left_out_and_steps_share_a_name(tmp_path) -> None:
@@ -127,7 +127,7 @@ def test_utility_operators_are_left_out_and_steps_share_a_name(tmp_path) -> None
             span("aten::add", 5, 2),
         ],
     ).operators
-    assert [(r.name, r.calls, r.self_host_ns) for r in table] == [("ProfilerStep*", 2, 18000), ("aten::add", 1, 2000)]
+    assert [(r.name, r.calls, r.self_cpu_ns) for r in table] == [("ProfilerStep*", 2, 18000), ("aten::add", 1, 2000)]
 
 
 def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
@@ -139,7 +139,7 @@ def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
             *(span("mixed", 40, 10), span("other", 41, 8), span("mixed", 42, 6)),
         ],
     ).operators
-    rows = {r.name: (r.calls, r.host_ns, r.self_host_ns) for r in table}
+    rows = {r.name: (r.calls, r.cpu_ns, r.self_cpu_ns) for r in table}
     assert rows["chain"] == (1, 10000, 10000)
     assert rows["pair"] == (3, 10000, 10000)
     assert rows["mixed"] == (2, 10000, 8000)
@@ -148,7 +148,7 @@ def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
 
 def test_annotations_and_operators_of_one_name_stay_apart(tmp_path) -> None:
     table = capture(tmp_path, [span("x", 0, 1), annotation("x", 5, 2), span("x", 9, 1)]).operators
-    assert [(r.name, r.calls, r.host_ns) for r in table] == [("x", 2, 2000), ("x", 1, 2000)]
+    assert [(r.name, r.calls, r.cpu_ns) for r in table] == [("x", 2, 2000), ("x", 1, 2000)]
 
 
 GPU = [
@@ -178,13 +178,13 @@ def test_kernels_belong_to_the_operator_that_launched_them(tmp_path) -> None:
 
 
 def test_torchs_rules_take_the_devices_copy_of_a_range_for_a_kernel(tmp_path) -> None:
-    table = operators(Host(read(tmp_path, GPU)), rules="torch")
+    table = operators(Links(read(tmp_path, GPU)), rules="torch")
     assert device_times(table)["forward"] == (56000, 44000)
 
 
 def test_a_launch_takes_self_time_from_its_operator(tmp_path) -> None:
     table = capture(tmp_path, GPU).operators
-    assert table.where(name="aten::addmm")[0].self_host_ns == 25000
+    assert table.where(name="aten::addmm")[0].self_cpu_ns == 25000
     assert table.where(name="cudaLaunchKernel")[0].calls == 2
 
 
@@ -205,7 +205,7 @@ def test_a_launch_counts_on_the_thread_of_its_operator(tmp_path) -> None:
         span("cudaLaunchKernel", 3, 2, cat="cuda_runtime", tid=-99, External_id=4, correlation=50),
         kernel("add", 40, 7, External_id=4, correlation=50),
     ]
-    assert capture(tmp_path, events).operators[0].self_host_ns == 8000
+    assert capture(tmp_path, events).operators[0].self_cpu_ns == 8000
 
 
 def test_a_launch_belongs_to_what_is_around_it_and_not_to_the_operator_further_out_that_its_id_names(tmp_path) -> None:
@@ -227,7 +227,7 @@ def test_a_launch_belongs_to_what_is_around_it_and_not_to_the_operator_further_o
         "elsewhere": (3000, 3000),
         "cuLaunchKernel": (0, 0),
     }
-    assert found.operators.where(name="mine")[0].self_host_ns == 70000
+    assert found.operators.where(name="mine")[0].self_cpu_ns == 70000
     assert [(row.path, row.device_ns) for row in found.ranges] == [("mine", 67000)]
 
 
@@ -239,7 +239,7 @@ def test_folded_calls_keep_their_kernels_but_not_by_torchs_rules(tmp_path) -> No
         kernel("inner", 40, 3, External_id=2, correlation=71),
     ]
     assert device_times(capture(tmp_path, events).operators) == {"aten::copy_": (8000, 8000)}
-    assert device_times(operators(Host(read(tmp_path, events)), rules="torch")) == {"aten::copy_": (3000, 3000)}
+    assert device_times(operators(Links(read(tmp_path, events)), rules="torch")) == {"aten::copy_": (3000, 3000)}
 
 
 def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> None:
@@ -254,27 +254,27 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
     table = found.operators
     assert device_times(table) == {"ProfilerStep*": (3000, 0), "aten::add": (3000, 3000), "[no launch]": (12000, 12000)}
     (row,) = table.where(name="[no launch]")
-    assert (row.calls, row.host_ns, row.self_host_ns, row.flops, row.share) == (2, None, None, None, None)
+    assert (row.calls, row.cpu_ns, row.self_cpu_ns, row.flops, row.share) == (2, None, None, None, None)
     assert (row.device_share, table.where(name="aten::add")[0].device_share) == (5 / 8, 3 / 8)
     unlaunched = {by: table.by(by).where(name="[no launch]") for by in ("step", "device", "range", "thread", "stack")}
     assert [(r.step, r.calls) for r in unlaunched["step"]] == [(3, 1), (None, 1)]
     assert [r.device for r in unlaunched["device"]] == ["7"]
     assert [r.range for r in unlaunched["range"]] == [None]
     assert [r.thread for r in unlaunched["thread"]] == ["7/100"]
-    assert device_times(operators(found.host, rules="torch")).keys() == {"ProfilerStep*", "aten::add"}
+    assert device_times(operators(found.links, rules="torch")).keys() == {"ProfilerStep*", "aten::add"}
 
 
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     row = capture(tmp_path, [span("aten::mm", 0, 10)]).operators[0]
-    assert (row.host_ns, row.self_host_ns) == (10000, 10000)
-    unknown = ("device_ns", "self_device_ns", "host_bytes", "self_host_bytes", "device_bytes", "self_device_bytes")
+    assert (row.cpu_ns, row.self_cpu_ns) == (10000, 10000)
+    unknown = ("device_ns", "self_device_ns", "cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes")
     assert {name: getattr(row, name) for name in (*unknown, "flops")} == dict.fromkeys((*unknown, "flops"))
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     table = capture(tmp_path, [span("aten::mm", 0, 10)]).operators
-    times = ("host_ns", "self_host_ns", "device_ns", "self_device_ns")
-    sizes = ("host_bytes", "self_host_bytes", "device_bytes", "self_device_bytes")
+    times = ("cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns")
+    sizes = ("cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes")
     shares = ("share", "total_share", "device_share", "device_total_share")
     assert table.columns == ("name", "calls", *times, *sizes, "flops", *shares, "kind")
     assert table.by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
@@ -296,7 +296,7 @@ MEMORY = [
 
 
 def sizes(table):
-    return {r.name: (r.calls, r.host_bytes, r.self_host_bytes, r.device_bytes, r.self_device_bytes) for r in table}
+    return {r.name: (r.calls, r.cpu_bytes, r.self_cpu_bytes, r.device_bytes, r.self_device_bytes) for r in table}
 
 
 def test_memory_counts_on_its_own_thread(tmp_path) -> None:
@@ -309,7 +309,7 @@ def test_memory_counts_on_its_own_thread(tmp_path) -> None:
 
 
 def test_by_torchs_rules_memory_of_every_thread_counts(tmp_path) -> None:
-    assert sizes(operators(Host(read(tmp_path, MEMORY)), rules="torch")) == {
+    assert sizes(operators(Links(read(tmp_path, MEMORY)), rules="torch")) == {
         "aten::empty": (1, 1099, 3, 4096, 0),
         "aten::far": (1, 1096, 1096, 4096, 4096),
         "aten::inner": (1, 1096, 1096, 4096, 4096),
@@ -373,25 +373,25 @@ RECURSIVE = [
 
 
 def totals(table):
-    return {r.name: (r.calls, r.host_ns, r.self_host_ns, r.device_ns, r.host_bytes, r.device_bytes) for r in table}
+    return {r.name: (r.calls, r.cpu_ns, r.self_cpu_ns, r.device_ns, r.cpu_bytes, r.device_bytes) for r in table}
 
 
 def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
     own = 2000 + 3000 + 5000 + 2000
     events = read(tmp_path, RECURSIVE)
-    assert totals(operators(Host(events)))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
-    assert totals(operators(Host(events), rules="torch"))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
-    assert totals(operators(Host(events)))["g"] == totals(operators(Host(events), rules="torch"))["g"]
+    assert totals(operators(Links(events)))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
+    assert totals(operators(Links(events), rules="torch"))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
+    assert totals(operators(Links(events)))["g"] == totals(operators(Links(events), rules="torch"))["g"]
 
 
 def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:
     table = capture(tmp_path, RECURSIVE).operators.by("input_shapes")
-    found = {r.input_shapes: (r.calls, r.host_ns, r.device_ns) for r in table if r.name == "f"}
+    found = {r.input_shapes: (r.calls, r.cpu_ns, r.device_ns) for r in table if r.name == "f"}
     assert found == {"[[1]]": (2, 15000, 6000), "[[2]]": (1, 4000, 6000), "[]": (1, 2000, 0)}
     events = [span("f", k, 20 - 2 * k, Input_Dims=[[k % 2]]) for k in range(5)]
     events += [span("g", k + 0.2, 0.5) for k in range(4)]  # so that nothing folds
     rows = capture(tmp_path, events).operators.by("input_shapes")
-    assert {(r.name, r.input_shapes): (r.calls, r.host_ns) for r in rows} == {
+    assert {(r.name, r.input_shapes): (r.calls, r.cpu_ns) for r in rows} == {
         ("f", "[[0]]"): (3, 20000),
         ("f", "[[1]]"): (2, 18000),
         ("g", "[]"): (4, 2000),
@@ -436,7 +436,7 @@ def test_calls_group_by_what_is_known_of_them(tmp_path, what, add, mm, memory) -
         return {getattr(r, what): r.calls for r in grouped if r.name == name}
 
     assert (calls("aten::add"), calls("aten::mm"), calls("[memory]")) == (add, mm, memory)
-    for column in ("calls", "self_host_ns", "self_device_ns", "self_host_bytes"):
+    for column in ("calls", "self_cpu_ns", "self_device_ns", "self_cpu_bytes"):
         assert sum(grouped.column(column)) == sum(table.column(column))
 
 
@@ -466,7 +466,7 @@ def test_overloads_equal_torchs_own(tmp_path) -> None:
     }
     assert {("aten::sum", ""), ("aten::sum", "dim_IntList"), ("aten::fill_", "Scalar")} <= theirs.keys()
     table = Capture.load(tmp_path / "trace.json").operators
-    assert {(r.name, r.overload): (r.calls, r.self_host_ns) for r in table.by("overload")} == theirs
+    assert {(r.name, r.overload): (r.calls, r.self_cpu_ns) for r in table.by("overload")} == theirs
     assert {r.name for r in table} == {r.key for r in profiler.key_averages()}
 
 
@@ -486,7 +486,7 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
             kernel("k", 60, 5, External_id=1, correlation=3),
         ],
     ).operators.uncounted
-    assert table.columns == ("name", "has_rule", "calls", "host_ns", "device_ns")
+    assert table.columns == ("name", "has_rule", "calls", "cpu_ns", "device_ns")
     assert [tuple(row) for row in table] == [
         ("aten::gelu", False, 2, 9000, 5000),
         ("aten::t", False, 1, 1000, 0),
@@ -506,7 +506,7 @@ def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
     table = whole.operators
     for what in GROUPINGS:
         grouped = table.by(what)
-        for column in ("calls", "self_host_ns", "self_device_ns", "self_host_bytes", "flops"):
+        for column in ("calls", "self_cpu_ns", "self_device_ns", "self_cpu_bytes", "flops"):
             totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
             assert totals[0] == totals[1], (what, column)
-        assert all(row.self_host_ns <= row.host_ns for row in grouped if row.host_ns is not None)
+        assert all(row.self_cpu_ns <= row.cpu_ns for row in grouped if row.cpu_ns is not None)

@@ -123,7 +123,7 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
         nested.append(span("cudaLaunchKernel", number + 0.1, 0.2, "cuda_runtime", **launch) | {"pid": 7, "tid": 1})
         nested.append(span("gemm", 10_000 + number, 1, "kernel", **launch))
     read = capture(tmp_path, nested)
-    read.host.launched  # noqa: B018
+    read.links.launched  # noqa: B018
     tracemalloc.start()
     began = time.process_time()
     try:
@@ -134,7 +134,7 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
     assert table.column("name") == [f"range_{number}" for number in range(depth)]
     assert table.column("depth") == list(range(depth))
     assert len(set(table.column("path"))) == depth
-    assert table.column("host_ns") == [2000 * (depth - number) for number in range(depth)]
+    assert table.column("cpu_ns") == [2000 * (depth - number) for number in range(depth)]
     assert table.column("device_ns") == [1000 * (depth // 3 - (number + 2) // 3) for number in range(depth)]
     assert table.column("device_busy_ns") == table.column("device_ns")
     assert took < 8

@@ -30,24 +30,24 @@ STEPPED = [
 
 def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times(tmp_path) -> None:
     rows = capture(tmp_path, STEPPED).ranges
-    assert [(r.path, r.name, r.depth, r.calls, r.host_ns, r.self_host_ns, r.host_ns_per_step) for r in rows] == [
+    assert [(r.path, r.name, r.depth, r.calls, r.cpu_ns, r.self_cpu_ns, r.cpu_ns_per_step) for r in rows] == [
         ("forward", "forward", 0, 2, 100000, 55000, 50000),
         ("forward/attention", "attention", 1, 3, 45000, 45000, 22500),
         ("loss", "loss", 0, 1, 10000, 10000, 5000),
     ]
     assert [r.share for r in rows] == pytest.approx([0.275, 0.225, 0.05])
-    assert [(r.name, r.self_host_ns, r.share, r.device_share) for r in rows.rest] == [("(no range)", 90000, 0.45, None)]
+    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in rows.rest] == [("(no range)", 90000, 0.45, None)]
     assert rows.shared_ns == 200000
     assert [r.device_ns for r in rows] == [None] * 3
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
-        "path name module_type depth calls slices host_ns self_host_ns total_ns self_total_ns "
+        "path name module_type depth calls slices cpu_ns self_cpu_ns total_ns self_total_ns "
         "forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
         "device_ns self_device_ns device_busy_ns device_idle_ns "
         "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
-        "share device_share host_ns_per_step device_ns_per_step min_ns median_ns p95_ns max_ns"
+        "share device_share cpu_ns_per_step device_ns_per_step min_ns median_ns p95_ns max_ns"
     )
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
@@ -58,7 +58,7 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
 
 def test_without_steps_shares_are_of_all_that_was_recorded(tmp_path) -> None:
     rows = capture(tmp_path, [span("aten::mm", 0, 5), annotation("a", 10, 20), span("aten::mm", 75, 5)]).ranges
-    assert [(r.share, r.host_ns_per_step) for r in rows] == [(20 / 30, None)]
+    assert [(r.share, r.cpu_ns_per_step) for r in rows] == [(20 / 30, None)]
 
 
 def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp_path) -> None:
@@ -118,7 +118,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
     for table in (found.operators, found.operators.by("thread"), found.operators.by("step")):
         assert sum(share for share in table.column("share") if share is not None) == pytest.approx(1)
         assert sum(table.column("device_share")) == pytest.approx(1)
-    assert [(r.path, r.host_ns_per_step, r.device_ns_per_step) for r in rows if r.depth == 0] == [
+    assert [(r.path, r.cpu_ns_per_step, r.device_ns_per_step) for r in rows if r.depth == 0] == [
         ("loss", 0, 0),
         ("model", 40000, 36000),
         ("Optimizer.step#SGD.step", 8000, 4000),
@@ -137,13 +137,13 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
 
 def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
     found = capture(tmp_path, [annotation("p", 0, 100), annotation("a", 10, 70), annotation("b", 20, 80)])
-    assert {r.name: (r.host_ns, r.self_host_ns, r.share) for r in found.ranges} == {
+    assert {r.name: (r.cpu_ns, r.self_cpu_ns, r.share) for r in found.ranges} == {
         "p": (100000, 10000, 0.1),
         "a": (70000, 10000, 0.1),
         "b": (80000, 80000, 0.8),
     }
-    assert {r.name: r.self_host_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
-    assert {r.name: r.self_host_ns for r in operators(found.host, rules="torch")} == {
+    assert {r.name: r.self_cpu_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
+    assert {r.name: r.self_cpu_ns for r in operators(found.links, rules="torch")} == {
         "p": -50000,
         "a": 70000,
         "b": 80000,
@@ -152,7 +152,7 @@ def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
 
 def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:
     rows = capture(tmp_path, [annotation("a", 0, 10), annotation("a", 2, 6), annotation("a", 3, 2)]).ranges
-    assert [(r.path, r.host_ns, r.self_host_ns) for r in rows] == [
+    assert [(r.path, r.cpu_ns, r.self_cpu_ns) for r in rows] == [
         ("a", 10000, 4000),
         ("a/a", 6000, 4000),
         ("a/a/a", 2000, 2000),
@@ -247,7 +247,7 @@ def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
         "module_type backward_ns accumulate_ns recompute_ns "
         "device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
         "device_allocated_bytes device_bytes flops flops_per_second device_share "
-        "host_ns_per_step device_ns_per_step"
+        "cpu_ns_per_step device_ns_per_step"
     )
     assert " ".join(name for name, cell in row._asdict().items() if cell is None) == unknown
     (row,) = capture(tmp_path, [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)]).ranges
@@ -276,7 +276,7 @@ def test_slices_of_a_suspended_call_are_one_row(tmp_path) -> None:
             annotation("late (resumed)", 40, 1),
         ],
     ).ranges
-    assert [(r.path, r.name, r.calls, r.slices, r.host_ns, r.self_host_ns, r.max_ns) for r in rows] == [
+    assert [(r.path, r.name, r.calls, r.slices, r.cpu_ns, r.self_cpu_ns, r.max_ns) for r in rows] == [
         ("load", "load", 1, 3, 16000, 14000, None),
         ("load/inner", "inner", 1, 1, 2000, 2000, 2000),
         ("late", "late", 0, 1, 1000, 1000, None),
@@ -321,8 +321,8 @@ def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
     columns = (
         "name",
         "calls",
-        "host_ns",
-        "self_host_ns",
+        "cpu_ns",
+        "self_cpu_ns",
         "forward_ns",
         "device_ns",
         "device_busy_ns",
@@ -353,7 +353,7 @@ def test_an_unfinished_range_counts_until_the_windows_end(tmp_path) -> None:
             annotation("forward", 20, 10),
         ],
     )
-    assert [(r.path, r.calls, r.host_ns, r.host_ns_per_step) for r in rows.ranges] == [
+    assert [(r.path, r.calls, r.cpu_ns, r.cpu_ns_per_step) for r in rows.ranges] == [
         ("epoch", 1, 90000, 30000),  # 30 of its 90 µs lie in the one step that ended
         ("epoch/forward", 1, 10000, 10000),
     ]
@@ -377,7 +377,7 @@ def test_a_real_window_stopped_inside_a_range_and_a_step(tmp_path) -> None:
     step.__exit__(None, None, None)
     assert [row.number for row in found.steps] == [4]
     assert [(row.path, row.calls) for row in found.ranges] == [("epoch", 1), ("epoch/forward", 1)]
-    assert found.ranges[0].host_ns > found.ranges[1].host_ns > 0
+    assert found.ranges[0].cpu_ns > found.ranges[1].cpu_ns > 0
 
 
 def test_ranges_of_a_real_recording_add_up(recordings) -> None:
@@ -386,16 +386,16 @@ def test_ranges_of_a_real_recording_add_up(recordings) -> None:
     rows = {row.path: row for row in found.ranges}
     assert {"forward", "Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad"} <= rows.keys()
     by_name = recordings("convolutions").by_name
-    assert (rows["forward"].calls, rows["forward"].host_ns) == by_name["forward"][:2]
+    assert (rows["forward"].calls, rows["forward"].cpu_ns) == by_name["forward"][:2]
     steps = sum(found.steps.column("duration_ns"))
     assert found.ranges.shared_ns >= steps, "with what other threads did in them"
-    assert rows["forward"].share > rows["forward"].self_host_ns / found.ranges.shared_ns, "its backward too"
+    assert rows["forward"].share > rows["forward"].self_cpu_ns / found.ranges.shared_ns, "its backward too"
 
 
 def test_nested_ranges_of_a_real_recording_are_paths(recordings) -> None:
     rows = {row.path: row for row in recordings("checkpointed").capture.ranges}
     assert rows["forward/block"].calls == rows["forward/block/block"].calls == 9
-    assert rows["forward/block"].self_host_ns == rows["forward/block"].host_ns - rows["forward/block/block"].host_ns
+    assert rows["forward/block"].self_cpu_ns == rows["forward/block"].cpu_ns - rows["forward/block/block"].cpu_ns
 
 
 def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None:
@@ -431,6 +431,6 @@ def test_the_parts_of_a_recorded_step_with_a_closure(tmp_path) -> None:
 
     ranges = record(tmp_path / "trace.json", lambda: optimizer.step(closure)).capture.ranges
     (forward,), (step,) = (ranges.where(name=name) for name in ("forward", "Optimizer.step#SGD.step"))
-    assert (forward.optimizer_ns, forward.forward_ns) == (0, forward.host_ns)
+    assert (forward.optimizer_ns, forward.forward_ns) == (0, forward.cpu_ns)
     assert step.optimizer_ns > 0
-    assert step.forward_ns == forward.host_ns
+    assert step.forward_ns == forward.cpu_ns

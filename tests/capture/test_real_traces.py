@@ -49,7 +49,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     rows = list(capture.operators)
     assert rows
     calls = [row for row in rows if row.name != UNLAUNCHED_ROW]
-    assert all(row.calls > 0 and 0 <= row.self_host_ns <= row.host_ns for row in calls)
+    assert all(row.calls > 0 and 0 <= row.self_cpu_ns <= row.cpu_ns for row in calls)
     assert sum(row.share for row in calls) == pytest.approx(1)
     if len(found.device):
         joined = (found.operator >= 0) | (found.call >= 0)
@@ -60,7 +60,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
         assert {row.device_ns for row in rows} == {None}
     for row in capture.ranges:
         assert row.path.split("/")[-1] == row.name.split("/")[-1]
-        assert 0 <= row.self_host_ns <= row.host_ns
+        assert 0 <= row.self_cpu_ns <= row.cpu_ns
     assert len(capture.operators.by("input_shapes")) >= len(rows)
     assert len(capture.operators.by("stack")) >= len(rows)
 
@@ -69,7 +69,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
 def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
     capture = load(name)
     parts = capture.ranges.parts
-    assert sum(parts.column("host_ns")) == top_level_ns(capture.events) > 0
+    assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events) > 0
     if None not in parts.column("device_ns"):
         launched = capture.operators.where(lambda row: row.name != UNLAUNCHED_ROW)
         assert sum(parts.column("device_ns")) == sum(launched.column("self_device_ns"))

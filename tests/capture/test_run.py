@@ -30,11 +30,11 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
     found = read(capture.folder)
     assert found == written([capture.folder])[capture.folder] == summarize(capture)
-    assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (1, 2, 4, "node-7", 5_000)
+    assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (2, 2, 4, "node-7", 5_000)
     assert (found.first_step, found.last_step, found.truncated) == (3, 4, False)
     said = json.loads((capture.folder / "summary.json").read_text())
     assert said["ranges"]["path"] == ["forward", "forward/attention"]
-    for name in ("host_ns", "self_host_ns", "host_ns_per_step", "device_ns", "median_ns"):
+    for name in ("cpu_ns", "self_cpu_ns", "cpu_ns_per_step", "device_ns", "median_ns"):
         assert said["ranges"][name] == capture.ranges.column(name)
     assert said["ranges"]["bytes"] is None, "unknown is null"
     assert said["steps"]["duration_ns"] == [1_000_000, 1_000_000]
@@ -51,11 +51,11 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
     found = read(capture.folder)
     assert len(found.ranges["path"]) == 500
-    assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most host time"
+    assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most CPU time"
     assert found.ranges_left_out == 902 - 500
     assert found.collectives["ordinal"] == list(range(172, 300)), "the last, numbered among all"
     assert (capture.folder / "summary.json").stat().st_size < 80_000
-    assert Run.load(tmp_path).windows[0].notes[-1] == "Only the ranges with the most host time are known of rank 0."
+    assert Run.load(tmp_path).windows[0].notes[-1] == "Only the ranges with the most CPU time are known of rank 0."
 
 
 def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
     assert [*rows] == ["forward", "forward/attention", "head"]
     forward = rows["forward"]
     assert (forward.ranks, forward.calls, forward.slowest) == (2, 4, 0)
-    assert (forward.host_min_ns, forward.host_median_ns, forward.host_max_ns) == (200_000, 200_000, 600_000)
+    assert (forward.cpu_min_ns, forward.cpu_median_ns, forward.cpu_max_ns) == (200_000, 200_000, 600_000)
     assert forward.spread == 2.0
     assert (forward.device_min_ns, forward.device_max_ns) == (0, 50_000)
     assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
@@ -196,7 +196,7 @@ def generated(folder: Path, ranks: int, ranges: int) -> dict[str, np.ndarray]:
     paths = np.array([f"layer{k % 10}/block{k}" for k in range(ranges)])
     there = random.random((ranks, ranges)) < 0.97
     there[0] = True
-    names = ("host_ns_per_step", "device_ns", "forward_ns", "backward_ns", "calls", "self_host_ns")
+    names = ("cpu_ns_per_step", "device_ns", "forward_ns", "backward_ns", "calls", "self_cpu_ns")
     figures = {name: np.where(there, random.integers(1, 10**9, there.shape), -1) for name in names}
     for rank in range(ranks):
         columns = {name: values[rank][there[rank]].tolist() for name, values in figures.items()}
@@ -220,15 +220,15 @@ def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
     there = made["calls"] >= 0
     assert table.column("ranks") == there.sum(axis=0).tolist()
     assert table.column("calls") == np.where(there, made["calls"], 0).sum(axis=0).tolist()
-    ours = {"host": "host_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+    ours = {"cpu": "cpu_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
     for what, name in ours.items():
-        values = made[name].astype(np.float64) if what == "host" else made[name] // 2.0
+        values = made[name].astype(np.float64) if what == "cpu" else made[name] // 2.0
         values[~there] = np.nan
         assert table.column(f"{what}_min_ns") == np.nanmin(values, axis=0).tolist()
         assert table.column(f"{what}_max_ns") == np.nanmax(values, axis=0).tolist()
         middle = np.nanpercentile(values, 50, axis=0, method="inverted_cdf")
         assert table.column(f"{what}_median_ns") == middle.tolist()
-    assert table.column("slowest") == made["host_ns_per_step"].argmax(axis=0).tolist()
+    assert table.column("slowest") == made["cpu_ns_per_step"].argmax(axis=0).tolist()
 
 
 def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> None:

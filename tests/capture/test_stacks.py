@@ -148,14 +148,14 @@ def test_without_frames_there_is_one_sentence(tmp_path) -> None:
 
 
 def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
-    sentence = "The trace holds no device activity, so it has no device stacks; choose host."
+    sentence = "The trace holds no device activity, so it has no device stacks; choose cpu."
     with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
         capture(tmp_path, [frame("a", 0, 1)]).stacks("device")
 
 
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"^Stacks have no metric 'cpu'; choose host or device\.$"):
-        capture(tmp_path, EVENTS).stacks("cpu")
+    with pytest.raises(ConfigError, match=r"^Stacks have no metric 'wall'; choose cpu or device\.$"):
+        capture(tmp_path, EVENTS).stacks("wall")
 
 
 def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
@@ -226,7 +226,7 @@ def test_a_real_trace_of_torch_1_9_tells_its_frames_with_its_operators(name) -> 
     found: dict[str, int] = {}
     for stack in stacks:
         found[stack.frames[-1]] = found.get(stack.frames[-1], 0) + stack.value_ns
-    own = {row.name: row.self_host_ns for row in table if row.name.startswith("aten::")}
+    own = {row.name: row.self_cpu_ns for row in table if row.name.startswith("aten::")}
     assert len(own) > 30
     assert {n: found.get(n, 0) for n in own} == own
     assert any(stack.frames[0] == "resnet50_profiler_api.py(54): <module>" for stack in stacks)

@@ -101,7 +101,7 @@ def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None
 
 
 def test_a_copy_that_ran_long_after_its_call_hides_no_wait(tmp_path) -> None:
-    """The copy's call had returned at 5, long before the copy ran: it waited for nothing, and the host's wait from 8 to
+    """The copy's call had returned at 5, long before the copy ran: it waited for nothing, and the CPU's wait from 8 to
     12 is why the second kernel was launched only at 13."""
     events = [
         annotation("ProfilerStep#1", 0, 40),

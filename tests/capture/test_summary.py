@@ -107,7 +107,7 @@ LAUNCH, WAIT, COPY = "cudaLaunchKernel", "cudaDeviceSynchronize", "Memcpy HtoD (
 # Each lasts 100 µs.
 BOUND = {
     "Device-bound: 91%": [call(LAUNCH, -9, 2, 1), kernel("a", 0, 90, correlation=1), kernel("b", 99, 1, correlation=1)],
-    "Host-bound: 70%": [
+    "CPU-bound: 70%": [
         *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
         kernel("a", 0, 20, correlation=1),
         kernel("b", 90, 10, correlation=2),
@@ -157,10 +157,10 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
     ("name", "told"),
     [
         ("v100_resnet50_workers0", "Waiting for data: 28%"),
-        ("a100_nccl_2ranks_rank0", "Host-bound: 75%"),
+        ("a100_nccl_2ranks_rank0", "CPU-bound: 75%"),
         ("mi300x_resnet_checkpoint_train", "Bound by communication: 64%"),
         ("h800_deepseek_train", "Device-bound: 96%"),
-        ("b200_eager", "Host-bound: 84%"),
+        ("b200_eager", "CPU-bound: 84%"),
         ("mi300x_vllm_graph", "Device-bound: 100%"),
         ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
         ("h100_timesformer_inference", "Device-bound: 97%"),

@@ -21,10 +21,10 @@ from instrument.errors import MissingPackage
 TABLE = Table(
     {
         "name": ["b", "a", "c"],
-        "self_host_ns": [5_000, 2_500_000, 999],
+        "self_cpu_ns": [5_000, 2_500_000, 999],
         "device_bytes": [None, 2048, -3],
         "share": [0.25, None, 0.5],
-        "host_ns_per_step": [1, 2, 3_000_000_000],
+        "cpu_ns_per_step": [1, 2, 3_000_000_000],
         "flops": [None, 1500, 0],
     }
 )
@@ -35,7 +35,7 @@ def names(table: Table) -> list[str]:
 
 
 def test_numbers_sort_downwards_text_upwards_and_unknown_cells_last() -> None:
-    assert names(TABLE.sort("self_host_ns")) == ["a", "b", "c"]
+    assert names(TABLE.sort("self_cpu_ns")) == ["a", "b", "c"]
     assert names(TABLE.sort("name")) == ["a", "b", "c"]
     assert names(TABLE.sort("device_bytes")) == ["a", "c", "b"]
     assert names(TABLE.sort("device_bytes", descending=False)) == ["c", "a", "b"]
@@ -44,7 +44,7 @@ def test_numbers_sort_downwards_text_upwards_and_unknown_cells_last() -> None:
 
 def test_torchs_names_are_understood() -> None:
     assert names(TABLE.sort("self_cpu_time_total")) == ["a", "b", "c"]
-    assert TABLE.select(["key", "self_cpu_time_total"]).columns == ("name", "self_host_ns")
+    assert TABLE.select(["key", "self_cpu_time_total"]).columns == ("name", "self_cpu_ns")
 
 
 def test_rows_are_taken_by_position_value_and_test() -> None:
@@ -52,7 +52,7 @@ def test_rows_are_taken_by_position_value_and_test() -> None:
     assert names(TABLE.head(2)) == ["b", "a"]
     assert names(TABLE.head(9)) == ["b", "a", "c"]
     assert names(TABLE.where(share=0.5)) == ["c"]
-    assert names(TABLE.where(lambda row: row.self_host_ns > 1000)) == ["b", "a"]
+    assert names(TABLE.where(lambda row: row.self_cpu_ns > 1000)) == ["b", "a"]
 
 
 def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
@@ -63,7 +63,7 @@ def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
-    with pytest.raises(KeyError, match=r"The table has no column 'calls'; it has name, self_host_ns, device_bytes"):
+    with pytest.raises(KeyError, match=r"The table has no column 'calls'; it has name, self_cpu_ns, device_bytes"):
         TABLE.sort("calls")
 
 
@@ -74,8 +74,8 @@ def test_columns_must_be_equally_long() -> None:
 
 def test_text_has_units_and_a_dash_for_what_is_unknown() -> None:
     assert [line.split() for line in to_text(TABLE).splitlines()] == [
-        ["name", "self", "host", "device", "memory", "share", "host", "per", "step", "flops"],
-        ["-" * 4, "-" * 9, "-" * 13, "-" * 5, "-" * 13, "-" * 6],
+        ["name", "self", "CPU", "device", "memory", "share", "CPU", "per", "step", "flops"],
+        ["-" * 4, "-" * 8, "-" * 13, "-" * 5, "-" * 12, "-" * 6],
         ["b", "5.000", "µs", "-", "25.0%", "1", "ns", "-"],
         ["a", "2.500", "ms", "2.00", "KiB", "-", "2", "ns", "1.50", "K"],
         ["c", "999", "ns", "-3", "B", "50.0%", "3.000", "s", "0"],
@@ -128,7 +128,7 @@ class Cells(HTMLParser):
 
 def test_html_has_the_cells_of_the_text_and_exact_values_behind_them() -> None:
     header, *rows = Cells(TABLE._repr_html_()).rows
-    assert [text for _, text in header] == ["name", "self host", "device memory", "share", "host per step", "flops"]
+    assert [text for _, text in header] == ["name", "self CPU", "device memory", "share", "CPU per step", "flops"]
     assert rows[0] == [
         (None, "b"),
         ("5,000 ns", "5.000 µs"),

@@ -91,7 +91,7 @@ def test_train_lm_shows_its_ranges_with_times(as_it_is: tuple[str, Path]) -> Non
     (capture,) = captures(folder, "outputs/*/*/profile")
     times = shown_times(text)
     assert set(MARKED) <= times.keys()
-    assert times["attention_block"] == _as_shown(sum(capture.ranges.where(name="attention_block").column("host_ns")))
+    assert times["attention_block"] == _as_shown(sum(capture.ranges.where(name="attention_block").column("cpu_ns")))
     assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
 
 
@@ -210,7 +210,7 @@ def test_lightning_fit(tmp_path: Path) -> None:
     for name in ("encoder", "loss"):
         (row,) = capture.ranges.where(name=name)
         assert row.calls == 3
-        assert f"{capture.name}: {name} took {row.host_ns / 3 / 1e6:.3f} ms a call" in text
+        assert f"{capture.name}: {name} took {row.cpu_ns / 3 / 1e6:.3f} ms a call" in text
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
@@ -223,7 +223,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     for name, times in {"data": 3, "forward": 6, "backward": 6, "optimizer": 3}.items():
         assert calls[name] == times, "two batches to a step"
         (row,) = capture.ranges.where(path=name)
-        assert f"{capture.name}: {name} took {row.host_ns / 3 / 1e6:.3f} ms a step" in text
+        assert f"{capture.name}: {name} took {row.cpu_ns / 3 / 1e6:.3f} ms a step" in text
     assert calls["validation/forward"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "profile"]
 
@@ -237,7 +237,7 @@ def test_accelerate_loop(tmp_path: Path) -> None:
         assert {"data", "forward", "backward", "optimizer"} <= {row.path for row in capture.ranges}
         assert f"{capture.name}: backward took" in text
     logged = b"".join(path.read_bytes() for path in tmp_path.glob("runs/circle/events.out.tfevents.*"))
-    assert logged.count(b"profiler/ranges/backward/host_ms") == 3, "beside the loss, once for each window"
+    assert logged.count(b"profiler/ranges/backward/cpu_ms") == 3, "beside the loss, once for each window"
 
 
 def test_ignite_engine(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_custom_sink(tmp_path: Path) -> None:
         written = (capture.folder / "ranges.csv").read_text(encoding="utf-8")
         assert written in text
         rows = list(csv.DictReader(written.splitlines(), delimiter=separator))
-        assert [(row["path"], int(row["calls"]), int(row["host_ns"])) for row in rows] == [
-            (row.path, row.calls, row.host_ns) for row in capture.ranges
+        assert [(row["path"], int(row["calls"]), int(row["cpu_ns"])) for row in rows] == [
+            (row.path, row.calls, row.cpu_ns) for row in capture.ranges
         ]
         assert {"forward", "backward", "optimizer"} <= {row["path"] for row in rows}
     target = json.loads((named.folder / "capture.json").read_text(encoding="utf-8"))["config"]["sinks"]["csv"]

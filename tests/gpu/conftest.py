@@ -1,4 +1,4 @@
-"""What the tests of a device share: its recordings, and the device itself; without one, the host stands in."""
+"""What the tests of a device share: its recordings, and the device itself; without one, the CPU stands in."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ NEEDS_CUDA = [
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each test runs on the host as well, so that all but the device is tried wherever the tests run."""
+    """Each test runs on the CPU as well, so that all but the device is tried wherever the tests run."""
     return str(request.param)

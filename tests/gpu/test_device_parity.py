@@ -39,7 +39,7 @@ def own_work(capture: Capture) -> set[str]:
 @pytest.mark.parametrize("name", ON_BOTH)
 def test_every_row_equals_torch_to_the_nanosecond_and_byte(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
-    capture, table = recording.capture, operators(recording.capture.host, rules="torch")
+    capture, table = recording.capture, operators(recording.capture.links, rules="torch")
     leave = own_work(capture)
     assert rows(table, device, "name") == {k: v for k, v in recording.by_name.items() if k not in leave}
     by_shapes = {k: v for k, v in recording.by_shapes.items() if k[0] not in leave}
@@ -63,11 +63,11 @@ def test_kernels_and_copies_are_those_of_torch(recordings: Recordings, device: s
 def test_the_backward_finds_its_ranges_on_host_and_device(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
     capture = recording.capture
-    on_host = {row.name: row.backward_ns for row in capture.ranges.by("name") if row.backward_ns}
+    on_cpu = {row.name: row.backward_ns for row in capture.ranges.by("name") if row.backward_ns}
     stepless = {k: v for k, v in backward_by_flows(recording.path).items() if not k.startswith("ProfilerStep#")}
-    assert on_host == stepless
+    assert on_cpu == stepless
     parts = capture.ranges.parts
-    assert sum(parts.column("host_ns")) == top_level_ns(capture.events)
+    assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events)
     if device == "cuda":
         told = device_backward_by_flows(recording.path)
         assert device_backward(capture) == {k: v for k, v in told.items() if not k.startswith("ProfilerStep#")}

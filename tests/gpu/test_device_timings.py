@@ -39,7 +39,7 @@ def test_a_range_lasts_on_the_device_as_long_as_its_kernel(tmp_path: Path) -> No
     assert (rows["busy"].calls, rows["busy"].device_calls) == (5, 5)
     assert rows["busy"].device_mean_ns == pytest.approx(kernel_ns, rel=0.1)
     assert rows["idle"].device_mean_ns < kernel_ns / 10
-    assert rows["busy"].mean_ns < kernel_ns / 2, "the host waited for the device"
+    assert rows["busy"].mean_ns < kernel_ns / 2, "the CPU waited for the device"
 
 
 def test_a_graph_is_captured_and_replayed_while_ranges_are_timed(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
     for capture in session.captures:
         values = windows[capture.metadata["window"]["last_step"]]
         (backward,) = capture.ranges.where(name="backward")
-        assert values["profiler/ranges/backward/host_ms"] == pytest.approx(backward.host_ns_per_step / 1e6)
+        assert values["profiler/ranges/backward/cpu_ms"] == pytest.approx(backward.cpu_ns_per_step / 1e6)
         assert values["profiler/window/steps"] == 2
         assert (capture.folder / "table.txt").exists()
         assert "trackers" in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]

@@ -73,7 +73,7 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
     (optimizer,) = capture.ranges.where(path="optimizer")
     (torchs_own,) = capture.ranges.where(path="optimizer/Optimizer.step#AdamW.step")
     assert torchs_own.calls == 3
-    assert optimizer.host_ns > torchs_own.host_ns
+    assert optimizer.cpu_ns > torchs_own.cpu_ns
 
 
 def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import HOST, annotation, record, steps, write_capture
+from made_captures import CPU, annotation, record, steps, write_capture
 
 from instrument import Session
 from instrument.capture import Capture
@@ -23,7 +23,7 @@ MIB = 1024**2
 def allocation(at_us: int, mebibytes: int, address: int, total: int) -> dict[str, Any]:
     arguments = {"Device Type": 1, "Device Id": 0, "Bytes": mebibytes * MIB, "Addr": address}
     arguments |= {"Total Allocated": total * MIB, "Total Reserved": 64 * MIB}
-    return {"ph": "i", "s": "t", "name": "[memory]", "ts": at_us, "args": arguments, **HOST}
+    return {"ph": "i", "s": "t", "name": "[memory]", "ts": at_us, "args": arguments, **CPU}
 
 
 MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before

@@ -129,9 +129,9 @@ def test_a_sink_that_writes_nothing_is_refused_when_it_is_built() -> None:
 
 def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
     config = OmegaConf.create(
-        {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls", "host_ns"], "rows": 3}
+        {"_target_": "instrument.sinks.table.TableSink", "columns": ["calls", "cpu_ns"], "rows": 3}
     )
-    assert instantiate(config) == TableSink(columns=["calls", "host_ns"], rows=3)
+    assert instantiate(config) == TableSink(columns=["calls", "cpu_ns"], rows=3)
     trace = OmegaConf.create(
         {"_target_": "instrument.sinks.chrome_trace.ChromeTrace", "metadata": {"run": {"tags": ["a", "b"]}}}
     )

@@ -31,7 +31,7 @@ def lines(folder: Path) -> dict[str, int]:
     return read
 
 
-def test_host_time_by_hand(tmp_path: Path) -> None:
+def test_cpu_time_by_hand(tmp_path: Path) -> None:
     capture = by_hand(tmp_path, steps())
     Stacks().write(capture, capture.folder)
     step = "train.py(1):_main;ProfilerStep*"
@@ -71,14 +71,14 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     bare = write_capture(tmp_path, steps(), "bare")
     with pytest.raises(CaptureError, match=r"^The trace was recorded without with_stack and holds no Python frames; "):
         Stacks().write(bare, bare.folder)
-    host = by_hand(tmp_path, steps(), "host")
+    cpu = by_hand(tmp_path, steps(), "cpu")
     with pytest.raises(CaptureError, match=r"^The trace holds no device activity, so it has no device stacks; "):
-        Stacks(metric="device").write(host, host.folder)
+        Stacks(metric="device").write(cpu, cpu.folder)
     short = write_capture(tmp_path, [frame("train.py(1): main", 0, 0, 1)], "short")
     with pytest.raises(CaptureError) as error:
         Stacks().write(short, short.folder)
-    assert str(error.value) == "No call path of short has host time, so there are no stacks to write."
-    for capture in (bare, host, short):
+    assert str(error.value) == "No call path of short has CPU time, so there are no stacks to write."
+    for capture in (bare, cpu, short):
         assert not (capture.folder / "stacks.txt").exists()
 
 
@@ -91,9 +91,9 @@ def test_a_wrong_metric() -> None:
 def test_a_picture_where_it_is_asked_for(tmp_path: Path) -> None:
     capture = by_hand(tmp_path, steps() + kernels())
     Stacks(svg=True).write(capture, capture.folder)
-    host = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
-    assert f">{capture.name}: host time</text>" in host
-    assert "<title>attention (" in host
+    cpu = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
+    assert f">{capture.name}: CPU time</text>" in cpu
+    assert "<title>attention (" in cpu
     Stacks(svg=True, metric="device", range="forward").write(capture, capture.folder)
     device = (capture.folder / "stacks.svg").read_text(encoding="utf-8")
     assert f">{capture.name}: device time in forward</text>" in device

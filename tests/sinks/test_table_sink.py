@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 from collected import Log
-from made_captures import HOST, annotation, kernels, record, span, steps
+from made_captures import CPU, annotation, kernels, record, span, steps
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.table import TORCH_NAMES
@@ -25,17 +25,17 @@ steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
 {folder}
 
 Ranges; share: self total, with the backward it caused, of 2.000 ms on all threads in 2 steps
-name         calls        host  host per step  share  self total
------------  -----  ----------  -------------  -----  ----------
-forward          2    1.200 ms     600.000 µs  20.0%  400.000 µs
-  attention      2  800.000 µs     400.000 µs  40.0%  800.000 µs
-(no range)       -           -              -  40.0%  800.000 µs
+name         calls         CPU  CPU per step  share  self total
+-----------  -----  ----------  ------------  -----  ----------
+forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs
+  attention      2  800.000 µs    400.000 µs  40.0%  800.000 µs
+(no range)       -           -             -  40.0%  800.000 µs
 
-Operators, 2 of 2, by self_host_ns; share: self, of 2.000 ms on all threads in 2 steps
-name        calls   self host  share        host  host per call  flops
-----------  -----  ----------  -----  ----------  -------------  -----
-aten::mm        2  600.000 µs  30.0%  600.000 µs     300.000 µs    384
-aten::relu      2  100.000 µs   5.0%  100.000 µs      50.000 µs      -
+Operators, 2 of 2, by self_cpu_ns; share: self, of 2.000 ms on all threads in 2 steps
+name        calls    self CPU  share         CPU  CPU per call  flops
+----------  -----  ----------  -----  ----------  ------------  -----
+aten::mm        2  600.000 µs  30.0%  600.000 µs    300.000 µs    384
+aten::relu      2  100.000 µs   5.0%  100.000 µs     50.000 µs      -
 
 Not recorded: device times (no device), memory (profile_memory=false)."""
 
@@ -178,12 +178,12 @@ def test_options_that_leave_out(capture: Capture) -> None:
     alone = render(capture, operators=False)
     assert "Operators" not in alone
     assert "Not recorded" not in alone
-    assert alone.endswith("\n(no range)       -           -              -  40.0%  800.000 µs")
+    assert alone.endswith("\n(no range)       -           -             -  40.0%  800.000 µs")
 
 
 def test_rows_and_sort(capture: Capture) -> None:
     assert names(render(capture, rows=1)) == ["aten::mm"]
-    assert names(render(capture, sort="host_ns", rows=3)) == ["aten::mm", "aten::relu"]
+    assert names(render(capture, sort="cpu_ns", rows=3)) == ["aten::mm", "aten::relu"]
     assert names(render(capture, sort="cpu_time", rows=1)) == ["aten::mm"]
     assert names(render(capture, sort="name")) == ["aten::mm", "aten::relu"]
 
@@ -198,22 +198,22 @@ def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write)
 
 
 def test_columns_asked_for(capture: Capture) -> None:
-    text = render(capture, columns=["calls", "cpu_time", "self_cuda_time_total", "host_ns_per_step"])
-    assert headings(text) == ["name", "calls", "host per call", "self device"]
-    assert headings(text, "Ranges") == ["name", "calls", "self device", "host per step"]
+    text = render(capture, columns=["calls", "cpu_time", "self_cuda_time_total", "cpu_ns_per_step"])
+    assert headings(text) == ["name", "calls", "CPU per call", "self device"]
+    assert headings(text, "Ranges") == ["name", "calls", "self device", "CPU per step"]
     assert all(line.endswith("  -") for line in block(text, "Operators")), "unknown is never 0"
     assert "Not recorded" not in text
 
 
 def test_a_sort_key_that_was_not_recorded(capture: Capture) -> None:
     text = render(capture, sort="self_device_ns")
-    assert "Operators, 2 of 2, by self_host_ns; self_device_ns was not recorded" in text
+    assert "Operators, 2 of 2, by self_cpu_ns; self_device_ns was not recorded" in text
     assert names(text)[0] == "aten::mm"
 
 
 def test_by_input_shapes(write: Write) -> None:
     other = span("aten::mm", 2000, 750, **{"Input Dims": [[2, 2], [2, 2]]})
-    text = render(write([*steps(), other]), by="input_shapes", sort="self_host_ns", rows=3)
+    text = render(write([*steps(), other]), by="input_shapes", sort="self_cpu_ns", rows=3)
     shown = [re.split(r"  +", line.strip())[:3] for line in block(text, "Operators")]
     assert shown == [
         ["aten::mm", "1", "750.000 µs"],
@@ -289,7 +289,7 @@ def test_a_bare_trace_tells_what_it_can(tmp_path: Path) -> None:
     assert lines[:2] == ["real: no steps marked", str(trace)]
     assert lines[-1] == "Not recorded: device times, memory."
     assert any(line.startswith("block ") for line in lines)
-    assert "host per step" not in lines[4]
+    assert "CPU per step" not in lines[4]
 
 
 def test_nothing_to_show(write: Write) -> None:
@@ -315,19 +315,19 @@ def memory(time_us: int, size: int, device: int) -> dict[str, Any]:
         "Total Reserved": 0,
         "Addr": 1,
     }
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": time_us, "s": "t", "args": args, **HOST}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": time_us, "s": "t", "args": args, **CPU}
 
 
 def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(write: Write) -> None:
     capture = write([*steps(), *kernels(), memory(300, 4096, 0), memory(310, 3 * 1024**2, 1)])
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
-    assert headings(text)[-4:] == ["device", "self host memory", "self device memory", "flops"]
-    assert text.endswith("\nToo wide to show: host_bytes, device_bytes, device_share.")
+    assert headings(text)[-4:] == ["device", "self CPU memory", "self device memory", "flops"]
+    assert text.endswith("\nToo wide to show: cpu_bytes, device_bytes, device_share.")
     assert "Not recorded" not in text
-    assert "host memory" in headings(render(capture, sort="host_bytes")), "what decides is shown"
-    asked = ["host_bytes", "device_bytes", "self_host_bytes", "self_device_bytes", "host_ns", "device_ns", "flops"]
-    text = render(capture, columns=[*asked, "self_host_ns", "self_device_ns", "share", "calls"])
+    assert "CPU memory" in headings(render(capture, sort="cpu_bytes")), "what decides is shown"
+    asked = ["cpu_bytes", "device_bytes", "self_cpu_bytes", "self_device_bytes", "cpu_ns", "device_ns", "flops"]
+    text = render(capture, columns=[*asked, "self_cpu_ns", "self_device_ns", "share", "calls"])
     assert len(headings(text)) == 12, "what was asked for is shown, however wide"
     assert "Too wide" not in text
     product = next(line for line in block(text, "Operators") if line.startswith("aten::mm"))
@@ -364,12 +364,12 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
         ({"rows": 0}, "The table sink's option 'rows' should be a positive number, or -1 for all, not 0."),
         ({"rows": -2}, "The table sink's option 'rows' should be a positive number, or -1 for all, not -2."),
         ({"by": "shapes"}, "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?"),
-        ({"sort": "self_hots_ns"}, "The table cannot be sorted by 'self_hots_ns'; did you mean 'self_host_ns'?"),
+        ({"sort": "self_cup_ns"}, "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?"),
         (
             {"sort": "self_cpu_total"},
             "The table cannot be sorted by 'self_cpu_total'; did you mean 'self_cpu_time_total'?",
         ),
-        ({"columns": ["calls", "hots_ns"]}, "The table has no column 'hots_ns'; did you mean 'host_ns'?"),
+        ({"columns": ["calls", "cup_ns"]}, "The table has no column 'cup_ns'; did you mean 'cpu_ns'?"),
         ({"columns": "calls"}, "The table sink's option 'columns' should be a valid list, not 'calls'."),
     ],
 )
@@ -382,7 +382,7 @@ def test_wrong_options_are_told_when_the_sink_is_built(options: dict[str, Any], 
 def test_a_word_far_from_all_gets_the_whole_list(capture: Capture) -> None:
     with pytest.raises(ConfigError) as error:
         render(capture, sort="zzz")
-    assert str(error.value).startswith("The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_host_ns',")
+    assert str(error.value).startswith("The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_cpu_ns',")
 
 
 def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture) -> None:

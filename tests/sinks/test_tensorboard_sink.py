@@ -49,11 +49,11 @@ def test_the_scalars_of_a_window(write: Write) -> None:
     assert dict(scalars(write(steps()))) == {
         "window/steps": 2,
         "window/step_ms": 1.0,
-        "window/host_ms": 2.0,
+        "window/cpu_ms": 2.0,
         "ranges/forward/calls": 2,
-        "ranges/forward/host_ms": 0.6,
+        "ranges/forward/cpu_ms": 0.6,
         "ranges/forward/attention/calls": 2,
-        "ranges/forward/attention/host_ms": 0.4,
+        "ranges/forward/attention/cpu_ms": 0.4,
     }
     with_device = dict(scalars(write(steps() + kernels(), "device")))
     assert with_device["window/device_ms"] == 0.1
@@ -66,7 +66,7 @@ def test_a_recording_without_steps_counts_as_a_whole(tmp_path: Path) -> None:
     assert found["window/steps"] == 0
     assert "window/step_ms" not in found
     assert found["ranges/block/calls"] == 2
-    assert found["ranges/block/host_ms"] == capture.ranges[0].host_ns / 1e6
+    assert found["ranges/block/cpu_ms"] == capture.ranges[0].cpu_ns / 1e6
     TensorBoard(dir=str(tmp_path / "tb")).write(capture, tmp_path)
     assert points(tmp_path / "tb")["ranges/block/calls"] == [(0, 2.0)]
     (trace,) = (tmp_path / "tb").glob("*.json")
@@ -108,7 +108,7 @@ def test_windows_become_points_of_one_curve_and_twice_changes_nothing(write: Wri
         for each in captures:
             TensorBoard(trace=False).write(each, each.folder)
     found = points(tmp_path / "profile" / "tensorboard")
-    assert sorted(found["ranges/forward/host_ms"]) == [(4, 0.6), (9, 1.2), (14, 0.6)]
+    assert sorted(found["ranges/forward/cpu_ms"]) == [(4, 0.6), (9, 1.2), (14, 0.6)]
     assert sorted(found["window/step_ms"]) == [(4, 1.0), (9, 2.0), (14, 1.0)]
 
 
@@ -125,7 +125,7 @@ def test_a_window_without_a_whole_step_stands_at_its_first(write: Write, tmp_pat
     cut = {"first_step": 7, "last_step": None, "steps": 0, "truncated": True, "reason": "exception ValueError"}
     capture = write(steps()[1:3], window=cut)
     TensorBoard(trace=False).write(capture, capture.folder)
-    assert points(tmp_path / "profile" / "tensorboard")["ranges/forward/host_ms"] == [(7, 0.6)]
+    assert points(tmp_path / "profile" / "tensorboard")["ranges/forward/cpu_ms"] == [(7, 0.6)]
 
 
 def test_a_dropped_trace(capture: Capture) -> None:
@@ -200,7 +200,7 @@ def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> N
         def curve() -> Any:
             if "." not in ask("tags"):
                 return None
-            found = ask("scalars?run=.&tag=ranges%2Fforward%2Fattention%2Fhost_ms")
+            found = ask("scalars?run=.&tag=ranges%2Fforward%2Fattention%2Fcpu_ms")
             return found if len(found) == 2 else None
 
         found = until(curve, output)

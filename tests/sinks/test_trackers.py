@@ -202,10 +202,10 @@ def test_wandb(tmp_path: Path) -> None:
 
     rows, artifacts, run = wandb_run(tmp_path, "ranks")
     (row,) = rows
-    assert row["profile/rank1/ranges/forward/host_ms"] == 0.6
+    assert row["profile/rank1/ranges/forward/cpu_ms"] == 0.6
     assert artifacts == {}
     rows, artifacts, run = wandb_run(tmp_path, "later")
-    assert profiled_rows(rows)[4]["profile/ranges/forward/host_ms"] == 0.6
+    assert profiled_rows(rows)[4]["profile/ranges/forward/cpu_ms"] == 0.6
     assert artifacts == {"steps_3-4": {"capture.json", "trace.json.gz"}}
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4, "another rank begins no run"
 
@@ -227,7 +227,7 @@ def test_mlflow(tmp_path: Path) -> None:
     assert found["profiles"][0] == "own"
     assert found["live"][2]["loss"] == [[number, number * 1.5] for number in range(8)]
     assert found["live"][2]["after"] == [[8, 1.0]]
-    assert found["ranks"][2]["profile/rank1/ranges/forward/host_ms"] == [[4, 0.6]]
+    assert found["ranks"][2]["profile/rank1/ranges/forward/cpu_ms"] == [[4, 0.6]]
     assert found["ranks"][3] == {}
 
 

@@ -76,7 +76,7 @@ def test_its_windows_record_memory_and_those_of_others_do_not(tmp_path: Path, mo
     by_trigger = {capture.metadata["window"]["trigger"]: capture for capture in session.captures}
     assert set(by_trigger) == {None, "memory_growth"}
     for trigger, capture in by_trigger.items():
-        known = [each.host_bytes for each in capture.operators if each.host_bytes is not None]
+        known = [each.cpu_bytes for each in capture.operators if each.cpu_bytes is not None]
         assert bool(known) == capture.metadata["config"]["profile_memory"] == (trigger is not None)
 
 

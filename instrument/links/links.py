@@ -1,4 +1,4 @@
-"""The host's side of a trace as one nesting, and what several views ask of it."""
+"""The CPU's side of a trace as one nesting, and what several views ask of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HIDDEN = frozenset(
 )
 
 
-class Host:
+class Links:
     """The operators, annotations and runtime calls of a trace, nested by time; with `python` its Python frames too.
 
     Each part is made when it is first asked for, and kept for the other views that ask.
