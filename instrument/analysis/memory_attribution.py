@@ -7,34 +7,30 @@ from typing import Literal
 
 import numpy as np
 
-from instrument.analysis.rules import Rules
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import Forest, nest
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import OPERATOR, PYTHON, Events, Flags, Ints, Memory, is_step, split_overload
 
-# Numbers of torch's DeviceType: CPU, MKLDNN and IDEEP; CUDA, HIP, XPU and PrivateUse1.
-_CPU = (0, 2, 5)
-_TORCH_DEVICES = (1, 6, 12, 20)
+_CPU = (0, 2, 5)  # numbers of torch's DeviceType: CPU, MKLDNN and IDEEP
 _MODULE = "nn.Module: "
 By = Literal["operator", "range", "module"]
 
 
-def sizes(memory: Memory, rules: Rules) -> dict[str, Ints | None]:
+def sizes(memory: Memory) -> dict[str, Ints | None]:
     """Each instant's bytes on the CPU and on devices, 0 where it belongs to the other; None if there is none."""
     cpu = np.isin(memory.device_type, _CPU)
-    device = ~cpu if rules.all_device_memory else np.isin(memory.device_type, _TORCH_DEVICES)
     return {
         "cpu": np.where(cpu, memory.size_bytes, 0) if len(memory) else None,
-        "device": np.where(device, memory.size_bytes, 0) if device.any() else None,
+        "device": np.where(cpu, 0, memory.size_bytes) if not cpu.all() else None,
     }
 
 
-def within(forest: Forest, memory: Memory, size: Ints, rules: Rules) -> Ints:
-    """Bytes allocated less bytes freed during each node, both ends included."""
+def within(forest: Forest, memory: Memory, size: Ints) -> Ints:
+    """Bytes allocated less bytes freed during each node by its own thread, both ends included."""
     total = np.zeros(len(forest), np.int64)
-    for nodes, instants in _lanes(forest, memory, rules):
+    for nodes, instants in _lanes(forest, memory):
         times, amounts = memory.time_ns[instants], size[instants]
         order = np.argsort(times, kind="stable")
         sums = np.concatenate([[0], np.cumsum(amounts[order])])
@@ -43,21 +39,18 @@ def within(forest: Forest, memory: Memory, size: Ints, rules: Rules) -> Ints:
     return total
 
 
-def uncovered(forest: Forest, memory: Memory, rules: Rules) -> Ints:
-    """The positions of the instants that lie in no node."""
+def uncovered(forest: Forest, memory: Memory) -> Ints:
+    """The positions of the instants that lie in no node of their own thread."""
     bare = np.ones(len(memory), np.bool_)
-    for nodes, instants in _lanes(forest, memory, rules):
+    for nodes, instants in _lanes(forest, memory):
         times = memory.time_ns[instants]
         begun = np.searchsorted(np.sort(forest.start_ns[nodes]), times, "right")
         bare[instants] = begun == np.searchsorted(np.sort(forest.end_ns[nodes]), times, "left")
     return np.flatnonzero(bare)
 
 
-def _lanes(forest: Forest, memory: Memory, rules: Rules) -> Iterator[tuple[Ints, Ints]]:
-    """Nodes and instants that can belong together: by thread, or all of them."""
-    if not rules.memory_by_thread:
-        yield np.arange(len(forest)), np.arange(len(memory))
-        return
+def _lanes(forest: Forest, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
+    """The nodes and the instants of each thread that allocated or freed memory."""
     for thread in np.unique(memory.thread):
         yield np.flatnonzero(forest.thread == thread), np.flatnonzero(memory.thread == thread)
 

@@ -15,7 +15,7 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, 
 
 # What a row of the table is of. "wait" is a call in which the CPU waits for the device; "unlaunched" is device work
 # whose launch is not in the trace.
-KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "python", "memory", "unlaunched")
+KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "memory", "unlaunched")
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from instrument.analysis import memory_attribution
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
-from instrument.analysis.rules import HONEST, TORCH, Rules
 from instrument.analysis.table import Table
 from instrument.errors import ConfigError
 from instrument.links.call_tree import Forest
@@ -18,7 +17,6 @@ from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
-    PYTHON,
     Codes,
     Events,
     Flags,
@@ -41,8 +39,9 @@ class OperatorTable(Table):
 
     Times are nanoseconds, byte columns are allocated less freed. No column counts anything twice: where a call lies
     in another of the same row, at whatever depth, the row's totals hold it once, within the outer one; `calls` counts
-    both. torch's own table counts it in its totals again; see `instrument.analysis.rules` for what else differs. A
-    cell that the trace cannot tell is None: device columns without device events, bytes without memory events.
+    both. torch's own table counts it in its totals again. Memory counts on the thread that allocated or freed it;
+    torch's table counts what other threads allocate during a call in that call too. A cell that the trace cannot tell
+    is None: device columns without device events, bytes without memory events.
 
     `share` is a row's own CPU time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
     threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
@@ -105,7 +104,7 @@ class OperatorTable(Table):
         events, forest = self._links.events, self._links.forest
         nodes = np.flatnonzero(uncounted(events, forest, self._links.flops))
         names, code = _display_names(events, forest)
-        device = self._links.device_own_ns()
+        device = self._links.device_own_ns
         rows, group = np.unique(code[nodes], return_inverse=True)
         order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
         totals = None if device is None else forest.with_descendants(device)[nodes]
@@ -120,28 +119,23 @@ class OperatorTable(Table):
         return Table(columns).sort("cpu_ns" if device is None else "device_ns")
 
 
-def operators(links: Links, rules: Literal["honest", "torch"] = "honest") -> OperatorTable:
+def operators(links: Links) -> OperatorTable:
     """The operator table of a trace; its columns and their units are those of `OperatorTable`.
-
-    With `rules="torch"` counts, totals, self times and memory equal `key_averages()` of the same recording; by default
-    the memory of other threads is left out, and a total counts recursion once (all in `instrument.analysis.rules`).
 
     Cost: about 0.5 µs an event.
     """
-    counted = TORCH if rules == "torch" else HONEST
-    nested = Links(links.events, python=True) if counted.python_rows else links
-    return OperatorTable(nested, _calls(nested, counted))
+    return OperatorTable(links, _calls(links))
 
 
-def _calls(links: Links, rules: Rules) -> Calls:
+def _calls(links: Links) -> Calls:
     events, forest = links.events, links.forest
     names, name = _display_names(events, forest)
     kept, top = _folded(forest, name)
     quantities: Quantities = {
         "cpu_ns": forest.total_ns[kept],
-        "self_cpu_ns": _at_top(forest.own(forest.total_ns if rules.overlaps_twice else links.spent_ns), top)[kept],
-        **_device_times(links, kept, top, rules),
-        **_bytes(events, forest, kept, top, rules),
+        "self_cpu_ns": _at_top(forest.own(links.spent_ns), top)[kept],
+        **_device_times(links, kept, top),
+        **_bytes(events, forest, kept, top),
         "flops": _flops(links.flops, kept, top),
     }
     counted = {"share": _at_top(forest.own(links.counted_ns), top)[kept], "total_share": links.counted_ns[kept]}
@@ -149,21 +143,19 @@ def _calls(links: Links, rules: Rules) -> Calls:
         counted["device_share"] = _at_top(device, top)[kept]
         counted["device_total_share"] = forest.with_descendants(device)[kept]
     nodes = np.arange(len(forest))
-    size = np.ones(len(forest), np.int64)
     calls = Calls(
         event=forest.index[kept],
         thread=forest.thread[kept].astype(np.int64),
         start_ns=forest.start_ns[kept],
         node=nodes[kept],
-        after=(nodes + (size if rules.recursion_twice else forest.with_descendants(size)))[kept],
+        after=(nodes + forest.with_descendants(np.ones(len(forest), np.int64)))[kept],
         name=name[kept],
         kind=_kinds(events)[forest.index[kept]],
         names=names,
         quantities=quantities,
         counted=counted,
     )
-    calls = _with_uncovered_memory(calls, events, forest, rules)
-    return _with_unlaunched_work(calls, links) if rules.unlaunched_row else calls
+    return _with_unlaunched_work(_with_uncovered_memory(calls, events, forest), links)
 
 
 def _kinds(events: Events) -> Ints:
@@ -176,7 +168,6 @@ def _kinds(events: Events) -> Ints:
         "loader": events.named(is_loader),
         "runtime": runtime,
         "wait": runtime & events.named(is_wait),
-        "python": events.among(PYTHON),
     }
     kinds = np.zeros(len(events), np.int64)
     for kind, those in chosen.items():
@@ -215,21 +206,17 @@ def _at_top(own: Ints, top: Ints) -> Ints:
     return total
 
 
-def _device_times(links: Links, kept: Flags, top: Ints, rules: Rules) -> Quantities:
-    own = links.device_own_ns(annotations=rules.annotations_as_kernels)
+def _device_times(links: Links, kept: Flags, top: Ints) -> Quantities:
+    own = links.device_own_ns
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
-    lifted = _at_top(own, top)
-    if rules.folding_loses_kernels:
-        lifted[top] = own  # the innermost of a chain comes last
-    lifted[~kept] = 0
-    return {"device_ns": links.forest.with_descendants(lifted)[kept], "self_device_ns": lifted[kept]}
+    return {"device_ns": links.forest.with_descendants(own)[kept], "self_device_ns": _at_top(own, top)[kept]}
 
 
-def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints, rules: Rules) -> Quantities:
+def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints) -> Quantities:
     found: Quantities = {}
-    for where, size in memory_attribution.sizes(events.memory, rules).items():
-        total = None if size is None else memory_attribution.within(forest, events.memory, size, rules)
+    for where, size in memory_attribution.sizes(events.memory).items():
+        total = None if size is None else memory_attribution.within(forest, events.memory, size)
         found[f"{where}_bytes"] = None if total is None else total[kept]
         found[f"self_{where}_bytes"] = None if total is None else _at_top(forest.own(total), top)[kept]
     return found
@@ -243,12 +230,12 @@ def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
     return np.where(known, _at_top(np.maximum(own, 0), top), UNKNOWN)[kept]
 
 
-def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest, rules: Rules) -> Calls:
+def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest) -> Calls:
     """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
-    bare = memory_attribution.uncovered(forest, events.memory, rules)
+    bare = memory_attribution.uncovered(forest, events.memory)
     if not len(bare):
         return calls
-    sizes = memory_attribution.sizes(events.memory, rules)
+    sizes = memory_attribution.sizes(events.memory)
     more: Quantities = {}
     for name in calls.quantities:
         size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.rules import HONEST
 from instrument.analysis.steps import stepped_ns
 from instrument.analysis.table import Table
 from instrument.errors import ConfigError
@@ -335,11 +334,11 @@ def _spans(links: Links, opened: Forest) -> dict[str, Ints | None]:
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
-    sizes = memory_attribution.sizes(events.memory, HONEST)
+    sizes = memory_attribution.sizes(events.memory)
     everywhere = events.memory.size_bytes if len(events.memory) else None
     for prefix, size in (("", everywhere), ("device_", sizes["device"])):
         for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
-            total = None if part is None else memory_attribution.within(opened, events.memory, part, HONEST)
+            total = None if part is None else memory_attribution.within(opened, events.memory, part)
             found[f"{prefix}{name}"] = total
     found["stepped_ns"] = stepped_ns(events, links.steps, opened.start_ns, opened.end_ns)
     return found

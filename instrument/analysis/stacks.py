@@ -67,7 +67,7 @@ def stacks(
         )
     links = Links(events, python=True)
     forest = links.forest
-    values = forest.own(forest.total_ns) if metric == "cpu" else links.device_own_ns()
+    values = forest.own(forest.total_ns) if metric == "cpu" else links.device_own_ns
     if values is None:
         raise CaptureError("The trace holds no device activity, so it has no device stacks; choose cpu.")
     if range is not None:

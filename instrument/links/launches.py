@@ -14,7 +14,6 @@ import numpy as np
 from instrument.links.call_tree import Forest, nest
 from instrument.trace.events import (
     ANNOTATION,
-    DEVICE_ANNOTATION,
     OPERATOR,
     Codes,
     Events,
@@ -40,13 +39,12 @@ class Launches:
     call: Ints
 
 
-def launches(events: Events, *, annotations: bool = False) -> Launches:
+def launches(events: Events) -> Launches:
     """Join device events to the CPU: by external id to an operator, by correlation to a runtime call.
 
-    Some versions of torch write the correlation as the external id too; that names no operator. With
-    `annotations` the device's copies of annotations count as device events, as they do for torch.
+    Some versions of torch write the correlation as the external id too; that names no operator.
     """
-    device = np.flatnonzero(works_on_device(events) | (events.among(DEVICE_ANNOTATION) if annotations else False))
+    device = np.flatnonzero(works_on_device(events))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
     through_call = np.where(call >= 0, launching_operator(events, call), -1)

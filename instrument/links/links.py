@@ -101,21 +101,18 @@ class Links:
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:
         """For each node the time of the device events that it launched itself in finished steps; see `counted_ns`."""
-        return self._own_of_device(*self.launched, self.counted_device_ns)
+        return self._own_of_device(self.counted_device_ns)
 
-    def device_own_ns(self, *, annotations: bool = False) -> Ints | None:
+    @cached_property
+    def device_own_ns(self) -> Ints | None:
         """For each node the time of the device events that it launched itself; None where the trace has none.
 
-        A device event whose launch was not recorded counts nowhere. With `annotations` the device's copies of
-        annotations count as device events, as they do for torch.
+        A device event whose launch was not recorded counts nowhere.
         """
-        device, node = self.launched
-        if annotations:
-            found = launches(self.events, annotations=True)
-            device, node = found.device, launching_nodes(self.events, self.forest, found)
-        return self._own_of_device(device, node, self.events.duration_ns[device])
+        return self._own_of_device(self.events.duration_ns[self.launches.device])
 
-    def _own_of_device(self, device: Ints, node: Ints, duration_ns: Ints) -> Ints | None:
+    def _own_of_device(self, duration_ns: Ints) -> Ints | None:
+        device, node = self.launched
         if not len(device):
             return None
         own = np.zeros(len(self.forest), np.int64)

@@ -22,7 +22,6 @@ Thread = tuple[int | str, int | str]
 # The names before and after torch 1.12, when Kineto's categories became lower case.
 OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
-DEVICE_ANNOTATION = frozenset({"gpu_user_annotation"})
 PYTHON = frozenset({"python_function"})
 _MTIA = frozenset({"mtia_ccp_events"})
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"}) | _MTIA

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch_rules import torch_table
 
 from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
 from capture.traces import allocation, annotation, capture, frame, kernel, read, span
@@ -41,14 +42,14 @@ def test_every_row_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert recording.by_name.keys() >= (SEEN[name] | ALWAYS) - INEXACT_ROWS
     assert len(recording.by_name) > 40
-    assert values(operators(recording.capture.links, rules="torch"), "name") == recording.by_name
+    assert values(torch_table(recording.capture.events), "name") == recording.by_name
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_every_row_by_shapes_equals_torch_to_the_nanosecond(recordings, name) -> None:
     recording = recordings(name)
     assert len(recording.by_shapes) > len(recording.by_name) > 40
-    table = operators(recording.capture.links, rules="torch").by("input_shapes")
+    table = torch_table(recording.capture.events, input_shapes=True)
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -86,7 +87,7 @@ def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
     if not EXACT_MEMORY and not frames:
         pytest.skip("older torch has no rows for Python's frames")
     assert frames
-    assert values(operators(Links(events), rules="torch"), "name") == recording.by_name
+    assert values(torch_table(events), "name") == recording.by_name
     assert not frames & {row.name for row in operators(Links(events))}
 
 
@@ -97,7 +98,7 @@ def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
 
     recording = record(tmp_path / "trace.json", body)
     assert ("aten::cat", "[[], []]") in recording.by_shapes
-    table = operators(recording.capture.links, rules="torch").by("input_shapes")
+    table = torch_table(recording.capture.events, input_shapes=True)
     assert values(table, "name", "input_shapes") == recording.by_shapes
 
 
@@ -178,7 +179,7 @@ def test_kernels_belong_to_the_operator_that_launched_them(tmp_path) -> None:
 
 
 def test_torchs_rules_take_the_devices_copy_of_a_range_for_a_kernel(tmp_path) -> None:
-    table = operators(Links(read(tmp_path, GPU)), rules="torch")
+    table = torch_table(read(tmp_path, GPU))
     assert device_times(table)["forward"] == (56000, 44000)
 
 
@@ -239,7 +240,7 @@ def test_folded_calls_keep_their_kernels_but_not_by_torchs_rules(tmp_path) -> No
         kernel("inner", 40, 3, External_id=2, correlation=71),
     ]
     assert device_times(capture(tmp_path, events).operators) == {"aten::copy_": (8000, 8000)}
-    assert device_times(operators(Links(read(tmp_path, events)), rules="torch")) == {"aten::copy_": (3000, 3000)}
+    assert device_times(torch_table(read(tmp_path, events))) == {"aten::copy_": (3000, 3000)}
 
 
 def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> None:
@@ -261,7 +262,7 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
     assert [r.device for r in unlaunched["device"]] == ["7"]
     assert [r.range for r in unlaunched["range"]] == [None]
     assert [r.thread for r in unlaunched["thread"]] == ["7/100"]
-    assert device_times(operators(found.links, rules="torch")).keys() == {"ProfilerStep*", "aten::add"}
+    assert device_times(torch_table(found.events)).keys() == {"ProfilerStep*", "aten::add"}
 
 
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
@@ -309,7 +310,7 @@ def test_memory_counts_on_its_own_thread(tmp_path) -> None:
 
 
 def test_by_torchs_rules_memory_of_every_thread_counts(tmp_path) -> None:
-    assert sizes(operators(Links(read(tmp_path, MEMORY)), rules="torch")) == {
+    assert sizes(torch_table(read(tmp_path, MEMORY))) == {
         "aten::empty": (1, 1099, 3, 4096, 0),
         "aten::far": (1, 1096, 1096, 4096, 4096),
         "aten::inner": (1, 1096, 1096, 4096, 4096),
@@ -380,8 +381,8 @@ def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
     own = 2000 + 3000 + 5000 + 2000
     events = read(tmp_path, RECURSIVE)
     assert totals(operators(Links(events)))["f"] == (4, 10000 + 5000 + 2000, own, 6000, 100, 50)
-    assert totals(operators(Links(events), rules="torch"))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
-    assert totals(operators(Links(events)))["g"] == totals(operators(Links(events), rules="torch"))["g"]
+    assert totals(torch_table(events))["f"] == (4, 10000 + 4000 + 5000 + 2000, own, 12000, 200, 100)
+    assert totals(operators(Links(events)))["g"] == totals(torch_table(events))["g"]
 
 
 def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 import torch
 from torch.profiler import record_function
+from torch_rules import torch_table
 
 from capture.conftest import BODIES, record
 from capture.traces import allocation, annotation, capture, kernel, span
 from instrument import profiled
-from instrument.analysis.operators import operators
 from instrument.annotate import backends
 from instrument.errors import ConfigError
 
@@ -143,7 +143,7 @@ def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
         "b": (80000, 80000, 0.8),
     }
     assert {r.name: r.self_cpu_ns for r in found.operators} == {"p": 10000, "a": 10000, "b": 80000}
-    assert {r.name: r.self_cpu_ns for r in operators(found.links, rules="torch")} == {
+    assert {r.name: r.self_cpu_ns for r in torch_table(found.events)} == {
         "p": -50000,
         "a": 70000,
         "b": 80000,

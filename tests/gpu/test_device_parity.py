@@ -13,9 +13,9 @@ from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw
 from capture.conftest import BODIES, COLUMNS, DEVICE_COLUMNS, INEXACT_ROWS, Recording, record
 from capture.test_real_traces import device_backward
 from torch import nn
+from torch_rules import torch_table
 
 from instrument import Session, profiled
-from instrument.analysis.operators import operators
 from instrument.capture import Capture
 
 Recordings = Callable[..., Recording]
@@ -39,11 +39,12 @@ def own_work(capture: Capture) -> set[str]:
 @pytest.mark.parametrize("name", ON_BOTH)
 def test_every_row_equals_torch_to_the_nanosecond_and_byte(recordings: Recordings, device: str, name: str) -> None:
     recording = recordings(name, device)
-    capture, table = recording.capture, operators(recording.capture.links, rules="torch")
+    capture = recording.capture
+    table = torch_table(capture.events)
     leave = own_work(capture)
     assert rows(table, device, "name") == {k: v for k, v in recording.by_name.items() if k not in leave}
     by_shapes = {k: v for k, v in recording.by_shapes.items() if k[0] not in leave}
-    assert rows(table.by("input_shapes"), device, "name", "input_shapes") == by_shapes
+    assert rows(torch_table(capture.events, input_shapes=True), device, "name", "input_shapes") == by_shapes
     if device == "cuda":
         assert sum(table.column("self_device_ns")) > 0
         assert max(table.column("device_bytes")) > 0
