@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -102,6 +103,18 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         assert lake.dir == "lake"  # type: ignore[attr-defined]
         assert list(sinks("~profiler.sinks.table")) == ["chrome_trace"]
         assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
+
+
+def test_what_is_gone_is_refused_by_hydra_or_by_us() -> None:
+    """Hydra refuses a name that no file or key has before we are asked; what it lets through, we answer."""
+    with initialize(config_path=None, version_base=None):
+        with pytest.raises(MissingConfigException, match=r"Could not find 'profiler/graph'[\s\S]*summary"):
+            compose(overrides=["+profiler=graph"])
+        with pytest.raises(ConfigCompositionException, match=r"use \+profiler.graph=true"):
+            compose(overrides=["+profiler=trace", "profiler.graph=true"])
+        composed = compose(overrides=["+profiler=trace", "+profiler.graph=true"])
+    with pytest.raises(ConfigError, match=r"^profiler.graph is not an option any more: instrument.fx.profile_graph\("):
+        as_config(composed.profiler)
 
 
 def test_torchs_schedule_is_an_override() -> None:

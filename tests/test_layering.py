@@ -71,7 +71,7 @@ LINES: list[tuple[set[str], set[str]]] = [
     ({"worker"}, {"loguru", "msgspec"}),
     ({"record.windows"}, {"loguru"}),
     ({"record.timings"}, {"torch", "numpy", "loguru", "tensorboard"}),
-    ({"fx"}, {"torch", "numpy", "loguru"}),
+    ({"fx"}, {"torch", "numpy"}),
     ({"record"}, {"torch", "loguru"}),
     ({"__init__"}, set()),
     ({"integrations", "cli"}, {"torch", "lightning", "transformers", "ignite"}),

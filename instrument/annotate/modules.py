@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -138,29 +137,17 @@ def _instrument(models: Mapping[str, nn.Module], choice: Choice) -> None:
 
 
 def forget(model: nn.Module) -> None:
-    """Take back what `instrument_model` and `stand_in` did."""
+    """Take back what `instrument_model` did."""
     _instrumented.pop(model, None)
-    _stand_ins.pop(model, None)
-
-
-_stand_ins: weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]] = weakref.WeakKeyDictionary()
-
-
-def stand_in(model: nn.Module, forward: AbstractContextManager[Any]) -> None:
-    """Have `forward` entered while a window warms up or records, to stand in for the model's own."""
-    if not backends.disabled:
-        _stand_ins[model] = forward
 
 
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    A submodule whose range is attached already, by timings of the whole run, keeps that one. With `stand_ins`, what
-    stands in for the models' forwards does so meanwhile.
+    A submodule whose range is attached already, by timings of the whole run, keeps that one.
     """
 
-    def __init__(self, *, stand_ins: bool = False) -> None:
-        self._stand_ins: list[AbstractContextManager[Any]] = list(_stand_ins.values()) if stand_ins else []
+    def __init__(self) -> None:
         self._calls_before: dict[ModuleRange, int] = {}
         self._marks_before: dict[ModuleRange, int] = {}
         self._attached: list[nn.Module] = []
@@ -187,13 +174,9 @@ class ModuleRanges:
                 self._attached.append(module)
             self._calls_before[own] = own.calls
         self._marks_before = {each: each.calls for each in module_calls.marks()}
-        for stand_in in self._stand_ins:
-            stand_in.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for stand_in in self._stand_ins:
-            stand_in.__exit__(None, None, None)
         module_calls.detach(self._attached)
         self._attached.clear()
 

@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 from instrument.config.options import meant
 from instrument.errors import ConfigError
 
+NO_GRAPH = "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
+
 _PRESETS = files("instrument") / "conf" / "profiler"
 
 
@@ -28,6 +30,8 @@ def preset(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: no such preset ships.
     """
+    if name == "graph":
+        raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(f"{name!r} is no preset (those are {', '.join(presets())}){meant(name, presets()) or '.'}")
     return _composed(f"{name}.yaml")

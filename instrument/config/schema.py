@@ -27,7 +27,7 @@ from instrument.config import activities, schedule
 from instrument.config.activities import Activities
 from instrument.config.instantiate import described, instantiated, like_of, sink_of, trigger_of
 from instrument.config.options import Amount, Bytes, Count, meant, must, unwrapped
-from instrument.config.presets import preset
+from instrument.config.presets import NO_GRAPH, preset
 from instrument.config.step_actions import StepActions
 from instrument.errors import ConfigError, need_package
 from instrument.patterns import check_pattern
@@ -116,8 +116,6 @@ class ProfilerConfig(BaseModel):
         experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
         emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
         modules: which submodules of the session's model get a range.
-        graph: in windows, run the session's model node by node of its graph, a range for each node in place of those of
-            submodules; these, where the graph cannot be captured.
         timings: how ranges and steps are timed in the whole run; None: not at all.
         metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
@@ -175,7 +173,6 @@ class ProfilerConfig(BaseModel):
     experimental_config: dict[str, Any] = Field(default_factory=dict)
     emit: list[Literal["torch", "nvtx", "itt"]] = Field(["torch"], min_length=1)
     modules: ModulesConfig = Field(default_factory=lambda: ModulesConfig(depth=None))
-    graph: bool = False
     timings: TimingsConfig | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     output_dir: str | Path | None = None
@@ -362,9 +359,11 @@ def _resolved(source: DictConfig) -> Any:
 _self = Parameter("self", Parameter.POSITIONAL_ONLY)
 ProfilerConfig.__init__.__signature__ = Signature([_self, *signature(ProfilerConfig).parameters.values()])  # type: ignore[attr-defined]
 
-_OF_TORCH = {
+# What follows "is not an option" where a name is known, though it is none of ours.
+_HINTS = {
+    "profiler.graph": f" any more: {NO_GRAPH}",
     "profiler.on_trace_ready": ": what is done with each window, sinks do: choose some, as sinks=[chrome_trace], or "
-    "write one; session.captures holds the windows, too."
+    "write one; session.captures holds the windows, too.",
 }
 _MODELS: dict[str, type[BaseModel]] = {"": ProfilerConfig, "modules": ModulesConfig, "timings": TimingsConfig}
 
@@ -380,7 +379,7 @@ def _sentence(error: ErrorDetails) -> str:
         *above, last = map(str, error["loc"])
         known = _MODELS[above[0] if above else ""].model_fields
         hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
-        return f"{path} is not an option{_OF_TORCH.get(path, hint)}"
+        return f"{path} is not an option{_HINTS.get(path, hint)}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
         return f"profiler.active is {value}, but a window needs at least one step."
     options = _MODELS.get(str(error["loc"][0]), BaseModel).model_fields

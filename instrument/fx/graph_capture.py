@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from torch.utils import _pytree as pytree
 from instrument.errors import GraphError
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.node_table import line_of
-from instrument.fx.refusals import compiled_part, hook_count, hooks, saving_hooks, unfit
 from instrument.fx.side_effects import (
     attributes_of,
     changed,
@@ -29,8 +29,11 @@ from instrument.fx.side_effects import (
     unchanged,
     written_tensors,
 )
+from instrument.fx.unsupported import unsupported
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Traced(NamedTuple):
@@ -55,15 +58,14 @@ class Traced(NamedTuple):
         return kind(model, self.graph, self.constants, **options)
 
 
-def trace(model: nn.Module, inputs: Inputs, run: Callable[..., Any] | None = None) -> Traced:
+def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """Capture the graph that a call of the model with these inputs runs; the model stays as `unchanged` keeps it.
 
     `torch.fx` tracing comes first, for it keeps modules and functions as the user wrote them; where it fails, or its
     graph gives other results, gradients, buffers or inputs than the model, `torch.export` follows, whose nodes are
     operators.
 
-    `run` is what the graph must be equal to: the model itself, hooks and all, or its forward. What a forward reads from
-    Python attributes, and draws from generators that are not torch's, is fixed in the graph.
+    What a forward reads from Python attributes, and draws from generators that are not torch's, is fixed in the graph.
 
     Cost: the model runs once, and each graph once, with a backward where gradients are asked for. Hooks of modules and
     tensors see these runs.
@@ -71,8 +73,7 @@ def trace(model: nn.Module, inputs: Inputs, run: Callable[..., Any] | None = Non
     Raises:
         GraphError: neither can, or the call is of a kind that no graph stands for. The model's own errors pass.
     """
-    run = run or model
-    expected = outcome(run, model, inputs, strict=True)
+    expected = outcome(model, model, inputs, strict=True)
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
@@ -115,7 +116,7 @@ def outcome(run: Callable[..., Any], model: nn.Module, inputs: Inputs, *, strict
         GraphError: `strict`, and the call is of a kind that no graph stands for, known before it or seen in it. Errors
             of `run` pass.
     """
-    why = unfit(model, inputs) or compiled_part(model) if strict else None
+    why = unsupported(model, inputs) if strict else None
     if why is not None:
         raise GraphError(f"{type(model).__name__} {why}.")
     args, kwargs = _copied(inputs)
@@ -137,13 +138,19 @@ class _Packing(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._around = saving_hooks()
+        self._around = _saving_hooks()
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_compiling():  # which follows this code, but not what asks for the hooks
-            self.seen = self.seen or saving_hooks() != self._around
+            self.seen = self.seen or _saving_hooks() != self._around
         return func(*args, **(kwargs or {}))
+
+
+def _saving_hooks() -> Any:
+    """The innermost pair of functions that packs what autograd saves now; None for none."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # not in every torch
+    return top(False) if top is not None else None
 
 
 def _packed(leaves: Sequence[Any], watch: _Packing) -> str | None:
@@ -195,7 +202,7 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
         else (type(leaf), leaf.name if isinstance(leaf, Enum) else repr(leaf))
         for leaf in leaves
     )
-    modules = tuple((id(module), hook_count(module)) for module in model.modules())
+    modules = tuple((id(module), len([*_hooks(module)])) for module in model.modules())
     autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast)
     return (str(spec), described, modules, plain_attributes(model), modes)
@@ -309,11 +316,16 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | 
     return list(found)
 
 
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    """What is hooked to a module."""
+    return chain.from_iterable(getattr(module, kind).values() for kind in _HOOKS)
+
+
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
     """What others have hooked to a submodule that the graph does not call; None for nothing."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
-        if name and name not in called and any(True for _ in hooks(module)):
+        if name and name not in called and any(True for _ in _hooks(module)):
             return f"leaves out the hooks of {name}"
     return None
 

@@ -24,7 +24,6 @@ class NodeInterpreter(fx.Interpreter):
 
     Attributes:
         times_ns: of the last run, one for each node in graph order.
-        calling: the node whose own call the last run failed in; None for no such failure.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class NodeInterpreter(fx.Interpreter):
         super().__init__(model, graph=graph)
         self.extra_traceback = False  # an error of the model stays as it is
         self.times_ns: list[int] = []
-        self.calling: fx.Node | None = None
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
         self._calls = {node: self._call_of(node) for node in graph.nodes}
@@ -48,7 +46,6 @@ class NodeInterpreter(fx.Interpreter):
         """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
         self.times_ns = []
         self._marks = []
-        self.calling = None
         try:
             result = self.run(*values, enable_io_processing=False)
         finally:
@@ -61,18 +58,14 @@ class NodeInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node in its range."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        self.calling = n
         if not backends.armed:
-            result = self._timed(self._calls[n], args, kwargs)
-        else:
-            opens, closes, _ = backends.backend
-            opened = opens(self._labels[n])
-            try:
-                result = self._timed(self._calls[n], args, kwargs)
-            finally:
-                closes(opened)
-        self.calling = None
-        return result
+            return self._timed(self._calls[n], args, kwargs)
+        opens, closes, _ = backends.backend
+        opened = opens(self._labels[n])
+        try:
+            return self._timed(self._calls[n], args, kwargs)
+        finally:
+            closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
         """What the base class would find anew at each run."""

@@ -81,7 +81,7 @@ class Recorder:
             experimental_config=torch._C._profiler._ExperimentalConfig(**options),
         )
         self._emitting = emitting
-        self._modules = ModuleRanges(stand_ins=config.graph)
+        self._modules = ModuleRanges()
         self.thread: Thread = current_thread()
         self._tells_categories = config.memory_categories
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities

@@ -159,11 +159,8 @@ class Session:
             self.config, self.activities, emitting, self._phases, self._delivery, self._metadata, self._preemption.held
         )
         self.timings = Timings(self.config.timings, self.output_dir, place.rank) if self.config.timings else None
-        instrument = instrument_chosen
-        if self.config.graph:
-            from instrument.fx.forward import instrument_nodes as instrument  # torch.export, which is slow to load
         models = named_models(self._model if self._model is not None else model)
-        self._instrumented = instrument(models, self.config.modules)
+        self._instrumented = instrument_chosen(models, self.config.modules)
         self._windows.in_turn(
             self._begin, self.output_dir, team, total_steps
         )  # no step of another thread comes between

@@ -606,7 +606,7 @@ def test_without_lightning_the_command_that_installs_it_is_named() -> None:
 
 def test_a_model_given_to_the_callback_is_the_one_with_ranges(tmp_path: Path) -> None:
     module = Tiny()
-    callback = ProfilerCallback("graph", active=2, output_dir=tmp_path / "profile", model=module.layer)
+    callback = ProfilerCallback("summary", active=2, output_dir=tmp_path / "profile", model=module.layer)
     fit(tmp_path, callback, module, num_sanity_val_steps=0, limit_val_batches=0)
     (capture,) = callback.session.captures
     assert {"Linear"} <= {row.name for row in capture.ranges}

@@ -1,0 +1,54 @@
+"""Which models and inputs no graph is captured for, as far as that is known before the model runs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+_FIXED = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    Enum,
+)
+_COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
+
+
+def unsupported(model: nn.Module, inputs: Any) -> str | None:
+    """Why no graph stands for such calls of the model, as the rest of a sentence; None where one may."""
+    strange = next(_strange(inputs), None)
+    if strange is not None:
+        return f"takes a {strange}, of which a graph cannot tell what is in it: pass tensors, numbers, dicts, lists"
+    if isinstance(model, torch.jit.ScriptModule):
+        return "is TorchScript, which has a graph of its own"
+    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+        return "has lazy parameters, which its first call makes: call it once before"
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"leaves out what torch.compile has made of {name or 'it'}"
+    return None
+
+
+def _strange(value: Any) -> Iterator[str]:
+    """The types of what is neither a tensor nor a plain value, nor a container that is copied for each run."""
+    if isinstance(value, (Tensor, *_FIXED)):
+        return
+    if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strange(each)
+    else:
+        yield type(value).__name__
