@@ -61,11 +61,11 @@ def _sessions_stopped() -> Iterator[str]:
 
 
 def _profiler_stopped() -> Iterator[str]:
-    busy: Any = one_profiler._busy and one_profiler._busy()
+    busy: Any = one_profiler.busy()
     if busy is not None:
         with suppress(Exception):
             busy.stop()
-        one_profiler.release()
+        busy.prepared = False
         yield "a recorder that records"
     if torch._C._autograd._profiler_enabled():
         torch._C._autograd._disable_profiler()

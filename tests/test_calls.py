@@ -19,7 +19,7 @@ from instrument import Session, profiled
 from instrument.annotate import backends
 from instrument.errors import ConfigError
 from instrument.record import limits
-from instrument.record.phases import Phases
+from instrument.record.step_loop import StepLoop
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -283,11 +283,11 @@ def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
 ) -> None:
     starting, go_on = Event(), Event()
 
-    def slowly(_: Phases) -> bool:
+    def slowly(_: StepLoop) -> bool:
         starting.set()
         return go_on.wait(60)
 
-    monkeypatch.setattr(Phases, "may_record", slowly)
+    monkeypatch.setattr(StepLoop, "may_record", slowly)
     session = Session(wait=1, active=2, output_dir=tmp_path)
     predict = session.record(lambda: None)
     first = Thread(target=predict)

@@ -22,8 +22,8 @@ from instrument.analysis.table import duration
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
-from instrument.record import overhead
-from instrument.record.recorder import Recorder
+from instrument.record import step_loop
+from instrument.record.recorder import RecordedWindow
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
 from instrument.worker import queue, run_lock
@@ -110,14 +110,14 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
 
 def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
     log.errors_expected = True
-    save, now = Recorder.save, [0]
-    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    save, now = RecordedWindow.save, [0]
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
 
-    def fails_once(self: Recorder, path: Path, **_: Any) -> None:
-        monkeypatch.setattr(Recorder, "save", save)
+    def fails_once(self: RecordedWindow, path: Path, **_: Any) -> None:
+        monkeypatch.setattr(RecordedWindow, "save", save)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(Recorder, "save", fails_once)
+    monkeypatch.setattr(RecordedWindow, "save", fails_once)
     options = {"warmup": 1, "active": 1, "repeat": 2, "export": "inline", "output_dir": str(tmp_path)}
     with Session(options) as session:
         for took_ns in (300, 301, 5, 7):
@@ -138,14 +138,14 @@ def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
 
 
 def test_freeing_what_torch_recorded_counts_as_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    freed, save = [], Recorder.save
+    freed, save = [], RecordedWindow.save
 
-    def saved(self: Recorder, path: Path, **options: Any) -> None:
-        held = weakref.ref(self._profile.profiler)
+    def saved(self: RecordedWindow, path: Path, **options: Any) -> None:
+        held = weakref.ref(self.profile.profiler)
         save(self, path, **options)
         freed.append(held() is None)
 
-    monkeypatch.setattr(Recorder, "save", saved)
+    monkeypatch.setattr(RecordedWindow, "save", saved)
     record(tmp_path, 1, export="inline")
     assert freed == [True]
 

@@ -173,7 +173,7 @@ def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validatio
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0]
-    monkeypatch.setattr("instrument.record.overhead.time.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("instrument.record.step_loop.time.perf_counter_ns", lambda: now[0])
     seen: list[Step] = []
 
     class Remembers:

@@ -18,9 +18,10 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.capture import Capture
-from instrument.config.schedule import Idle, Plan, Window, misfit, next_window, planned, remedy
+from instrument.config.schedule import Idle, Window, in_words, misfit, next_window, planned, remedy
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
+from instrument.record.step_loop import StepCounter
 
 STEPS = 60
 
@@ -97,6 +98,12 @@ def test_windows_of_any_function(text: str, expected: list[tuple[int, int, int]]
             assert isinstance(found, Idle)
 
 
+def counter(config: ProfilerConfig) -> StepCounter:
+    made = StepCounter("train")
+    made.begin(config, 0)
+    return made
+
+
 def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
     asked: list[int] = []
 
@@ -104,12 +111,12 @@ def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
         asked.append(step)
         return ProfilerAction.RECORD_AND_SAVE if step == 4_000 else ProfilerAction.NONE
 
-    plan = Plan(ProfilerConfig(schedule=action))
+    plan = counter(ProfilerConfig(schedule=action))
     for step in range(10_000):
         plan.skip_to(step)
         assert asked[-1] <= step + 1_001
         assert (plan.window is not None) == (3_003 <= step <= 4_000)
-        assert not plan.ended
+        assert plan.planned is not None
     assert asked == [*range(len(asked))]
     plan.skip_to(10**9)
     assert len(asked) < 12_100, "a jump asks for nothing between"
@@ -117,24 +124,26 @@ def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
 
 def test_what_never_ends_is_said_to_last() -> None:
     assert [*planned(ProfilerConfig(schedule=lambda _: ProfilerAction.RECORD))] == [Window(0, 0, None)]
-    plan = Plan(ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP))
+    plan = counter(ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP))
     assert plan.window is None
-    assert plan.in_words() == "records no window before step 10001"
-    assert Plan(ProfilerConfig(schedule=actions(""))).in_words() == "records no window before step 1001"
-    in_words = Plan(ProfilerConfig(schedule=actions("-s-rs"))).in_words()
-    assert in_words == "records steps 1, then 3–4 (counted from 0)"
+    for config, words in (
+        (ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP), "records no window before step 10001"),
+        (ProfilerConfig(schedule=actions("")), "records no window before step 1001"),
+        (ProfilerConfig(schedule=actions("-s-rs")), "records steps 1, then 3–4 (counted from 0)"),
+    ):
+        assert in_words(config, next_window(config, 0)) == words
 
 
 def test_a_trigger_comes_between_where_the_plan_is_not_known_further() -> None:
     at_1500 = ProfilerConfig(schedule=actions("-" * 1_500 + "s"))
-    plan = Plan(at_1500)
-    plan.put_first(Window(7, 7, 8, "signal"))
+    plan = counter(at_1500)
+    plan.insert_next(Window(7, 7, 8, "signal"))
     assert plan.window == Window(7, 7, 8, "signal")
-    plan.turn()
+    plan.advance()
     assert plan.window is None
     plan.skip_to(9)
-    assert 1_000 < plan.known_until < 1_100
-    plan.skip_to(plan.known_until)
+    assert 1_000 < plan.planned.until < 1_100
+    plan.skip_to(plan.planned.until)
     assert plan.window == Window(1_500, 1_500, 1_500)
 
 
@@ -211,35 +220,34 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
     ],
 )
 def test_the_plan_in_words(plan: dict[str, Any], words: str) -> None:
-    made = Plan(ProfilerConfig(**plan))
-    assert made.in_words() == words
-    assert made.in_words() == words, "to say it uses nothing up"
+    config = ProfilerConfig(**plan)
+    assert in_words(config, next_window(config, 0)) == words
 
 
-def first_steps(plan: Plan) -> list[int]:
+def first_steps(plan: StepCounter) -> list[int]:
     found = []
     while plan.window is not None:
         found.append(plan.window.first)
-        plan.turn()
+        plan.advance()
     return found
 
 
 def test_a_plan_leaves_out_what_lies_behind() -> None:
     config = ProfilerConfig(at_steps=[2, 5, 8], active=1)
-    plan = Plan(config)
+    plan = counter(config)
     plan.skip_to(5)
     assert first_steps(plan) == [5, 8]
-    plan = Plan(config)
+    plan = counter(config)
     plan.skip_to(100)
     assert plan.window is None
-    assert plan.passed == Window(8, 8, 8)
+    assert plan.skipped == Window(8, 8, 8)
 
 
 def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
-    plan = Plan(ProfilerConfig(at_steps=[4, 8], active=2))
-    plan.put_first(Window(3, 3, 5))
+    plan = counter(ProfilerConfig(at_steps=[4, 8], active=2))
+    plan.insert_next(Window(3, 3, 5))
     assert plan.window == Window(3, 3, 5)
-    plan.turn()
+    plan.advance()
     plan.skip_to(6)
     assert first_steps(plan) == [8]
 

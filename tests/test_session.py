@@ -520,7 +520,8 @@ def test_what_fails_while_recording_never_reaches_the_loop(
     tmp_path: Path, net: nn.Module, monkeypatch: pytest.MonkeyPatch, log: Log, part: str
 ) -> None:
     log.errors_expected = True
-    right, calls = getattr(recorder.Recorder, part), []
+    owner = recorder.RecordedWindow if part == "save" else recorder.Recorder
+    right, calls = getattr(owner, part), []
 
     def fails_once(self: Any, *args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -528,7 +529,7 @@ def test_what_fails_while_recording_never_reaches_the_loop(
             raise RuntimeError("torch is not well")
         return right(self, *args, **options)
 
-    monkeypatch.setattr(recorder.Recorder, part, fails_once)
+    monkeypatch.setattr(owner, part, fails_once)
     done = 0
     with Session({"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}, model=net) as session:
         for batch in session.steps(LOADER):
@@ -552,7 +553,7 @@ def test_an_error_that_cannot_say_what_it_is_reaches_no_loop_either(
         raise Mute
 
     log.errors_expected = True
-    monkeypatch.setattr(recorder.Recorder, "save", fails)
+    monkeypatch.setattr(recorder.RecordedWindow, "save", fails)
     with Session(active=1, output_dir=tmp_path) as session:
         session.step()
     assert log.at("ERROR")[0].startswith("Recording failed and training goes on: Mute.")
@@ -1020,10 +1021,11 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
     window._takes_snapshot = True  # as where a CUDA device is among the activities
     window.start()
     assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]
-    window.stop()
-    window.stop()
+    recorded = window.stop()
+    assert window.stop() is None
     assert done[1:] == ["snapshot", {"enabled": None}]
-    window.save(tmp_path / "trace.json")
+    assert recorded is not None
+    recorded.save(tmp_path / "trace.json")
     assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}
 
 

@@ -198,7 +198,7 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
         locked, over = Event(), Event()
 
         def hold() -> None:
-            with session._windows.lock:
+            with session.loop.lock:
                 locked.set()
                 over.wait(60)
 

@@ -30,8 +30,8 @@ from instrument.annotate.modules import forget
 from instrument.cli.command import main
 from instrument.errors import CaptureError, MissingPackage
 from instrument.record import timings
+from instrument.record.step_loop import StepLoop
 from instrument.record.timings import OTHERS, STEP, CpuTimes, Rows, Tally
-from instrument.record.windows import Windows
 from instrument.runs.timings_file import read_timings
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -339,13 +339,13 @@ def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_pat
 def test_what_the_session_does_between_two_steps_is_no_steps_time(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = Windows.begin_step
+    begins = StepLoop._begin_next_step
 
-    def slowly(windows: Windows, phase: Any) -> None:
+    def slowly(loop: StepLoop, *asked: Any) -> None:
         clock.passes(10**9)
-        begins(windows, phase)
+        begins(loop, *asked)
 
-    monkeypatch.setattr(Windows, "begin_step", slowly)
+    monkeypatch.setattr(StepLoop, "_begin_next_step", slowly)
     with timed(tmp_path) as session:
         for _ in range(3):
             clock.passes(100)

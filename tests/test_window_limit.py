@@ -77,10 +77,10 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(tmp_path: Path, monk
     with Session(max_window_memory="1MB", output_dir=tmp_path) as session:
         held += 1_900_000
         time.sleep(0.2)
-        assert session._windows.recording
+        assert session.loop.recording
         held += 200_000
         until = time.monotonic() + 60
-        while session._windows.recording and time.monotonic() < until:
+        while session.loop.recording and time.monotonic() < until:
             torch.ones(2) + 1
     (capture,) = session.captures
     assert capture.metadata["window"]["truncated"] is True

@@ -206,9 +206,13 @@ def _code_compiled() -> ref[CodeType] | None:
         return None
 
 
-def still_swallowed() -> list[tuple[str, str]]:
-    """Those ranges and regions of `swallowed` that are compiled still: `torch._dynamo.reset()` counts regions anew."""
-    return [entry for entry, (region, code) in swallowed.items() if code is None or _is_compiled(region, code())]
+def still_swallowed() -> list[dict[str, str]]:
+    """Those of `swallowed` that are compiled still, as `range` and `region`: `torch._dynamo.reset()` counts anew."""
+    return [
+        {"range": name, "region": said}
+        for (name, said), (region, code) in swallowed.items()
+        if code is None or _is_compiled(region, code())
+    ]
 
 
 def _is_compiled(region: Any, code: CodeType | None) -> bool:

@@ -52,6 +52,7 @@ def mark(module: nn.Module, name: str) -> None:
     """Give a module and its later copies a range of this name, in place of an earlier one."""
     vars(module)[_MARK] = name
     _marked.add(module)
+    _follow_arming()
     _of_marks.setdefault(name, ModuleRange(name))
     _refresh()
 
@@ -70,6 +71,7 @@ def attach(module: nn.Module, name: str) -> ModuleRange:
     """Give a module a range, until it is detached; the caller keeps the module alive until then."""
     kind = type(getattr(module, "_orig_mod", module)).__name__
     made = _attached[id(module)] = ModuleRange(name, kind)
+    _follow_arming()
     _refresh()
     return made
 
@@ -79,6 +81,12 @@ def detach(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         _attached.pop(id(module), None)
     _refresh()
+
+
+def _follow_arming() -> None:
+    """From the first module with a range on, wrap and unwrap whenever annotations are armed or disarmed."""
+    if _refresh not in backends.on_arming:
+        backends.on_arming.append(_refresh)
 
 
 def _refresh() -> None:
@@ -164,4 +172,3 @@ def _skip(function: Callable[..., Any]) -> None:
 
 _torchs_in_ranges = _in_ranges(_torchs_call)
 _skip(_torchs_in_ranges)  # and all others, which share its code
-backends.on_arming.append(_refresh)

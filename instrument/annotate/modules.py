@@ -181,6 +181,11 @@ class ModuleRanges:
         self._attached.clear()
 
 
+def attach_ranges() -> ModuleRanges | None:
+    """Open ranges around the calls of all instrumented models until `__exit__`; None where no module has a range."""
+    return ModuleRanges().__enter__() if _instrumented or module_calls.marks() else None
+
+
 def _chosen() -> Iterator[tuple[str, nn.Module]]:
     """The ranges' names and the modules they belong to, of all instrumented models."""
     for model, choice in list(_instrumented.items()):

@@ -68,6 +68,12 @@ class Window:
         """Its steps, for a sentence: "step 5", "steps 3–4", "steps from 0 on"."""
         return f"step {self}" if self.first == self.last else f"steps {self}"
 
+    def done_in_words(self, ended: int) -> str:
+        """The whole steps recorded where it ended before step `ended`, for a sentence."""
+        if ended == self.first:
+            return f"a part of step {self.first}"
+        return f"step {self.first}" if ended == self.first + 1 else f"steps {self.first}–{ended - 1}"
+
     def cut_short(self, done: int, cut: str) -> str:
         """Say that it ended after so many steps, because of `cut`."""
         whole = done if self.last is None else self.last - self.first + 1
@@ -261,11 +267,11 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
     if first_step >= total_steps:
         return None
     without_end = schedule.repeat == 0 if _whole(schedule) is None else schedule.at_steps is None
-    windows = [*islice(planned(schedule, first_step, total_steps), 1 if without_end else None)]
-    if schedule.schedule is not None and not windows:
+    within_run = [*islice(planned(schedule, first_step, total_steps), 1 if without_end else None)]
+    if schedule.schedule is not None and not within_run:
         these = f"the steps from {first_step} on" if first_step else "its steps"
         return f"{run} ends with step {total_steps - 1}, and profiler.schedule asks for none of {these}."
-    for window in windows:
+    for window in within_run:
         if (window.first if window.last is None else window.last) >= total_steps:
             within = window.first < total_steps
             return (
@@ -299,64 +305,15 @@ def _to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
     return late + long + again
 
 
-class Plan:
-    """The windows ahead, in order: those of the schedule, and before them what triggers ask for.
-
-    Attributes:
-        passed: the last that was left out because its first step lay behind; None: none was.
-    """
-
-    def __init__(self, schedule: Schedule | None = None) -> None:
-        self._schedule = schedule
-        self._next = self._from(0)
-        self.passed: Window | None = None
-
-    @property
-    def window(self) -> Window | None:
-        """The one that is open, or else the next; None: there is none left, or it is not known yet."""
-        return self._next if isinstance(self._next, Window) else None
-
-    @property
-    def known_until(self) -> int:
-        """The step at which the plan is to be looked at again where `window` is None."""
-        return self._next.until if isinstance(self._next, Idle) else NEVER
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is no window left."""
-        return self._next is None
-
-    def turn(self) -> None:
-        """Go on to the next window: this one is over, or cannot be recorded."""
-        self._next = self._from(self.window.first + 1) if self.window else None
-
-    def skip_to(self, step: int) -> None:
-        """Leave out the windows whose first step lies before this one; a step number from a checkpoint jumps."""
-        if self.known_until > step and (self.window is None or self.window.first >= step):
-            return
-        passed, self._next = self.window, self._from(step)
-        last = last_window(self._schedule) if self.ended and self._schedule is not None else None
-        self.passed = last or passed or self.passed
-
-    def put_first(self, window: Window) -> None:
-        """Put a window before all others; those that it runs into are left out when their turn comes."""
-        self._next = window
-
-    def in_words(self) -> str:
-        """Say which steps it records: "records steps 2–4, then 7–9 (counted from 0)"."""
-        known = [str(window) for window in islice(self._windows(), 4)]
-        if not known:
-            return "records no window" if self.ended else f"records no window before step {self.known_until}"
-        shown = ", then ".join(known[:3]) + (", and so on" if len(known) > 3 else "")
-        noun = "step" if shown.isdecimal() else "steps"
-        return f"records {noun} {shown} (counted from 0)"
-
-    def _from(self, step: int) -> Window | Idle | None:
-        return None if self._schedule is None else next_window(self._schedule, step)
-
-    def _windows(self) -> Iterator[Window]:
-        """The next window and those of the schedule behind it, as far as they are known."""
-        if self.window is not None:
-            yield self.window
-            if self._schedule is not None and self.window.last is not None:
-                yield from planned(self._schedule, self.window.last + 1)
+def in_words(schedule: Schedule, upcoming: Window | Idle | None) -> str:
+    """Say which steps are recorded from what is planned next on: "records steps 2–4, then 7–9 (counted from 0)"."""
+    if upcoming is None:
+        return "records no window"
+    if isinstance(upcoming, Idle):
+        return f"records no window before step {upcoming.until}"
+    known = [str(upcoming)]
+    if upcoming.last is not None:
+        known += [str(window) for window in islice(planned(schedule, upcoming.last + 1), 3)]
+    shown = ", then ".join(known[:3]) + (", and so on" if len(known) > 3 else "")
+    noun = "step" if shown.isdecimal() else "steps"
+    return f"records {noun} {shown} (counted from 0)"

@@ -131,9 +131,10 @@ def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int |
         try:
             run()
         finally:
-            recorder.stop()
+            recorded = recorder.stop()
         trace = Path(folder, "window", "trace.json")
         trace.parent.mkdir()
-        recorder.save(trace)
+        if recorded is not None:
+            recorded.save(trace)
         found = {row.name: row.flops for row in Capture.load(trace).ranges.where(depth=0)}
     return [found.get(to_trace(name)) for name in names]

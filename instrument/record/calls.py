@@ -1,4 +1,4 @@
-"""`Calls`: a session driven by the calls of functions, with no loop around it."""
+"""`RecordedCalls`: a session driven by the calls of functions, with no loop around it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loguru import logger
 from torch import nn
@@ -16,10 +16,12 @@ from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate.profiled import profiled
 from instrument.errors import ConfigError, InstrumentError
-from instrument.record.phases import Phases
+
+if TYPE_CHECKING:
+    from instrument.record.session import Session
 
 # The sessions whose recorded calls are around what runs now, in this thread or asynchronous task.
-_around: ContextVar[tuple[Calls, ...]] = ContextVar("_around", default=())
+_around: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_around", default=())
 
 
 class _Begun(NamedTuple):
@@ -29,7 +31,7 @@ class _Begun(NamedTuple):
     first: bool
 
 
-class Calls:
+class RecordedCalls:
     """Takes the end of each call of some functions for the end of a session's step.
 
     The first call starts the session. A session that was started so is stopped when its plan holds no further window;
@@ -41,18 +43,9 @@ class Calls:
         over: whether nothing is left to record, so that calls are left alone.
     """
 
-    def __init__(
-        self,
-        phases: Phases,
-        start: Callable[[], object],
-        step: Callable[[], None],
-        stop: Callable[[], None],
-        running: Callable[[], bool],
-        in_turn: Callable[..., Any],
-    ) -> None:
+    def __init__(self, session: Session) -> None:
         self.over = False
-        self._phases = phases
-        self._start, self._step, self._stop, self._running, self._in_turn = start, step, stop, running, in_turn
+        self._session = session
         self._first = Lock()  # held from the first call on
         self._owns = False  # the session's start and stop
 
@@ -117,28 +110,31 @@ class Calls:
         first = not self.over and self._first.acquire(blocking=False)
         if first:
             self._begin()
-        return None if self.over or not self._running() else _Begun(self._phases.train.step_number, first)
+        session = self._session
+        return None if self.over or not session.running else _Begun(session.step_number, first)
 
     def _begin(self) -> None:
-        if self._running():
+        session = self._session
+        if session.running:
             return
         try:
-            self._start()
+            session.start()
         except InstrumentError as error:
             logger.error("session.record cannot start the session, so the calls just run: {}", error)
-        self._owns = self._phases.by_calls = self._running()
+        self._owns = session.loop.by_calls = session.running
         self.over = not self._owns
 
     def _end(self, begun: _Begun | None) -> None:
-        if begun is not None and self._in_turn(self._count, begun):
-            self._stop()
+        if begun is not None and self._session.loop.in_turn(self._count, begun):
+            self._session.stop()
 
     def _count(self, begun: _Begun) -> bool:
         """Take the end of a call for that of a step; gives whether it was the last and the session is to be stopped."""
-        if self.over or not self._running():
+        session, loop = self._session, self._session.loop
+        if self.over or not session.running:
             return False
-        whole = self._owns and self._phases.in_endless_window()
-        if not whole and not self._phases.in_window_begun_after(begun.step):
-            self._step()
-        self.over = self._owns and (begun.first if whole else self._phases.nothing_ahead())
+        whole = self._owns and loop.in_endless_window()
+        if not whole and not loop.in_window_begun_after(begun.step):
+            session.step()
+        self.over = self._owns and (begun.first if whole else loop.nothing_ahead())
         return self.over

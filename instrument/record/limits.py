@@ -20,7 +20,7 @@ _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
-    """Looks after one window, from the moment that it begins to record until `close`.
+    """Looks after one window, from the moment that it begins to record until `closed` is set.
 
     A window that has `reached` a limit ends with the step that runs then. Where no step ends, as in a server without
     requests, a thread calls `end`, with these limits and the reason, at twice the limit.
@@ -32,14 +32,10 @@ class Limits:
         self._max_bytes = None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
         self._end = end
         self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
-        self._closed = Event()
+        self.closed = Event()
         if self._max_s is not None or self._max_bytes is not None:
             thread = Thread(target=self._watch, name="instrument-limits", daemon=True)
             threads.start(thread, "a window's limits are looked at only when a step ends")
-
-    def close(self) -> None:
-        """The window is over."""
-        self._closed.set()
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
         """Why the window must end, in words; None: it is within this many `times` its limits."""
@@ -55,7 +51,7 @@ class Limits:
         return None
 
     def _watch(self) -> None:
-        while not self._closed.wait(_LOOK_S):
+        while not self.closed.wait(_LOOK_S):
             if reason := self.reached(2, _LEAST_EXTRA_S):
                 self._end(self, reason)
                 return

@@ -7,8 +7,6 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
-from instrument.config.schedule import Window
+from instrument.annotate import backends
+from instrument.config.schema import ProfilerConfig
 from instrument.redact import blanked_words
 from instrument.trace.capture_json import own_version
 from instrument.worker import queue
@@ -35,42 +34,13 @@ _LAUNCHERS = (
 )
 
 
-def facts(window: Window, phase: str, step_number: int, cut: str | None) -> dict[str, Any]:
-    """What `capture.json` says of a window that ends before step `step_number`; `last_step` is the last whole step."""
-    return {
-        "first_step": window.first,
-        "last_step": step_number - 1 if step_number > window.first else None,
-        "steps": step_number - window.first,
-        "planned_steps": None if window.last is None else window.last - window.first + 1,
-        "truncated": cut is not None,
-        "reason": cut,
-        "trigger": window.trigger,
-        "trigger_reason": window.trigger_reason,
-        "phase": phase,
-    }
-
-
-def in_words(facts: dict[str, Any]) -> str:
-    """The recorded steps, for a sentence."""
-    if facts["last_step"] is None:
-        return f"a part of step {facts['first_step']}"
-    if facts["steps"] == 1:
-        return f"step {facts['first_step']}"
-    return f"steps {facts['first_step']}–{facts['last_step']}"
-
-
-def describe(
-    window: Mapping[str, Any], started_at: float, activities: list[str], config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of `capture.json`. `started_at` is in seconds since the epoch, when the window's recording began."""
-    rank, world_size, local_rank = place()
+def describe_run(config: ProfilerConfig, activities: list[str], place: Place) -> dict[str, Any]:
+    """What `capture.json` says of every window of a run; asked once, when the run begins."""
     return {
         "format": FORMAT,
-        "window": dict(window),
-        "started_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
-        "rank": rank,
-        "local_rank": local_rank,
-        "world_size": world_size,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": place.world_size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "activities": activities,
@@ -82,7 +52,8 @@ def describe(
             "python": platform.python_version(),
         },
         **origin(),
-        "config": dict(config),
+        "annotations_disabled": backends.disabled,
+        "config": config.plain(),
     }
 
 
@@ -152,11 +123,6 @@ def place() -> Place:
         if rank is not None:
             return _placed(rank, world_size or 1, local_rank)
     return Place(0, 1, 0)
-
-
-def rank() -> int:
-    """This process's rank."""
-    return place().rank
 
 
 def _placed(rank: int, world_size: int, local_rank: int | None) -> Place:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import weakref
 from threading import RLock, Thread, current_thread
 from typing import Protocol
@@ -19,6 +18,7 @@ from instrument.errors import CaptureError
 class Owner(Protocol):
     """Who has the profiler; see `Recorder`."""
 
+    prepared: bool
     thread: Thread
 
     def stop_here(self) -> None:
@@ -36,15 +36,15 @@ _busy: weakref.ref[Owner] | None = None
 
 
 def take(owner: Owner) -> None:
-    """Note who has the profiler."""
+    """Note who has the profiler; who is prepared no more has let it go."""
     global _busy
     _busy = weakref.ref(owner)
 
 
-def release() -> None:
-    """Note that nobody has it."""
-    global _busy
-    _busy = None
+def busy() -> Owner | None:
+    """Who has the profiler now."""
+    owner = None if _busy is None else _busy()
+    return owner if owner is not None and owner.prepared else None
 
 
 def abandon(owner: Owner) -> None:
@@ -70,7 +70,7 @@ def stop_abandoned() -> str | None:
                 "be stopped only there: take a step or stop a session on it, or let it end."
             )
         is_its_own = current_thread() is owner.thread
-        if not is_its_own and _busy is not None and _busy() is owner:
+        if not is_its_own and busy() is owner:
             owner.let_go()
         if not is_its_own and not _restarted():
             return (
@@ -104,24 +104,13 @@ def refuse_company() -> None:
     """
     if why := stop_abandoned():
         raise CaptureError(why)
-    if _busy is not None and _busy() is not None:
+    if busy() is not None:
         raise CaptureError(
             "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
             "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
         )
-    if torch._C._autograd._profiler_enabled() or is_on(default=False):
+    if torch._C._autograd._profiler_enabled() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
-
-
-def is_on(*, default: bool = True) -> bool:
-    """What torch notes in Python of its profiler being on, on whatever thread; `default` where it does not."""
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", default))
-
-
-def others_run() -> bool:
-    """Whether another thread than this one and ours may be running operators."""
-    others = (thread for thread in threading.enumerate() if thread is not current_thread())
-    return any(not thread.name.startswith("instrument") for thread in others)
 
 
 def _forget_parent() -> None:

@@ -1,4 +1,4 @@
-"""One window of torch's profiler: prepare, start, stop, and one export to a file.
+"""One window of torch's profiler: `Recorder` prepares, starts and stops it, `RecordedWindow` is what it recorded.
 
 Built on `torch.profiler._KinetoProfile`, whose waiting costs nothing; `torch.profiler.profile.step()` opens a range of
 over 11 µs on every step, also while it waits.
@@ -6,15 +6,19 @@ over 11 µs on every step, also while it waits.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread
 from typing import Any
@@ -25,7 +29,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument.annotate import backends, module_calls
-from instrument.annotate.modules import ModuleRanges
+from instrument.annotate.modules import ModuleRanges, attach_ranges
 from instrument.config.activities import chosen_types
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
@@ -58,11 +62,12 @@ class Recorder:
     one goes on with the window, it is dropped, and `one_profiler.stop_abandoned` stops torch on the thread that can.
 
     `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million events, 13–16 s with
-    shapes. `save` holds it about 3.5 s.
+    shapes.
 
     `folder` is where torch writes what it writes while it records, under names with the id of the `run`.
 
     Attributes:
+        prepared: whether torch's profiler is on for this window.
         started_at: seconds since the epoch when recording began; None before.
         thread: the one that prepared it.
     """
@@ -81,16 +86,16 @@ class Recorder:
             experimental_config=torch._C._profiler._ExperimentalConfig(**options),
         )
         self._emitting = emitting
-        self._modules = ModuleRanges()
+        self._modules: ModuleRanges | None = None
         self.thread: Thread = current_thread()
-        self._tells_categories = config.memory_categories
+        self._with_memory_categories = config.memory_categories
         self._takes_snapshot = config.memory_snapshot and "cuda" in activities
         self._snapshot: Any = None
         self._execution_trace_folder = folder if config.execution_trace else None
         self._run = run
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
-        self._prepared = False
+        self.prepared = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
         self._step_range: Any = None
@@ -108,11 +113,11 @@ class Recorder:
             with warnings.catch_warnings():  # as torch 2.10's, that events of earlier windows are gone
                 warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
                 self._profile.prepare_trace()
-            self._prepared = True
+            self.prepared = True
             self.thread = current_thread()
             one_profiler.take(self)
         self._graphs_before = _compiled_graphs()
-        self._modules.__enter__()
+        self._modules = attach_ranges()
 
     def start(self) -> None:
         """Begin to keep what is recorded; prepares first where nobody has.
@@ -120,9 +125,10 @@ class Recorder:
         Raises:
             CaptureError: as `prepare`, or on another thread than that of `prepare`, as `stop`.
         """
-        if not self._prepared:
+        if not self.prepared:
             self.prepare()
-        self._refuse_other_thread()
+        if not self.can_stop_here:
+            self._refuse_other_thread()
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
@@ -155,7 +161,8 @@ class Recorder:
         Raises:
             CaptureError: as `stop`.
         """
-        self._refuse_other_thread()
+        if not self._all_threads and self.prepared and not self.can_stop_here:
+            self._refuse_other_thread()
         self._close_step()
 
     def _close_step(self) -> None:
@@ -163,26 +170,42 @@ class Recorder:
             backends.torch_backend.close(self._step_range)
             self._step_range = None
 
-    def stop(self) -> None:
-        """End the window and leave nothing of ours in the running program; harmless when repeated.
+    def stop(self) -> RecordedWindow | None:
+        """End the window and leave nothing of ours in the running program; gives what was recorded.
+
+        None where nothing was: only the warm-up ran, or the window was stopped before.
 
         Raises:
             CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one.
         """
         with one_profiler.turn:
-            if not self._prepared or one_profiler.abandoned is self:
-                return
-            self._refuse_other_thread()
+            if not self.prepared or one_profiler.abandoned is self:
+                return None
+            if not self._all_threads and not self.can_stop_here:
+                self._refuse_other_thread()
             self.stop_here()
+        if self.started_at is None:
+            return None
+        return RecordedWindow(
+            self.started_at,
+            self._about_ranges(),
+            self._profile,
+            self._disturbed,
+            self._with_memory_categories,
+            self._snapshot,
+            self._execution_trace,
+        )
 
     def stop_here(self) -> None:
         """Stop on the thread that can; held by `one_profiler.turn`."""
         self._withdraw()
-        self._take_snapshot()
+        if self._takes_snapshot and self.started_at is not None:
+            self._take_snapshot()
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
-        self._disturbed = not one_profiler.is_on()
-        self._let_callbacks_end()
+        self._disturbed = not getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+        if self._all_threads and not self._disturbed:
+            self._let_callbacks_end()
         backends.end_recording()
         try:
             self._profile.stop_trace()
@@ -195,7 +218,8 @@ class Recorder:
         backends.release_outlived()
 
     def _start_trace(self) -> None:
-        self._profile_hook = ProfileHook()
+        if self._profile.with_stack:
+            self._profile_hook = ProfileHook()
         with module_calls.unwrapped():
             self._profile.start_trace()
 
@@ -203,7 +227,8 @@ class Recorder:
         """Take our annotations and hooks out of the running program."""
         backends.mark("window ends")
         backends.disarm(self._emitting)
-        self._modules.__exit__()
+        if self._modules is not None:
+            self._modules.__exit__()
 
     def _let_callbacks_end(self) -> None:
         """Have torch record nothing more, and wait until the other threads are out of its callbacks.
@@ -211,7 +236,10 @@ class Recorder:
         torch frees what it has recorded when it stops; a thread that still writes there ends the process.
         """
         toggle = getattr(self._profile, "toggle_collection_dynamic", None)
-        if toggle is None or not self._all_threads or self._disturbed or not one_profiler.others_run():
+        others_run = False
+        for thread in threading.enumerate():
+            others_run |= thread is not current_thread() and not thread.name.startswith("instrument")
+        if toggle is None or not others_run:
             return
         device: Any = getattr(torch, self._profile.use_device or "", None)
         if hasattr(device, "synchronize"):  # as torch does before it stops: what runs there is recorded to its end
@@ -220,13 +248,11 @@ class Recorder:
         time.sleep(_CALLBACKS_S)
 
     def _refuse_other_thread(self) -> None:
-        """Abandon the window where this thread can neither be recorded nor stop it.
+        """Abandon the window: this thread can neither be recorded nor stop it.
 
         Raises:
-            CaptureError: it is so.
+            CaptureError: always.
         """
-        if not self._prepared or self.can_stop_here:
-            return
         if one_profiler.abandoned is not self:
             one_profiler.abandon(self)
             self._withdraw()
@@ -239,70 +265,96 @@ class Recorder:
 
     def let_go(self) -> None:
         """Note that torch records no more."""
-        self._prepared = False
-        one_profiler.release()
+        self.prepared = False
         if self._profile_hook is not None:
             self._profile_hook.give_back()
         if self._execution_trace is not None:
             self._execution_trace.end()
 
-    def about_ranges(self) -> dict[str, Any]:
-        """What the trace cannot tell of the ranges, for `capture.json`; to be asked once the window has ended.
-
-        `module_types` are the classes of the submodules whose ranges were opened.
-        `swallowed` are ranges that Dynamo traced away, with the compiled region that holds them; `modules_not_seen` are
-        submodules whose range never opened: not called, or inside a compiled region, and where this process compiles
-        marked modules too. `graphs_compiled` tells how many graphs Dynamo compiled since the warm-up began, whose time
-        the window holds.
-        """
+    def _about_ranges(self) -> dict[str, Any]:
+        graphs, modules = _compiled_graphs(), self._modules
         return {
-            "swallowed": [{"range": name, "region": region} for name, region in backends.still_swallowed()],
-            "module_types": self._modules.types(),
-            "modules_not_seen": sorted(self._modules.unseen(of_marks=_compiled_graphs() > 0)),
-            "graphs_compiled": _compiled_graphs() - self._graphs_before,
+            "swallowed": backends.still_swallowed(),
+            "module_types": {} if modules is None else modules.types(),
+            "modules_not_seen": [] if modules is None else sorted(modules.unseen(of_marks=graphs > 0)),
+            "graphs_compiled": graphs - self._graphs_before,
         }
 
-    def save(self, path: Path, *, in_haste: bool = False) -> None:
+    def _take_snapshot(self) -> None:
+        """Keep what the allocator tells of the window, and end its history."""
+        try:
+            self._snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+@dataclass
+class RecordedWindow:
+    """One window as torch recorded it, held in memory until it is saved.
+
+    Attributes:
+        started_at: seconds since the epoch when recording began.
+        ranges: what the trace cannot tell of the ranges, for `capture.json`. `swallowed` are ranges that Dynamo traced
+            away, with the compiled region that holds them; `module_types` the classes of the submodules whose ranges
+            were opened; `modules_not_seen` the submodules whose range never opened, as they were not called or lie
+            inside a compiled region, and where this process compiles marked modules too; `graphs_compiled` how many
+            graphs Dynamo compiled since the warm-up began, whose time the window holds.
+        profile: torch's profiler with its recording.
+        disturbed: whether another of torch's profilers ran within the window.
+        with_memory_categories: whether the categories of memory are to be written.
+        snapshot: the CUDA allocator's memory snapshot, or None.
+        execution_trace: torch's execution trace, or None.
+    """
+
+    started_at: float
+    ranges: dict[str, Any]
+    profile: _KinetoProfile
+    disturbed: bool
+    with_memory_categories: bool
+    snapshot: Any
+    execution_trace: ExecutionTrace | None
+
+    def save(self, path: Path, *, quickly: bool = False) -> None:
         """Write the trace as plain JSON, with the snapshot, the execution trace and the categories of memory beside.
 
-        Possible once: torch refuses a second export, and the recording is freed. `in_haste`, as the process is about to
-        end, what takes long is left out: the categories.
+        Possible once: torch refuses a second export, and the recording is freed. `quickly`, as the process is about to
+        end, leaves out what takes long: the categories. Cost: holds the GIL about 3.5 s per million events.
 
         Raises:
             CaptureError: the disk is full, torch wrote no whole file, it was interrupted, or another of its profilers
                 ran within the window: after these two its export would end the process.
         """
-        if self._disturbed:
+        if self.disturbed:
             raise CaptureError(
                 "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
             )
-        if getattr(self._profile.profiler, "kineto_results", None) is None:  # its export would end the process
+        if getattr(self.profile.profiler, "kineto_results", None) is None:  # its export would end the process
             raise CaptureError("torch was interrupted while it stopped, and has no recording to save.")
         place = path.parent.parent
         if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
             least = _LEAST_FREE_BYTES >> 20
             raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
         with _torch_can_open(path) as plain:
-            self._profile.export_chrome_trace(str(plain))
-        if self._tells_categories and in_haste:
+            self.profile.export_chrome_trace(str(plain))
+        if self.with_memory_categories and quickly:
             logger.warning("The window is saved without memory by category, as the run ends before its time.")
-        elif self._tells_categories and _ends_whole(path):
-            memory_categories.write(self._profile, path.parent)
-        self._profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
+        elif self.with_memory_categories and _ends_whole(path):
+            memory_categories.write(self.profile, path.parent)
+        self.profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
         if not _ends_whole(path):
             raise CaptureError(
                 f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
             )
-        self._keep_execution_trace(path.with_name("execution_trace.json"))
+        if self.execution_trace is not None:
+            self._keep_execution_trace(self.execution_trace, path.with_name("execution_trace.json"))
         try:
-            if self._snapshot is not None:
-                path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self._snapshot))
+            if self.snapshot is not None:
+                path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is whole
             logger.error("The memory snapshot cannot be written ({}): make room for the next.", error)
 
-    def _keep_execution_trace(self, target: Path) -> None:
-        trace = self._execution_trace
-        if trace is None or trace.observer is None:
+    def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
+        if trace.observer is None:
             return
         if _ends_whole(trace.path):
             trace.path.replace(target)
@@ -311,14 +363,40 @@ class Recorder:
                 "torch wrote no whole execution trace: look at the free space and quota of {}.", target.parent
             )
 
-    def _take_snapshot(self) -> None:
-        """Keep what the allocator tells of the window, and end its history, where one was begun."""
-        if not self._takes_snapshot or self.started_at is None:
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM out of the block: torch can neither stop nor save a second time.
+
+    A signal that arrives meanwhile is raised again behind the block. On another thread than the main one, where no
+    signal is handled, this does nothing.
+    """
+    if current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: set[int] = set()
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    process = os.getpid()
+
+    def note(number: int, _: Any) -> None:
+        if os.getpid() == process:
+            arrived.add(number)
             return
-        try:
-            self._snapshot = torch.cuda.memory._snapshot()
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+        signal.signal(number, before[signal.Signals(number)])  # in a forked child
+        signal.raise_signal(number)
+
+    for number, handler in before.items():
+        if handler is not None:  # else it was set in C, and cannot be set again from Python
+            signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        for number in before:
+            if number in arrived:
+                signal.raise_signal(number)
 
 
 def import_early() -> None:

@@ -13,7 +13,7 @@ from loguru import logger
 from pydantic import Field
 
 from instrument.config.options import Options
-from instrument.record.metadata import rank
+from instrument.record.metadata import place
 from instrument.triggers import Ask, Hooks, Step
 
 
@@ -65,6 +65,6 @@ def _keep_snapshot(folder: Path, number: int, error: str, snapshot: Any) -> Path
 
 
 def _names(folder: Path, number: int) -> Iterator[Path]:
-    name = f"out_of_memory_step_{number:06d}_rank{rank()}"
+    name = f"out_of_memory_step_{number:06d}_rank{place().rank}"
     yield folder / name
     yield from (folder / f"{name}-{attempt}" for attempt in count(2))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -148,3 +150,31 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def ctrl_c_passes() -> Iterator[None]:
+    """Raise KeyboardInterrupt behind the block if the user pressed Ctrl-C in it and the block took that for a failure.
+
+    So that a sink which raises KeyboardInterrupt by itself ends no training, and Ctrl-C while a sink runs still does.
+    """
+    handler, pressed = signal.getsignal(signal.SIGINT), False
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal pressed
+        try:
+            handler(number, frame)
+        except KeyboardInterrupt:
+            pressed = True
+            raise
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        raise KeyboardInterrupt

@@ -17,10 +17,9 @@ from instrument.config.instantiate import build_sink
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.files import importable_here
-from instrument.record.signals import ctrl_c_passes
 from instrument.runs.run import DEPTH, captures_below
 from instrument.worker import queue, upload
-from instrument.worker.finish import built, finish, tell_sinks
+from instrument.worker.finish import built, ctrl_c_passes, finish, tell_sinks
 from instrument.worker.job import recall
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")

@@ -8,6 +8,7 @@ ones, and whatever ends a process in between leaves nothing, or a queued folder 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -76,20 +77,32 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         CaptureError: the folder for captures is gone and cannot be made again.
         OSError: the folder cannot be made.
     """
-    for staging in (output_dir / f".{each}{_PARTIAL}" for each in _names(name)):
-        # Asked in the order in which a folder changes its name: one on its way cannot slip by.
-        if not _made(staging) or files.exists(_renamed(staging, _QUEUED)):
+    for attempt in count(1):
+        capture = name if attempt == 1 else f"{name}-{attempt}"
+        staging = output_dir / f".{capture}{_PARTIAL}"
+        try:
+            staging.mkdir()
+        except FileExistsError:
             continue
-        if files.exists(output_dir / name_of(staging)):
+        except FileNotFoundError:
+            _make_again(staging)
+        # Asked in the order in which a folder changes its name: one on its way cannot slip by.
+        if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(output_dir / capture):
             staging.rmdir()
             continue
         try:
-            files.write(staging / _OWNER_FILE, run)
+            _write_new(staging / _OWNER_FILE, run)
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         return staging
     raise AssertionError("unreachable")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file of a partial folder: nobody reads it before the folder has another name. No link is followed."""
+    with path.open("xb") as file:
+        file.write(text.encode("utf-8", "replace"))
 
 
 def _names(name: str) -> Iterator[str]:
@@ -98,33 +111,27 @@ def _names(name: str) -> Iterator[str]:
     yield from (f"{name}-{attempt}" for attempt in count(2))
 
 
-def _made(staging: Path) -> bool:
-    """Make a folder, with those above it where somebody has removed them; False where something is there already."""
-    try:
-        staging.mkdir()
-    except FileExistsError:
-        return False
-    except FileNotFoundError:
-        above = staging.parent
-        if above.is_symlink():
-            raise CaptureError(
-                f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is lost: "
-                "make that folder again."
-            ) from None
-        staging.mkdir(parents=True)
-    return True
-
-
-def _renamed(folder: Path, ending: str) -> Path:
-    return folder.with_name(f".{name_of(folder)}{ending}")
+def _make_again(staging: Path) -> None:
+    """Make a partial folder with those above it, which somebody has removed."""
+    above = staging.parent
+    if above.is_symlink():
+        raise CaptureError(
+            f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is lost: "
+            "make that folder again."
+        )
+    staging.mkdir(parents=True)
 
 
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a folder's capture.json."""
+    """Write a folder's capture.json, in place of the one that it has."""
+    files.write(folder / METADATA_FILE, _as_text(metadata))
+
+
+def _as_text(metadata: Mapping[str, Any]) -> str:
     text = json.dumps(metadata, indent=2, default=repr)
     if "\\ud" in text:  # perhaps half of a character, which no reader takes
         text = json.dumps(files.encodable(json.loads(text)), indent=2)
-    files.write(folder / METADATA_FILE, text)
+    return text
 
 
 def name_of(folder: Path) -> str:
@@ -139,8 +146,9 @@ def is_queued(folder: Path) -> bool:
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
     """Say that the trace in a partial folder is whole; gives the queued folder."""
-    describe(staging, {**metadata, "name": name_of(staging)})
-    folder = staging.rename(_renamed(staging, _QUEUED))
+    name = name_of(staging)
+    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
+    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
     with suppress(OSError):
         (folder / _OWNER_FILE).unlink()
     return folder

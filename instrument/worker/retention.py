@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -18,14 +16,10 @@ from loguru import logger
 
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
-from instrument.record.metadata import Place
-from instrument.record.overhead import Cost
-from instrument.record.recorder import Recorder
-from instrument.record.signals import ctrl_c_passes
 from instrument.runs import ranks_report
 from instrument.sinks import Sink
 from instrument.worker import job, queue
-from instrument.worker.finish import finish, run_sink, tell_sinks
+from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
@@ -44,13 +38,21 @@ class Delivery:
 
     Attributes:
         run: the run's id, which its captures bear.
+        rank: of this process.
         lock: tells others that the run is alive; held from the first window on.
         taken: how many windows were saved.
+        exporter: the worker's side here; None with `profiler.export=inline`.
+        to_finish: what was saved and this process finishes itself.
+        sinks_here: those that run in this process.
+        inline: those that must run here though the worker runs the others.
     """
 
-    def __init__(self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], place: Place) -> None:
+    def __init__(
+        self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], rank: int, world_size: int
+    ) -> None:
         self.output_dir = output_dir
         self.run = uuid4().hex
+        self.rank = rank
         self.lock = RunLock(output_dir, self.run)
         self.taken = 0
         self._config = config
@@ -58,37 +60,51 @@ class Delivery:
         self._sizes: dict[Path, int] = {}
         self._failed: set[str] = set()
         self._dropped: list[str] = []
-        self._to_finish: list[Path] = []  # by this process itself
+        self.to_finish: list[Path] = []
         self._unsent: set[Path] = set()
         self._bounding = Lock()
-        self._inline = self._chosen_inline() if config.export == "process" else {}
+        self.inline = self._chosen_inline() if config.export == "process" else {}
         self._job = Job(
             run=self.run,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank,
+            world_size=world_size,
             ranks=config.ranks,
             folder=str(output_dir),
-            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self._inline},
+            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self.inline},
             upload_to=config.upload_to,
             upload_options=config.upload_options,
             timeout_s=config.export_timeout_s,
         )
-        here = config.export == "inline" or bool(self._inline)  # the last sink runs
+        here = config.export == "inline" or bool(self.inline)  # the last sink runs
         self._uploader = (
             Uploader(config.upload_to, config.upload_options, self._sent) if config.upload_to and here else None
         )
-        self._exporter = (
+        self.exporter = (
             Exporter(self._without_upload(self._job) if here else self._job, self.lock, self._arrived, self._sent)
             if config.export == "process"
             else None
         )
-        self._here = config.sinks if self._exporter is None else self._inline
+        self.sinks_here = config.sinks if self.exporter is None else self.inline
+        self._remembered = False
         with ctrl_c_passes():
-            tell_sinks(self._here, "notice", self._failed)
+            self.notice()
+
+    def notice(self) -> None:
+        """Have the sinks that run here look at what is around: a window has just been recorded, or the run begins."""
+        tell_sinks(self.sinks_here, "notice", self._failed)
+
+    def prepare(self) -> None:
+        """Hold the run's lock, and keep a copy of the job for `instrument export`; called when a window begins."""
+        held = self.lock.hold()
+        if not self._remembered:
+            self._remembered = True
+            if hasattr(os, "getuid"):  # of a file that was made there: a network's file system may change it
+                self._job.owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+            job.remember(self._job)
 
     def has_room(self, name: str) -> bool:
         """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
-        if self._exporter is None or len(self._exporter.pending) < self._config.export_queue:
+        if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
             return True
         if not self._dropped:
             logger.warning(
@@ -100,36 +116,6 @@ class Delivery:
         self._dropped.append(name)
         return False
 
-    def take(
-        self, recorder: Recorder, name: str, cost: Cost, describe: Callable[[], dict[str, Any]], in_haste: bool = False
-    ) -> None:
-        """Save a window's raw trace before anything else, and have the rest done; `in_haste` as for `Recorder.save`.
-
-        Raises:
-            CaptureError: the trace cannot be saved.
-            OSError: as for `CaptureError`.
-        """
-        tell_sinks(self._here, "notice", self._failed)
-        staging = queue.stage(self.output_dir, name, self.run if self.lock.hold() else "")
-        try:
-            with cost.standing_still("save"):
-                recorder.save(staging / queue.RAW, in_haste=in_haste)
-            about = {"name": name, **self._described(describe), "run": self.run, "rank": self._job.rank}
-            about["sinks_inline"] = list(self._inline)
-            about["cost"] = cost.window() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
-            if not self.taken:
-                self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
-                job.remember(self._job)
-            folder = queue.queue(staging, about)
-        except Exception:
-            shutil.rmtree(staging, ignore_errors=True)  # half a trace, whose space may be what is missing
-            raise
-        self.taken += 1
-        if self._exporter is None:
-            self._to_finish.append(folder)
-        else:
-            self._hand_over(folder)
-
     def finish_inline(self) -> None:
         """With `profiler.export=inline`: finish what was taken.
 
@@ -137,8 +123,8 @@ class Delivery:
             OSError: the trace cannot be compressed; it stays queued.
         """
         with ctrl_c_passes():
-            while self._to_finish:
-                folder = self._to_finish.pop(0)
+            while self.to_finish:
+                folder = self.to_finish.pop(0)
                 self._arrived(finish(folder, self._config.sinks, failed=self._failed))
 
     def close(self, cut: str | None) -> None:
@@ -151,14 +137,14 @@ class Delivery:
         self.finish_inline()
         began, raised = time.monotonic(), cut is not None and cut.startswith("exception ")
         try:
-            if self._exporter is not None:
-                self._exporter.close(failed=raised)
+            if self.exporter is not None:
+                self.exporter.close(failed=raised)
             if self._uploader is not None and cut is None:
                 self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
             with ctrl_c_passes():
                 if cut is not None:
-                    tell_sinks(self._here, "hurry", self._failed)
-                tell_sinks(self._here, "close", self._failed)
+                    tell_sinks(self.sinks_here, "hurry", self._failed)
+                tell_sinks(self.sinks_here, "close", self._failed)
             with self._bounding:
                 self._keep_in_bounds()
         finally:  # also where Ctrl-C ends the waiting
@@ -166,19 +152,19 @@ class Delivery:
             self._release()
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
-        if self._exporter is None and self._captures and self._captures[-1].folder is not None:
+        if self.exporter is None and self._captures and self._captures[-1].folder is not None:
             ranks_report.conclude(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
 
     def _release(self) -> None:
         """Let go of the run; what is left, the worker or `instrument export` does."""
         done = not self._unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
-        if done and self.taken:
+        if done and self._remembered:
             job.forget(self.run)
 
     def say_what_is_left(self) -> None:
         """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
-        left = self._exporter.pending if self._exporter is not None else []
+        left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
                 "Left to the exporter, which goes on by itself: {}. Should it not come to an end, "
@@ -187,7 +173,7 @@ class Delivery:
                 self.output_dir,
             )
         if unsent := sorted(folder.name for folder in self._unsent):
-            alone = "The exporter goes on by itself; later " if self._exporter and self._exporter.sending else ""
+            alone = "The exporter goes on by itself; later " if self.exporter and self.exporter.sending else ""
             what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
@@ -204,32 +190,22 @@ class Delivery:
         last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
         return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
 
-    def _described(self, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        try:
-            return describe()
-        except Exception:  # the trace is there, and is worth more than what is said of it
-            logger.exception("What capture.json says of a window is not all that it should.")
-            return {"config": self._config.plain()}
-
-    def _hand_over(self, folder: Path) -> None:
-        assert self._exporter is not None
-        try:
-            self._exporter.submit(folder)
-        except RuntimeError as error:  # no thread can be started
+    def finish_without_exporter(self, folder: Path, error: Exception) -> None:
+        """Finish a window that the exporter could not be told of, where that is possible here."""
+        if isinstance(error, RuntimeError):  # no thread can be started
             if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
                 self._failed.add("thread")
                 logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
-            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self._inline}
+            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self.inline}
             with ctrl_c_passes():
                 self._arrived(finish(folder, sinks, failed=self._failed))
-        except OSError as error:
-            if "exporter" not in self._failed:
-                what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
-                logger.error(what, error, self.output_dir)
+        elif "exporter" not in self._failed:
             self._failed.add("exporter")
+            what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            logger.error(what, error, self.output_dir)
 
     def _arrived(self, folder: Path) -> None:
-        for name, sink in self._inline.items():
+        for name, sink in self.inline.items():
             run_sink(name, sink, Capture.load(folder), folder, self._failed)
         self._captures.append(Capture.load(folder))
         logger.info("Recorded {}", folder)
@@ -249,7 +225,7 @@ class Delivery:
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture is still to be sent, to `profiler.upload_to` or by a sink that runs here."""
-        sinks = (sink for sink in self._here.values() if isinstance(sink, Sink))
+        sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))
         return folder in self._unsent or any(sink.busy_with(folder) for sink in sinks)
 
     def _keep_in_bounds(self) -> None:

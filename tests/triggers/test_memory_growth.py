@@ -69,7 +69,7 @@ def test_its_windows_record_memory_and_those_of_others_do_not(tmp_path: Path, mo
     monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(grown) * MIB)
     options = {"at_steps": [2], "active": 1, "output_dir": tmp_path, "export": "inline", "sinks": {}}
     with Session(options, triggers={"memory_growth": {"over": 10}}) as session:
-        hooks = {each.name: each.hooks for each in session._watch._begun}
+        hooks = {each.name: each.hooks for each in session.loop.run.triggers._begun}
         for _ in session.steps(range(30)):
             hooks["memory_growth"].poll()
             torch.ones(1000).sum()

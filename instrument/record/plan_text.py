@@ -1,0 +1,83 @@
+"""What a session says of its plan, in words: which steps it records, and why it recorded none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from instrument.config import schedule
+from instrument.config.schedule import Window, next_window
+from instrument.config.schema import ProfilerConfig
+
+if TYPE_CHECKING:
+    from instrument.record.step_loop import StepCounter
+
+
+def in_words(config: ProfilerConfig, train: StepCounter) -> str:
+    """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation, and what triggers ask for"."""
+    planned = train.planned if train.schedule is not None else next_window(config, 0)
+    where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
+    said = schedule.in_words(config, planned) + where
+    if schedule.triggers_ask(config):
+        said = "records what triggers ask for" if planned is None else f"{said}, and what triggers ask for"
+    return said if config.timings is None else f"{said}, and times the whole run"
+
+
+def unreachable_window(config: ProfilerConfig, train: StepCounter, total_steps: int | None) -> str | None:
+    """Say, at the start, which windows there cannot be in so many steps; None: none such, or nothing is known."""
+    begin, skipped = train.step_number, train.skipped
+    if config.at_steps == [] and not config.triggers and config.timings is None:
+        return "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
+    if train.planned is None:
+        if skipped is None:
+            return None
+        return (
+            f"The run begins with step {begin}, behind all windows of the schedule (the last: "
+            f"{skipped.in_words()}), so that none will be recorded: choose later steps."
+        )
+    if total_steps is not None and total_steps <= begin:
+        return f"The run begins with step {begin}, but has {total_steps} steps in all: nothing is left to record."
+    if total_steps is None or train.schedule is None:
+        return None
+    return schedule.misfit(config, total_steps, begin)
+
+
+def unreachable_in_first_pass(config: ProfilerConfig, train: StepCounter, batches: int | None) -> str | None:
+    """As `unreachable_window`, for the first loop of the run over a loader of so many batches; more may follow."""
+    if batches is None or train.step_number > train.began_at or train.schedule is None:
+        return None
+    run = "If the run is one pass over the loader, it"
+    return schedule.misfit(config, train.step_number + batches, train.step_number, run)
+
+
+def nothing_recorded(
+    config: ProfilerConfig, came: Sequence[StepCounter], known_skipped: Window | None, unit: str
+) -> str | None:
+    """Say why the run ended without a window; None where the schedule asked for none, or the start has said it.
+
+    Args:
+        config: of the session.
+        came: the counters of the phases that the schedule is followed in, as far as the run came to them.
+        known_skipped: the window that the start said lies behind the first step.
+        unit: what a step is, "step" or "call".
+    """
+    if not came:
+        name = config.phases[0]
+        return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
+    counter = max(came, key=lambda each: each.step_number - each.began_at)
+    window, skipped = counter.window, counter.skipped
+    if counter.planned is None:
+        if skipped is None or skipped is known_skipped:
+            return None
+        return (
+            "Nothing was recorded: the step number went past the last window of the schedule "
+            f"({skipped.in_words()}) before it could begin."
+        )
+    done = counter.step_number - counter.began_at
+    after = f"1 {unit}" if done == 1 else f"{done} {unit}s"
+    first = "a window" if window is None else f"the first window ({window.in_words()})"
+    advice = "call session.step() after each training step, or loop over session.steps(loader)"
+    if done:
+        longer = "make more calls" if unit == "call" else "train longer"
+        advice = schedule.remedy(config, window, longer=longer)
+    return f"The run ended after {after}, before {first} had recorded one: {advice}."

@@ -1,0 +1,65 @@
+"""How many calls, and through how many files, a step takes: what a reader has to follow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# In a process of its own: modules that other tests marked would be looked at too.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+
+import torch
+import instrument
+from instrument import Session
+
+home, found = Path(instrument.__file__).parent, []
+
+
+def note(frame, event, _):
+    file = Path(frame.f_code.co_filename)
+    if event == "call" and home in file.parents:
+        found[-1].append((file.relative_to(home).as_posix(), frame.f_code.co_name))
+
+
+with Session(wait=3, warmup=1, active=2, repeat=2, output_dir=sys.argv[1], sinks={"table": {}}) as session:
+    for _ in range(16):
+        torch.ones(2).sum()
+        found.append([])
+        sys.setprofile(note)
+        session.step()
+        sys.setprofile(None)
+assert len(session.captures) == 2
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]]]:
+    """The file and name of each function of ours that each `step()` of a run calls; steps 4–5 and 10–11 are recorded.
+
+    With the worker, which the first window starts; one rank, no triggers, no `model=`.
+    """
+    folder = tmp_path_factory.mktemp("run")
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True)
+    return [[(file, name) for file, name in calls] for calls in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 6, 7, 12, 15])
+def test_a_waiting_step_is_three_calls_in_two_files(steps: list[list[tuple[str, str]]], number: int) -> None:
+    calls = steps[number]
+    assert calls[0] == ("record/session.py", "step")
+    assert len(calls) <= 3, calls
+    assert len({file for file, _ in calls}) <= 2
+
+
+def test_the_end_of_a_window_passes_through_few_files(steps: list[list[tuple[str, str]]]) -> None:
+    calls = steps[11]
+    assert {"_end_window", "save", "queue", "submit"} <= {name for _, name in calls}, "it is a step that ends a window"
+    assert len(calls) <= 60, calls
+    assert len({file for file, _ in calls}) <= 6, calls
