@@ -21,11 +21,11 @@ from torch import distributed as dist
 from instrument import Capture, ProfilerConfig, Session, Trigger
 from instrument.cli.command import main
 from instrument.errors import ConfigError
+from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
-from instrument.record.distributed import Ask, Pace, Team
-from instrument.record.metadata import Place, place
-from instrument.record.trigger_runner import Watch
+from instrument.record.distributed import RankCoordinator, StepProgress, TriggerRequest
+from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, Step
 from instrument.worker import queue
 
@@ -45,14 +45,14 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     [("all", [0, 1, 2, 3]), ([0, 3], [0, 3]), ([3, 9], [3]), ("first_per_node", [0, 2]), ([7], [])],
 )
 def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int]) -> None:
-    assert [rank for rank in range(4) if distributed.records(chosen, Place(rank, 4, rank % 2))] == recording
+    assert [rank for rank in range(4) if distributed.records(chosen, RankInfo(rank, 4, rank % 2))] == recording
 
 
 def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> None:
     for rank in range(2):
-        distributed.records([7], Place(rank, 2, rank))
-        distributed.records([1, 7, 8], Place(rank, 2, rank))
-    distributed.records([1], Place(0, 1, 0))
+        distributed.records([7], RankInfo(rank, 2, rank))
+        distributed.records([1, 7, 8], RankInfo(rank, 2, rank))
+    distributed.records([1], RankInfo(0, 1, 0))
     assert log.at("WARNING") == [
         "profiler.ranks names 7, but the run has 2 ranks, 0 to 1: nothing is recorded.",
         "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the others record.",
@@ -86,17 +86,17 @@ def test_a_launcher_says_which_rank_this_is(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert place() == expected
+    assert rank_info() == expected
 
 
 def test_torchs_process_group_says_it_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    assert place() == (2, 4, 2)
+    assert rank_info() == (2, 4, 2)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert place() == (2, 4, 0)
+    assert rank_info() == (2, 4, 0)
 
 
 def test_a_rank_that_is_not_chosen_does_nothing_at_all(
@@ -137,8 +137,10 @@ class Rank:
     def __init__(self, rank: int, store: Any, folder: Path, trigger: Any, **options: Any) -> None:
         self.config = ProfilerConfig(triggers={"mine": trigger}, active=3, **options)
         self.step, self.began, self.step_ns = 0, {}, 100 * MS
-        team = Team(store, Place(rank, 2, rank), self.config, lambda: Pace(self.step, self.step_ns))
-        self.watch = Watch(self.config.triggers, folder, team)
+        coordinator = RankCoordinator(
+            store, RankInfo(rank, 2, rank), self.config, lambda: StepProgress(self.step, self.step_ns)
+        )
+        self.watch = TriggerRunner(self.config.triggers, folder, coordinator)
 
     def goes_on(self, steps: int, *, recorded: bool = False) -> None:
         for number in range(self.step, self.step + steps):
@@ -298,8 +300,8 @@ def test_a_leader_hears_what_it_does_not_grant(two: tuple[Rank, Rank], log: Log)
     other.goes_on(2)
     for each in (other, leader, other):
         each.watch.confer()
-    assert other.watch._team is not None
-    assert other.watch._team.unheard == []
+    assert other.watch._coordinator is not None
+    assert other.watch._coordinator.unheard == []
 
 
 def test_a_trigger_that_the_leader_does_not_have_is_granted(two: tuple[Rank, Rank]) -> None:
@@ -362,12 +364,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     nobody_answers()
 
 
-def gathered(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Path, Team | None]:
+def joined(
+    rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[Path, RankCoordinator | None]:
     """What a rank of two makes of a session that starts in this folder."""
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
     distributed._started.clear()  # each rank is a process of its own
-    return distributed.gather(ProfilerConfig(**options), Place(rank, 2, rank), lambda: Pace(0, None))
+    return distributed.join_ranks(ProfilerConfig(**options), RankInfo(rank, 2, rank), lambda: StepProgress(0, None))
 
 
 @pytest.mark.usefixtures("server")
@@ -375,13 +379,13 @@ def test_the_leader_names_the_folder_unless_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert gathered(0, one, monkeypatch) == (one / "profile", None)
-    assert gathered(1, two, monkeypatch) == (one / "profile", None)
-    assert gathered(1, two, monkeypatch, output_dir="mine") == (two / "mine", None)
-    assert gathered(1, two, monkeypatch, ranks=[1]) == (two / "profile", None)
-    gathered(0, one, monkeypatch, triggers=["file"])
-    folder, team = gathered(1, two, monkeypatch, triggers=["file"])
-    assert (folder, team is not None and team.leads) == (one / "profile", False)
+    assert joined(0, one, monkeypatch) == (one / "profile", None)
+    assert joined(1, two, monkeypatch) == (one / "profile", None)
+    assert joined(1, two, monkeypatch, output_dir="mine") == (two / "mine", None)
+    assert joined(1, two, monkeypatch, ranks=[1]) == (two / "profile", None)
+    joined(0, one, monkeypatch, triggers=["file"])
+    folder, coordinator = joined(1, two, monkeypatch, triggers=["file"])
+    assert (folder, coordinator is not None and coordinator.leads) == (one / "profile", False)
     assert log == []
 
 
@@ -390,18 +394,18 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     """A node that another one's failure restarts has the same TORCHELASTIC_RESTART_COUNT as before."""
-    _, killed = gathered(0, tmp_path / "before", monkeypatch, triggers=["file"])
+    _, killed = joined(0, tmp_path / "before", monkeypatch, triggers=["file"])
     assert killed is not None
-    killed.call(Ask("file", "why", None, 1, 3))
+    killed.call(TriggerRequest("file", "why", None, 1, 3))
     with monkeypatch.context() as dead:
         dead.setattr(distributed, "_HELLOS_S", 0.0)
         nobody_answers()
         dead.setattr(distributed, "_ANSWER_S", 0.05)
-        assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
+        assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
     assert log == ["WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."]
-    gathered(0, tmp_path / "one", monkeypatch, triggers=["file"])
-    folder, team = gathered(1, tmp_path / "two", monkeypatch, triggers=["file"])
-    assert (folder, team is not None and [*team.calls()]) == (tmp_path / "one" / "profile", [])
+    joined(0, tmp_path / "one", monkeypatch, triggers=["file"])
+    folder, coordinator = joined(1, tmp_path / "two", monkeypatch, triggers=["file"])
+    assert (folder, coordinator is not None and [*coordinator.calls()]) == (tmp_path / "one" / "profile", [])
 
 
 def nobody_answers() -> None:
@@ -418,7 +422,7 @@ def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
-        assert gathered(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
+        assert joined(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
     nobody_answers()  # its end wakes the thread
     assert log == [
         f"WARNING Rank {rank} records by itself, into its own folder: the store at MASTER_ADDR:MASTER_PORT does not "
@@ -431,10 +435,10 @@ def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    gathered(0, one, monkeypatch)
+    joined(0, one, monkeypatch)
     (one / "profile").rmdir()
     (one / "profile").touch()  # what is in the way of a folder
-    assert gathered(1, two, monkeypatch) == (two / "profile", None)
+    assert joined(1, two, monkeypatch) == (two / "profile", None)
     (said,) = log.at("WARNING")
     assert said.startswith(f"Rank 1 records into its own folder: profiler.output_dir is {str(one / 'profile')!r}")
 
@@ -446,7 +450,7 @@ def test_without_a_store_each_rank_goes_by_itself(
 ) -> None:
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(distributed, "_CONNECT_S", 0.05)
-    assert gathered(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
+    assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
     (said,) = log.at("WARNING")
     assert re.match(r"Rank 1 records by itself, into its own folder: .*MASTER_ADDR", said)
 

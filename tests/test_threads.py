@@ -16,7 +16,7 @@ import torch
 from collected import Log
 
 from instrument import Session, threads
-from instrument.triggers import Ask, Hooks, Request, Trigger
+from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -215,8 +215,10 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
 class Polled(Trigger):
     """Is asked between steps."""
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:
-        return Hooks(lambda step: Request("third") if step.number == 2 else None, poll=lambda: ask(Request()))
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
+        return TriggerCallbacks(
+            lambda step: Request("third") if step.number == 2 else None, poll=lambda: ask(Request())
+        )
 
 
 def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss(

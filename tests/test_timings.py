@@ -31,7 +31,7 @@ from instrument.cli.command import main
 from instrument.errors import CaptureError, MissingPackage
 from instrument.record import timings
 from instrument.record.step_loop import StepLoop
-from instrument.record.timings import OTHERS, STEP, CpuTimes, Rows, Tally
+from instrument.record.timings import OTHERS, STEP, CpuTimes, DurationHistogram, Rows
 from instrument.runs.timings_file import read_timings
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -87,7 +87,7 @@ def calls(session: Session) -> dict[str, int]:
 )
 def test_the_figures_are_those_of_numpy(made: Callable[[np.random.Generator], Any]) -> None:
     data = made(np.random.default_rng(0)).astype(np.int64)
-    tally, half = Tally(), Tally()
+    tally, half = DurationHistogram(), DurationHistogram()
     split = max(1, len(data) // 3)
     tally.add(data[:split].tolist())
     if len(data) > split:
@@ -131,16 +131,16 @@ def test_what_comes_while_others_are_taken_stays_for_the_next_time() -> None:
 
 def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal handler's does, on the very thread that holds the lock."""
-    rows, add, came = Rows(), Tally.add, []
+    rows, add, came = Rows(), DurationHistogram.add, []
 
-    def interrupted(tally: Tally, durations_ns: list[int]) -> None:
+    def interrupted(tally: DurationHistogram, durations_ns: list[int]) -> None:
         came.append(len(durations_ns))
         if len(came) == 1:
             for _ in range(300):
                 rows.add("range", 5)
         add(tally, durations_ns)
 
-    monkeypatch.setattr(Tally, "add", interrupted)
+    monkeypatch.setattr(DurationHistogram, "add", interrupted)
     for _ in range(256):
         rows.add("range", 3)
     ((_, row),) = rows.items()

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, Work
-from instrument.analysis.steps import finished_steps, launching_step, step_at, step_number
+from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Table
 from instrument.links.intervals import merged, sweep
 from instrument.links.links import Links
+from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
 # The annotations of process groups that work on the CPU last as long as the collective; NCCL's end when it is queued.

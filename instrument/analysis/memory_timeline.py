@@ -14,10 +14,10 @@ from typing import Any, get_args
 import numpy as np
 
 from instrument.analysis.memory_attribution import By, around, module_frames
-from instrument.analysis.steps import finished_steps, step_number
 from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.links.links import Links
+from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import Events, Ints, Memory
 
 # c10/core/DeviceType.h

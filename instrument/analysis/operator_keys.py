@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.stacks import frames_around
-from instrument.analysis.steps import step_at, step_number
 from instrument.links.links import Links
+from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, is_step, split_overload
 
 # What a row of the table is of. "wait" is a call in which the CPU waits for the device; "unlaunched" is device work

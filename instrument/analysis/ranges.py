@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.steps import stepped_ns
 from instrument.analysis.table import Table
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
@@ -30,6 +29,7 @@ from instrument.links.call_tree import Forest
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.paths import Paths
+from instrument.links.step_index import stepped_ns
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
     Events,

@@ -9,7 +9,8 @@ import numpy as np
 from instrument.analysis.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
 from instrument.analysis.table import Table
 from instrument.links.intervals import Intervals, Timeline, sweep
-from instrument.range_names import MOMENT, STEP_PREFIX
+from instrument.links.step_index import finished_steps, step_at, step_number
+from instrument.range_names import MOMENT
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -19,43 +20,10 @@ from instrument.trace.events import (
     is_loader,
     is_moment,
     is_runtime,
-    is_step,
     is_synchronising,
 )
 
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
-
-
-def step_number(events: Events, event: int) -> int:
-    """The number that a step bears in its name."""
-    return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
-
-
-def finished_steps(events: Events) -> Ints:
-    """The positions of the steps that ended inside the window, by start."""
-    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
-    return index[np.argsort(events.start_ns[index], kind="stable")]
-
-
-def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each interval lies in some steps, by start, that do not overlap."""
-    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
-    before = np.concatenate([[0], np.cumsum(lengths)])
-
-    def until(time_ns: Ints) -> Ints:
-        at = np.searchsorted(starts, time_ns, side="right")
-        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
-        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
-
-    return until(end_ns) - until(start_ns)
-
-
-def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
-    """Which of some steps, by start, each point of time lies in, or -1."""
-    if not len(steps):
-        return np.full(len(time_ns), -1)
-    at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1
-    return np.where((at >= 0) & (time_ns < events.end_ns[steps][at]), at, -1)
 
 
 def steps(events: Events, work: Work) -> Table:

@@ -13,9 +13,10 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
-from instrument.analysis.steps import finished_steps, launching_step, loading, step_number
+from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Table
 from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Floats, Ints, is_runtime, is_step, works_on_device
 
 _ROLES = ("kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "loader_ns", "cpu_ns")

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from torch import nn
 from instrument.annotate import backends, module_calls
 from instrument.annotate.module_calls import ModuleRange
 from instrument.errors import ConfigError
-
-if TYPE_CHECKING:  # so that a model file that calls `instrument_model` loads no pydantic
-    from instrument.config.schema import ModulesConfig
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -121,12 +118,22 @@ def named_models(given: Any) -> dict[str, nn.Module]:
     return models
 
 
-def instrument_chosen(models: Mapping[str, nn.Module], config: ModulesConfig) -> list[nn.Module]:
-    """Instrument a session's models as its config says, but for those whose owner has; gives those that it did."""
+def instrument_models(
+    models: Mapping[str, nn.Module],
+    *,
+    depth: int | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    types: Sequence[str],
+) -> list[nn.Module]:
+    """Instrument models, named as by `named_models`, but for those whose owner has; gives those that it did.
+
+    The choice is that of `instrument_model`, whose ConfigError this raises too.
+    """
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
-    if not models or not config.enabled or backends.disabled:
+    if not models or backends.disabled:
         return []
-    _instrument(models, Choice(config.depth, tuple(config.include), tuple(config.exclude), tuple(config.types)))
+    _instrument(models, Choice(depth, tuple(include), tuple(exclude), tuple(types)))
     return list(models.values())
 
 

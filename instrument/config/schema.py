@@ -29,10 +29,10 @@ from instrument.config.instantiate import described, instantiated, like_of, sink
 from instrument.config.options import Amount, Bytes, Count, meant, must, unwrapped
 from instrument.config.presets import NO_GRAPH, preset
 from instrument.config.step_actions import StepActions
+from instrument.config.user_metadata import as_json
 from instrument.errors import ConfigError, need_package
 from instrument.patterns import check_pattern
 from instrument.redact import blanked, public
-from instrument.sinks.chrome_trace import as_json
 
 
 class ModulesConfig(BaseModel):

@@ -6,11 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from instrument.analysis.steps import finished_steps, step_at, stepped_ns
 from instrument.links.autograd import Marks, marks
 from instrument.links.call_tree import Forest, nest
 from instrument.links.flops import node_flops
 from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
+from instrument.links.step_index import finished_steps, step_at, stepped_ns
 from instrument.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 
 # Utility operators that torch leaves out of its tables.

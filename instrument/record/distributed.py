@@ -31,7 +31,7 @@ from uuid import uuid4
 from loguru import logger
 
 from instrument.config.schema import ProfilerConfig
-from instrument.record.metadata import Place
+from instrument.rank_info import RankInfo
 from instrument.worker import queue
 
 # How often messages are looked for, as files and the like are, on the watcher's thread.
@@ -48,20 +48,24 @@ _HELLO_S, _HELLOS_S = 0.1, 600.0
 _Given = TypeVar("_Given")
 
 
-def records(ranks: str | list[int], place: Place) -> bool:
+def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
     """Whether this rank is one of those that `profiler.ranks` names; says so where it is not.
 
     What cannot be meant is warned of on rank 0 alone.
     """
-    missing = [rank for rank in ranks if rank >= place.world_size] if isinstance(ranks, list) else []
-    if missing and place.rank == 0:
+    missing = [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
+    if missing and rank_info.rank == 0:
         rest = "nothing is recorded" if len(missing) == len(ranks) else "the others record"
-        world = "1 rank, 0" if place.world_size == 1 else f"{place.world_size} ranks, 0 to {place.world_size - 1}"
+        world = (
+            "1 rank, 0"
+            if rank_info.world_size == 1
+            else f"{rank_info.world_size} ranks, 0 to {rank_info.world_size - 1}"
+        )
         named = " and ".join(map(str, missing))
         logger.warning("profiler.ranks names {}, but the run has {}: {}.", named, world, rest)
-    chosen = place.rank in ranks if isinstance(ranks, list) else ranks == "all" or place.local_rank == 0
+    chosen = rank_info.rank in ranks if isinstance(ranks, list) else ranks == "all" or rank_info.local_rank == 0
     if not chosen:
-        logger.info("Rank {} records nothing: profiler.ranks is {}.", place.rank, ranks)
+        logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)
     return chosen
 
 
@@ -70,7 +74,7 @@ def lead(step_ns: int) -> int:
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
-class Ask(NamedTuple):
+class TriggerRequest(NamedTuple):
     """What a trigger of one rank asks for: `steps` to record, None as many as `profiler.active` says."""
 
     trigger: str
@@ -80,7 +84,7 @@ class Ask(NamedTuple):
     after_step: int
 
 
-class Call(NamedTuple):
+class AnnouncedWindow(NamedTuple):
     """What all ranks record from step `begin` on, which is the first of the warm-up."""
 
     trigger: str
@@ -89,14 +93,14 @@ class Call(NamedTuple):
     begin: int
 
 
-class Pace(NamedTuple):
+class StepProgress(NamedTuple):
     """How far a rank's training is: the step that runs now, and the median of its steps; None: none is known yet."""
 
     step: int
     step_ns: int | None
 
 
-class Team:
+class RankCoordinator:
     """The ranks that record together, as one of them talks to the others; the lowest leads.
 
     For the watcher's thread. What any method raises means that the store is gone, or the leader.
@@ -105,25 +109,29 @@ class Team:
         over: whether the leader has ended its session.
     """
 
-    def __init__(self, store: Any, place: Place, config: ProfilerConfig, pace: Callable[[], Pace]) -> None:
+    def __init__(
+        self, store: Any, rank_info: RankInfo, config: ProfilerConfig, progress: Callable[[], StepProgress]
+    ) -> None:
         self._leader = _leader(config.ranks)
-        self.rank, self.leads, self.over = place.rank, place.rank == self._leader, False
-        self._store, self._config, self._pace = store, config, pace
+        self.rank, self.leads, self.over = rank_info.rank, rank_info.rank == self._leader, False
+        self._store, self._config, self._progress = store, config, progress
         self._asks, self._calls = _Messages(store, "asks"), _Messages(store, "calls")
-        self._asked: dict[int, tuple[Ask, float]] = {}  # by number, with the time by which the leader is to hear of it
-        self._open: list[Ask] = []  # until the leader knows how long a step takes
+        self._asked: dict[
+            int, tuple[TriggerRequest, float]
+        ] = {}  # by number, with the time by which the leader is to hear of it
+        self._open: list[TriggerRequest] = []  # until the leader knows how long a step takes
         self._called_at = self._called_until = -1
 
-    def ask(self, ask: Ask) -> None:
-        """Ask the leader for a window of all ranks."""
+    def ask(self, ask: TriggerRequest) -> None:
+        """TriggerRequest the leader for a window of all ranks."""
         self._asked[self._asks.append(ask)] = ask, time.monotonic() + _ANSWER_S
 
     @property
-    def unheard(self) -> list[Ask]:
+    def unheard(self) -> list[TriggerRequest]:
         """What this rank has asked for and the leader has not heard of yet."""
         return [ask for ask, _ in self._asked.values()]
 
-    def asks(self) -> Iterator[Ask]:
+    def asks(self) -> Iterator[TriggerRequest]:
         """What was asked for since the last time; for the leader alone, and once its steps have been timed.
 
         What was asked for before the last window was over is left out: it has had that window.
@@ -131,25 +139,27 @@ class Team:
         if not self.leads:
             return
         known = self._asks.read
-        self._open += [Ask(*message) for message in self._asks.unread()]
+        self._open += [TriggerRequest(*message) for message in self._asks.unread()]
         if self._asks.read > known:
             self._store.add("heard", self._asks.read - known)
-        while self._open and self._pace().step_ns is not None:
+        while self._open and self._progress().step_ns is not None:
             ask = self._open.pop(0)
-            set_back = self._pace().step < self._called_at  # by the user, so that numbers come again
+            set_back = self._progress().step < self._called_at  # by the user, so that numbers come again
             if ask.after_step > self._called_until or set_back:
                 yield ask
 
-    def call(self, ask: Ask) -> None:
+    def call(self, ask: TriggerRequest) -> None:
         """Tell all ranks, this one among them, from which step on they record what was asked for."""
-        step, step_ns = self._pace()
+        step, step_ns = self._progress()
         begin = step + lead(step_ns or 0)
         why = f"{ask.why}, " if ask.why else ""
-        self._calls.append(Call(ask.trigger, f"{why}on rank {ask.rank} after step {ask.after_step}", ask.steps, begin))
+        self._calls.append(
+            AnnouncedWindow(ask.trigger, f"{why}on rank {ask.rank} after step {ask.after_step}", ask.steps, begin)
+        )
         self._called_at = step
         self._called_until = begin + self._config.warmup + (ask.steps or self._config.active or 1) - 1
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[AnnouncedWindow]:
         """What all ranks are to record that this one has not heard of yet.
 
         Raises:
@@ -159,7 +169,7 @@ class Team:
             if message is None:
                 self.over = True
                 return
-            yield Call(*message)
+            yield AnnouncedWindow(*message)
         if self._asked:
             heard, now = self._store.add("heard", 0), time.monotonic()
             self._asked = {number: asked for number, asked in self._asked.items() if number > heard}
@@ -208,7 +218,9 @@ class _Messages:
 _started: Counter[str] = Counter()
 
 
-def gather(config: ProfilerConfig, place: Place, pace: Callable[[], Pace]) -> tuple[Path, Team | None]:
+def join_ranks(
+    config: ProfilerConfig, rank_info: RankInfo, progress: Callable[[], StepProgress]
+) -> tuple[Path, RankCoordinator | None]:
     """The session's folder for captures, and with triggers the ranks that record together; None: each by itself.
 
     Ranks meet where there is more than one, and something that they must agree on. It costs a connection; a rank that
@@ -219,26 +231,26 @@ def gather(config: ProfilerConfig, place: Place, pace: Callable[[], Pace]) -> tu
         ConfigError: the folder cannot be written.
     """
     own, who = queue.output_dir(config), str(config.ranks)
-    if _alone(config.ranks, place) or (config.output_dir is not None and not config.triggers):
+    if _alone(config.ranks, rank_info) or (config.output_dir is not None and not config.triggers):
         return queue.writable(own), None
-    team, folder = None, own
+    coordinator, folder = None, own
     _started[who] += 1
     try:
-        store, named = _met(f"{who}/{_started[who]}", config.ranks, place, own)
-        team = Team(store, place, config, pace)
+        store, named = _met(f"{who}/{_started[who]}", config.ranks, rank_info, own)
+        coordinator = RankCoordinator(store, rank_info, config, progress)
         folder = queue.writable(named) if config.output_dir is None else own
     except Exception as error:  # whatever the store raises; or the folder cannot be made on this machine
-        what = "records by itself, into its own folder" if team is None else "records into its own folder"
-        logger.warning("Rank {} {}: {}.", place.rank, what, str(error).rstrip("."))
-    return queue.writable(folder), team if config.triggers else None
+        what = "records by itself, into its own folder" if coordinator is None else "records into its own folder"
+        logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
+    return queue.writable(folder), coordinator if config.triggers else None
 
 
 def _leader(ranks: str | list[int]) -> int:
     return min(ranks) if isinstance(ranks, list) else 0
 
 
-def _met(session: str, ranks: str | list[int], place: Place, own: Path) -> tuple[Any, Path]:
-    """The store's place for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
+def _met(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
+    """The store's rank_info for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
 
     Raises:
         TimeoutError: the store or the leader does not answer in time.
@@ -248,10 +260,10 @@ def _met(session: str, ranks: str | list[int], place: Place, own: Path) -> tuple
 
     address, port = _address()
     store = _within(_CONNECT_S, partial(_connected, address, port, session))
-    if place.rank == _leader(ranks):
-        name, folder = _lead(store, _others(ranks, place), own)
+    if rank_info.rank == _leader(ranks):
+        name, folder = _lead(store, _others(ranks, rank_info), own)
     else:
-        name, folder = _within(_CONNECT_S + _ANSWER_S, partial(_follow, store, place.rank, _leader(ranks)))
+        name, folder = _within(_CONNECT_S + _ANSWER_S, partial(_follow, store, rank_info.rank, _leader(ranks)))
     return PrefixStore(name, store), folder
 
 
@@ -315,15 +327,15 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-def _others(ranks: str | list[int], place: Place) -> int:
+def _others(ranks: str | list[int], rank_info: RankInfo) -> int:
     """How many ranks are to meet the leader, at most."""
-    chosen = range(place.world_size)
-    return sum(rank in ranks for rank in chosen) - 1 if isinstance(ranks, list) else place.world_size - 1
+    chosen = range(rank_info.world_size)
+    return sum(rank in ranks for rank in chosen) - 1 if isinstance(ranks, list) else rank_info.world_size - 1
 
 
-def _alone(ranks: str | list[int], place: Place) -> bool:
-    return place.world_size == 1 or (
-        isinstance(ranks, list) and all(place.rank == rank or rank >= place.world_size for rank in ranks)
+def _alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
+    return rank_info.world_size == 1 or (
+        isinstance(ranks, list) and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
     )
 
 
@@ -341,7 +353,7 @@ def _address() -> tuple[str, int]:
 
 
 def _connected(address: str, port: int, session: str) -> Any:
-    """A connection to the job's store, in a place of its own there for each session of a job."""
+    """A connection to the job's store, in a rank_info of its own there for each session of a job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
 
     limit = timedelta(seconds=_CONNECT_S)

@@ -8,8 +8,8 @@ import torch
 from loguru import logger
 
 
-class Losses:
-    """Losses on their way to the triggers, each seen a step late.
+class LossReader:
+    """LossReader on their way to the triggers, each seen a step late.
 
     A tensor on a device is copied into pinned memory beside the work of the device, and read when that copy is done; as
     long as one is on its way, further ones are left out.

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from instrument.annotate import backends
 from instrument.config.schema import ProfilerConfig
+from instrument.rank_info import RankInfo
 from instrument.redact import blanked_words
 from instrument.trace.capture_json import own_version
 from instrument.worker import queue
@@ -25,22 +25,14 @@ FORMAT = 1
 # How long git is waited for, once, at the start of a run.
 _GIT_S = 2.0
 
-# What a launcher calls a process's rank, how many there are, and the rank on its machine. Slurm's tasks are counted by
-# step: a batch script outside any step sees those of the whole job.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-)
 
-
-def describe_run(config: ProfilerConfig, activities: list[str], place: Place) -> dict[str, Any]:
+def describe_run(config: ProfilerConfig, activities: list[str], rank_info: RankInfo) -> dict[str, Any]:
     """What `capture.json` says of every window of a run; asked once, when the run begins."""
     return {
         "format": FORMAT,
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "world_size": place.world_size,
+        "rank": rank_info.rank,
+        "local_rank": rank_info.local_rank,
+        "world_size": rank_info.world_size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "activities": activities,
@@ -101,38 +93,6 @@ def _asked_git(folder: Path, *arguments: str) -> str:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_GIT_S, check=True
     )
     return done.stdout.strip()
-
-
-class Place(NamedTuple):
-    """Which of a job's processes this one is; `local_rank` is its number on its machine."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-
-
-def place() -> Place:
-    """As torchrun says it, torch's process group, Slurm or Open MPI; rank 0 of 1 where none does.
-
-    Where nobody tells the local rank, it is the rank.
-    """
-    if _number("RANK") is None and dist.is_available() and dist.is_initialized():
-        return _placed(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"))
-    for names in _LAUNCHERS:
-        rank, world_size, local_rank = map(_number, names)
-        if rank is not None:
-            return _placed(rank, world_size or 1, local_rank)
-    return Place(0, 1, 0)
-
-
-def _placed(rank: int, world_size: int, local_rank: int | None) -> Place:
-    return Place(rank, world_size, rank if local_rank is None else local_rank)
-
-
-def _number(variable: str) -> int | None:
-    """A launcher's variable; None where it is not set, or set to something else."""
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else None
 
 
 def devices(activities: list[str]) -> list[str]:

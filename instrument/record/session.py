@@ -17,20 +17,21 @@ from loguru import logger
 from torch import nn
 
 from instrument.annotate import backends
-from instrument.annotate.modules import forget, instrument_chosen, named_models
+from instrument.annotate.modules import forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
+from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
+from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, metadata, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.one_profiler import refuse_company
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
-from instrument.record.trigger_runner import Watch
+from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import blanked
-from instrument.sinks.chrome_trace import as_json
 from instrument.worker import queue
 from instrument.worker.retention import Delivery
 
@@ -130,13 +131,13 @@ class Session:
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
-        config, loop, place = self.config, self._loop, metadata.place()
+        config, loop, place = self.config, self._loop, rank_info()
         if not config.enabled or not distributed.records(config.ranks, place):
             loop.records_nothing = True
             return self
         refuse_company()
         self.activities = torch_support.usable_activities(config.activities)
-        self.output_dir, team = distributed.gather(config, place, loop.progress)
+        self.output_dir, coordinator = distributed.join_ranks(config, place, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.tidy(self.output_dir)
         delivery = Delivery(config, self.output_dir, self.captures, place.rank, place.world_size)
@@ -149,10 +150,11 @@ class Session:
             logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
         self.timings = Timings(config.timings, self.output_dir, place.rank) if config.timings else None
         models = named_models(self._model if self._model is not None else model)
-        self._instrumented = instrument_chosen(models, config.modules)
+        if config.modules.enabled:
+            self._instrumented = instrument_models(models, **config.modules.model_dump(exclude={"enabled"}))
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
-        triggers = Watch(config.triggers, self.output_dir, team) if config.triggers else None
+        triggers = TriggerRunner(config.triggers, self.output_dir, coordinator) if config.triggers else None
         run = Run(self.activities, emitting, delivery, described, triggers, self.timings)
         loop.in_turn(loop.begin, run, total_steps)  # no step of another thread comes between
         return self
@@ -316,12 +318,12 @@ class Batches(Generic[T]):
             self._loop.close_batch(counter)
 
 
-def _described(config: ProfilerConfig, activities: list[str], place: metadata.Place) -> dict[str, Any]:
+def _described(config: ProfilerConfig, activities: list[str], rank_info: RankInfo) -> dict[str, Any]:
     try:
-        return metadata.describe_run(config, activities, place)
+        return metadata.describe_run(config, activities, rank_info)
     except Exception:  # a trace is worth more than what is said of it
         logger.exception("What capture.json says of the run is not all that it should.")
-        return {"format": metadata.FORMAT, "rank": place.rank}
+        return {"format": metadata.FORMAT, "rank": rank_info.rank}
 
 
 def _length(loader: Iterable[Any]) -> int | None:

@@ -21,12 +21,12 @@ from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import InstrumentError, reason_of
 from instrument.record import one_profiler, plan_text
-from instrument.record.distributed import Pace
+from instrument.record.distributed import StepProgress
 from instrument.record.limits import Limits
 from instrument.record.recorder import RecordedWindow, Recorder, uninterrupted
 from instrument.record.signals import Preemption
 from instrument.record.timings import Timings
-from instrument.record.trigger_runner import Watch
+from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request
 from instrument.worker import queue
 from instrument.worker.retention import Delivery
@@ -205,7 +205,7 @@ class Run:
     emitting: backends.Backend
     delivery: Delivery
     described: dict[str, Any]
-    triggers: Watch | None
+    triggers: TriggerRunner | None
     timings: Timings | None
 
 
@@ -444,14 +444,14 @@ class StepLoop:
         counter.overhead.resume()
         return True
 
-    def _ask_triggers(self, triggers: Watch, took_ns: int, loss: Any) -> None:
-        """Ask the triggers after a step of train outside windows."""
+    def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
+        """TriggerRequest the triggers after a step of train outside windows."""
         asked = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if asked is not None:
             self._guarded(self._begin_next_step, asked)
             self.train.overhead.resume()
 
-    def _ask_before_next_step(self, triggers: Watch, took_ns: int, loss: Any, recorded: bool) -> None:
+    def _ask_before_next_step(self, triggers: TriggerRunner, took_ns: int, loss: Any, recorded: bool) -> None:
         self._begin_next_step(triggers.after(self.train.step_number - 1, took_ns, loss, recorded=recorded))
 
     def _end_step(self, counter: StepCounter) -> None:
@@ -698,9 +698,9 @@ class StepLoop:
         """The training step that runs now."""
         return self.train.step_number
 
-    def progress(self) -> Pace:
+    def progress(self) -> StepProgress:
         """How far training is, and how fast; may be asked on any thread."""
-        return Pace(self.train.step_number, self.train.overhead.unrecorded_ns())
+        return StepProgress(self.train.step_number, self.train.overhead.unrecorded_ns())
 
     def in_endless_window(self) -> bool:
         """Whether train's present step is recorded in a window that only the session's stop ends."""

@@ -42,7 +42,7 @@ _BINS = 900  # the last begins at 23 days
 _MOST_WAITING = 16_384  # ranges that the device has yet to pass; more are unknown there
 
 
-class Tally:
+class DurationHistogram:
     """Durations in 7 kB, however many: their exact count, sum and maximum, and a histogram for quantiles.
 
     Its bins are 4 % wide, so that a quantile is within 2 % of the true one: the duration that stands at place
@@ -64,7 +64,7 @@ class Tally:
         bins = (np.log(np.maximum(values, 1)) / math.log(_GROWTH)).astype(np.int64)
         self._bins += np.bincount(np.minimum(bins, _BINS - 1), minlength=_BINS)
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: DurationHistogram) -> None:
         """Count what another has counted, too."""
         self.calls += other.calls
         self.total_ns += other.total_ns
@@ -99,8 +99,8 @@ class Row:
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
-        self.run = Tally()
-        self._since = Tally()
+        self.run = DurationHistogram()
+        self._since = DurationHistogram()
         self._counting = Lock()
 
     def count(self) -> None:
@@ -111,11 +111,11 @@ class Row:
             finally:
                 self._counting.release()
 
-    def turn(self) -> Tally:
+    def turn(self) -> DurationHistogram:
         """What came since the last turn; it counts in `run` from now on."""
         with self._counting:
             self._count()
-            since, self._since = self._since, Tally()
+            since, self._since = self._since, DurationHistogram()
         self.run.merge(since)
         return since
 
@@ -357,7 +357,7 @@ class Timings:
                 )
 
 
-def _prefixed(prefix: str, tally: Tally) -> dict[str, int]:
+def _prefixed(prefix: str, tally: DurationHistogram) -> dict[str, int]:
     return {prefix + key: value for key, value in tally.summary().items()}
 
 

@@ -1,4 +1,4 @@
-"""`Watch`: asks a run's triggers after each step, and has them polled between steps."""
+"""`TriggerRunner`: asks a run's triggers after each step, and has them polled between steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from loguru import logger
 
 from instrument import threads
-from instrument.record.distributed import POLL_SECONDS, Ask, Call, Team
-from instrument.record.loss_reader import Losses
-from instrument.triggers import Hooks, Request, Step, Trigger
+from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, RankCoordinator, TriggerRequest
+from instrument.record.loss_reader import LossReader
+from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
 # How long the end of a run waits for its watcher's thread, which a store that does not answer may keep.
 _JOIN_S = 5.0
@@ -26,7 +26,7 @@ class _Trigger:
     """One trigger of a run, with the windows that it may still have."""
 
     name: str
-    hooks: Hooks
+    hooks: TriggerCallbacks
     cooldown: int
     windows_left: int | None
     rests_until: int = 0
@@ -53,46 +53,52 @@ class _Trigger:
             self.windows_left -= 1
 
 
-class Watch:
+class TriggerRunner:
     """A run's triggers, from its start to its end; without triggers it costs nothing.
 
-    With a `team` of ranks, what fires on any of them is recorded by all, at the step that the leader says; cooldown and
-    windows count there, once for the run.
+    With a `coordinator` of ranks, what fires on any of them is recorded by all, at the step that the leader says;
+    cooldown and windows count there, once for the run.
 
     Attributes:
         asked: what is asked after each step, and of which trigger; one that raised is no more among them.
     """
 
-    def __init__(self, triggers: Mapping[str, Any], folder: Path, team: Team | None = None) -> None:
-        self._team = team
-        self._fired: dict[str, Ask] = {}  # here, and not yet told to the team
-        self._calls: list[Call] = []  # of the team, whose steps are still to come
+    def __init__(self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None) -> None:
+        self._coordinator = coordinator
+        self._fired: dict[str, TriggerRequest] = {}  # here, and not yet told to the coordinator
+        self._calls: list[AnnouncedWindow] = []  # of the coordinator, whose steps are still to come
         self._begun: list[_Trigger] = []
-        self._rung: dict[str, Request] = {}  # what was asked for between steps; of one trigger the last counts
-        self._losses = Losses()
+        self._pending_requests: dict[
+            str, Request
+        ] = {}  # what was asked for between steps; of one trigger the last counts
+        self._losses = LossReader()
         self._over = Event()
         for name, trigger in triggers.items():
             self._begin(name, trigger, folder)
         self.asked = [(each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None]
         polled = [each for each in self._begun if each.hooks.poll is not None]
         self._thread = Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True)
-        if polled or team is not None:
+        if polled or coordinator is not None:
             without = [f"the trigger {each.name} is not asked between steps" for each in polled]
-            without += ["this rank records by itself what its triggers ask for"] if team is not None else []
+            without += ["this rank records by itself what its triggers ask for"] if coordinator is not None else []
             if not threads.start(self._thread, " and ".join(without)):
-                self._team = None
+                self._coordinator = None
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
         defaults = Trigger.model_fields
         cooldown, most = (getattr(trigger, option, defaults[option].default) for option in ("cooldown", "max_windows"))
         try:
-            hooks = begin(folder, partial(self._rung.__setitem__, name)) if begin is not None else Hooks(trigger.fires)
+            hooks = (
+                begin(folder, partial(self._pending_requests.__setitem__, name))
+                if begin is not None
+                else TriggerCallbacks(trigger.fires)
+            )
         except BaseException as error:
             _let_interrupt_through(error)
             logger.exception("The trigger {} could not begin and is not asked.", name)
             hooks = None
-        self._begun.append(_Trigger(name, hooks or Hooks(), cooldown, most))
+        self._begun.append(_Trigger(name, hooks or TriggerCallbacks(), cooldown, most))
 
     def after(self, number: int, took_ns: int, loss: Any, *, recorded: bool) -> tuple[str, Request] | None:
         """The first trigger that fires after step `number` and may, with what it asks for. All are asked.
@@ -102,7 +108,7 @@ class Watch:
         known = self._losses.seen_after(number, loss)
         # a NamedTuple's own constructor takes twice as long
         step: Step = tuple.__new__(Step, (number, took_ns, *known, recorded))
-        first = self._answered(number) if self._rung and not recorded else None
+        first = self._answered(number) if self._pending_requests and not recorded else None
         for fires, trigger in self.asked:
             try:
                 request = _request(answer) if (answer := fires(step)) else None
@@ -117,16 +123,16 @@ class Watch:
         return (self._due(number, recorded=recorded) if self._calls else None) or first
 
     def _granted(self, number: int, name: str, request: Request) -> tuple[str, Request] | None:
-        """What a trigger that fired asks for, if this rank may grant it; otherwise the team is asked."""
-        team = self._team  # which the watcher's thread may take away
-        if team is None:
+        """What a trigger that fired asks for, if this rank may grant it; otherwise the coordinator is asked."""
+        coordinator = self._coordinator  # which the watcher's thread may take away
+        if coordinator is None:
             self._count(name, number)
             return name, request
-        self._fired.setdefault(name, Ask(name, *request, team.rank, number))
+        self._fired.setdefault(name, TriggerRequest(name, *request, coordinator.rank, number))
         return None
 
     def _due(self, number: int, *, recorded: bool) -> tuple[str, Request] | None:
-        """What the team records from the step after this one on; an open window, which all have, puts it off."""
+        """What the coordinator records from the step after this one on; an open window, which all have, puts it off."""
         call = self._calls[0]
         if number + 1 < call.begin:
             return None
@@ -156,11 +162,11 @@ class Watch:
 
     def _answered(self, number: int) -> tuple[str, Request] | None:
         """The first of the requests made between steps that may have a window; the others get none beside it."""
-        rung = {name: self._rung.pop(name) for name in list(self._rung)}
+        pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._begun:
-            if trigger.name in rung and trigger.admits(number):
+            if trigger.name in pending and trigger.admits(number):
                 try:
-                    return trigger.name, _request(rung[trigger.name])
+                    return trigger.name, _request(pending[trigger.name])
                 except BaseException as error:
                     _let_interrupt_through(error)
                     self._drop(trigger)
@@ -175,7 +181,7 @@ class Watch:
     def end(self) -> None:
         """The run is over: nothing is polled any more, and what the triggers put up is taken down."""
         self._over.set()
-        if self._team is not None:  # a thread in the store when the interpreter ends would abort the process
+        if self._coordinator is not None:  # a thread in the store when the interpreter ends would abort the process
             self._thread.join(_JOIN_S)
         for trigger in self._begun:
             if trigger.hooks.end is not None:
@@ -187,37 +193,39 @@ class Watch:
                 if trigger.hooks.poll is not None and not self._do(trigger, trigger.hooks.poll):
                     polled.remove(trigger)
             self.confer()
-        if self._team is not None:
+        if self._coordinator is not None:
             with suppress(Exception):  # the store may have gone first
-                self._team.end()
+                self._coordinator.end()
 
     def confer(self) -> None:
-        """Tell the team what fired here, and hear what all of it records; not for the training thread."""
-        if (team := self._team) is None:
+        """Tell the coordinator what fired here, and hear what all of it records; not for the training thread."""
+        if (coordinator := self._coordinator) is None:
             return
         try:
-            self._confer(team)
+            self._confer(coordinator)
         except Exception as error:  # whatever the store raises
-            self._team = None
+            self._coordinator = None
             lost = "Rank {} records by itself what its triggers ask for from now on: {}."
-            logger.log("INFO" if team.over else "WARNING", lost, team.rank, str(error).rstrip("."))
-            self._rung |= {ask.trigger: Request(ask.why, ask.steps) for ask in [*team.unheard, *self._fired.values()]}
+            logger.log("INFO" if coordinator.over else "WARNING", lost, coordinator.rank, str(error).rstrip("."))
+            self._pending_requests |= {
+                ask.trigger: Request(ask.why, ask.steps) for ask in [*coordinator.unheard, *self._fired.values()]
+            }
             self._fired.clear()
             with suppress(Exception):  # the store may be gone
-                team.end()
+                coordinator.end()
 
-    def _confer(self, team: Team) -> None:
+    def _confer(self, coordinator: RankCoordinator) -> None:
         for name in list(self._fired):
-            team.ask(self._fired[name])
+            coordinator.ask(self._fired[name])
             del self._fired[name]
-        for ask in team.asks():
+        for ask in coordinator.asks():
             trigger = self._named(ask.trigger)
             if trigger is None or trigger.admits(ask.after_step):
-                team.call(ask)
-        for call in team.calls():
+                coordinator.call(ask)
+        for call in coordinator.calls():
             self._count(call.trigger, call.begin - 1)
             self._calls.append(call)
-        if team.over:
+        if coordinator.over:
             raise ConnectionError("the rank that leads has ended its session")
 
     def _do(self, trigger: _Trigger, act: Callable[[], None]) -> bool:

@@ -13,39 +13,13 @@ from typing import IO, Any, ClassVar, cast
 from pydantic import Field, field_validator
 
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError, TraceError
-from instrument.files import encodable, replacing
+from instrument.config.user_metadata import as_json
+from instrument.errors import CaptureError, TraceError
+from instrument.files import replacing
 from instrument.redact import blanked
 from instrument.sinks import Sink
 from instrument.trace.column_cache import path_of
 from instrument.trace.json_stream import with_one_sign
-
-# What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
-_TAKEN = frozenset(
-    {
-        "DISABLE_CUPTI_LAZY_REINIT",
-        "baseTimeNanoseconds",
-        "cuda_driver_version",
-        "cuda_runtime_version",
-        "cupti_version",
-        "deviceProperties",
-        "displayTimeUnit",
-        "distributedInfo",
-        "hip_driver_version",
-        "hip_runtime_version",
-        "host_name",
-        "profile_memory",
-        "record_shapes",
-        "roctracer_version",
-        "schemaVersion",
-        "traceEvents",
-        "traceName",
-        "trace_id",
-        "with_flops",
-        "with_modules",
-        "with_stack",
-    }
-)
 
 _CHUNK = 1 << 20
 # What is looked at in one go; larger pieces leave the processor's cache. It adds a tenth to the time of a rewrite.
@@ -111,27 +85,6 @@ class ChromeTrace(Sink):
                 trace.unlink()
                 path_of(trace).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None
-
-
-def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Keys and values as they will stand at the top level of a trace; `whose` names them in the sentence.
-
-    Raises:
-        ConfigError: torch writes such a key itself, or JSON cannot hold a value.
-    """
-    taken = sorted(_TAKEN & metadata.keys())
-    if taken:
-        raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
-    return {encodable(str(key)): encodable(_as_json(key, value, whose)) for key, value in metadata.items()}
-
-
-def _as_json(key: str, value: Any, whose: str) -> Any:
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        # only a number is shown: for a tensor's text torch would run operators and wait for the device
-        shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
-        raise ConfigError(f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text.") from None
 
 
 def trace_of(capture: Capture) -> Path:

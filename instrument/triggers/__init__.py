@@ -60,7 +60,7 @@ Answer = bool | str | Request | None
 Ask = Callable[[Request], None]
 
 
-class Hooks(NamedTuple):
+class TriggerCallbacks(NamedTuple):
     """What one trigger does in one run; None for what it does not.
 
     Attributes:
@@ -108,12 +108,12 @@ class Trigger(Options):
         """Whether the steps after this one should be recorded; a sentence says yes and why."""
         return None
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks | None:  # noqa: ARG002
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks | None:  # noqa: ARG002
         """Called when a session starts, with its folder for captures. None: it cannot work here, and has said so.
 
         `ask` asks for a window from any thread or a signal's handler; the request is kept until no window is open.
         """
-        return Hooks(self.fires)
+        return TriggerCallbacks(self.fires)
 
     @classmethod
     def spoken(cls) -> str:

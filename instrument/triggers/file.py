@@ -12,7 +12,7 @@ from pydantic import Field
 
 from instrument import files
 from instrument.errors import CaptureError
-from instrument.triggers import Ask, Hooks, Request, Trigger
+from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
 
 _NAME = "record"
 _LISTENS = ".listens-"  # and some digits: what each process that listens makes, and `ask` writes into
@@ -30,7 +30,7 @@ class File(Trigger):
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
         """Make the file that `ask` looks for, and take what is there already for old."""
         own = folder / f"{_LISTENS}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
@@ -41,7 +41,7 @@ class File(Trigger):
                 if (text := request()) is not None:
                     ask(Request(why, int(text or 0) or None))
 
-        return Hooks(poll=poll, end=lambda: own.unlink(missing_ok=True))
+        return TriggerCallbacks(poll=poll, end=lambda: own.unlink(missing_ok=True))
 
 
 def _changed(path: Path) -> Callable[[], str | None]:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from instrument.analysis.table import cell_text
-from instrument.triggers import Ask, Hooks, Step, Trigger
+from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
 
 _LOOKS = 10  # parts of the steps over which memory must have grown
 
@@ -34,16 +34,16 @@ class MemoryGrowth(Trigger):
     over: int = Field(500, ge=10)
     at_least_bytes: int = Field(64 * 1024**2, ge=1)
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:  # noqa: ARG002
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
         """Choose where to look."""
         if torch.cuda.is_available():
-            return Hooks(self._grown(lambda step: step.allocated_bytes))
+            return TriggerCallbacks(self._grown(lambda step: step.allocated_bytes))
         resident: list[int | None] = [None]
 
         def poll() -> None:
             resident[0] = _resident_bytes()
 
-        return Hooks(self._grown(lambda _: resident[0]), poll)
+        return TriggerCallbacks(self._grown(lambda _: resident[0]), poll)
 
     def _grown(self, look: Callable[[Step], int | None]) -> Callable[[Step], str | None]:
         stride = self.over // _LOOKS

@@ -13,8 +13,8 @@ from loguru import logger
 from pydantic import Field
 
 from instrument.config.options import Options
-from instrument.record.metadata import place
-from instrument.triggers import Ask, Hooks, Step
+from instrument.rank_info import rank_info
+from instrument.triggers import Ask, Step, TriggerCallbacks
 
 
 class OutOfMemory(Options):
@@ -38,7 +38,7 @@ class OutOfMemory(Options):
     def fires(self, step: Step) -> None:
         """No step asks for a window."""
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:  # noqa: ARG002
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
         """Have the allocator keep its history."""
         keeps = self.history > 0 and torch.cuda.is_available()
         if keeps:
@@ -53,7 +53,7 @@ class OutOfMemory(Options):
             if keeps:
                 torch.cuda.memory._record_memory_history(enabled=None)
 
-        return Hooks(failed=failed, end=end)
+        return TriggerCallbacks(failed=failed, end=end)
 
 
 def _keep_snapshot(folder: Path, number: int, error: str, snapshot: Any) -> Path:
@@ -65,6 +65,6 @@ def _keep_snapshot(folder: Path, number: int, error: str, snapshot: Any) -> Path
 
 
 def _names(folder: Path, number: int) -> Iterator[Path]:
-    name = f"out_of_memory_step_{number:06d}_rank{place().rank}"
+    name = f"out_of_memory_step_{number:06d}_rank{rank_info().rank}"
     yield folder / name
     yield from (folder / f"{name}-{attempt}" for attempt in count(2))

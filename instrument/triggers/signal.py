@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from instrument.config.options import did_you_mean
 from instrument.errors import ConfigError
-from instrument.triggers import Ask, Hooks, Request, Trigger
+from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
 
 
 class Signal(Trigger):
@@ -33,7 +33,7 @@ class Signal(Trigger):
             raise ConfigError(f"The signal trigger knows no {name!r}{did_you_mean(name, signal.Signals.__members__)}")
         return name
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks | None:  # noqa: ARG002
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks | None:  # noqa: ARG002
         """Set the handler."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning("The signal trigger does nothing: the session was started on a thread that is not the main.")
@@ -52,4 +52,4 @@ class Signal(Trigger):
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 
         signal.signal(number, handle)
-        return Hooks(end=put_back)
+        return TriggerCallbacks(end=put_back)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from instrument.analysis.table import duration
-from instrument.triggers import Ask, Hooks, Step, Trigger
+from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
 
 
 class SlowStep(Trigger):
@@ -25,7 +25,7 @@ class SlowStep(Trigger):
     over: int = Field(101, ge=3)
     after: int = Field(20, ge=2)
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:  # noqa: ARG002
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
         """Begin with no step known."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
@@ -49,7 +49,7 @@ class SlowStep(Trigger):
                 limit = slow_from(least)
             return said
 
-        return Hooks(fires)
+        return TriggerCallbacks(fires)
 
 
 def _lower_bound(times: list[int]) -> tuple[int, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instrument.record.loss_reader import Losses
+from instrument.record.loss_reader import LossReader
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_loss_is_seen_once_the_device_has_it_and_nothing_synchronizes() -> None:
-    losses, loss = Losses(), torch.tensor(2.5, device="cuda")
+    losses, loss = LossReader(), torch.tensor(2.5, device="cuda")
     torch.empty((), pin_memory=True)  # the first pinned memory of a process may synchronize
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

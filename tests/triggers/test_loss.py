@@ -12,7 +12,7 @@ from collected import Log
 
 from instrument import Session
 from instrument.record import loss_reader as arriving
-from instrument.record.loss_reader import Losses
+from instrument.record.loss_reader import LossReader
 from instrument.triggers import Step
 from instrument.triggers.non_finite_loss import NonFiniteLoss
 
@@ -37,7 +37,7 @@ def test_a_run_whose_loss_turns_nan_records_what_comes_after(tmp_path: Path) -> 
 
 
 def test_a_loss_is_read_before_it_can_be_overwritten() -> None:
-    losses, buffer = Losses(), torch.tensor(1.5)
+    losses, buffer = LossReader(), torch.tensor(1.5)
     losses.seen_after(0, buffer)
     buffer.zero_()
     assert losses.seen_after(1, None) == (1.5, 0)
@@ -78,7 +78,7 @@ def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
     monkeypatch.setattr(
         arriving.torch, "empty", lambda *size, pin_memory, **options: real_empty(*size, **options)
     )  # pinning needs a device
-    losses = Losses()
+    losses = LossReader()
 
     def on_device(value: float) -> torch.Tensor:
         return torch.tensor(value).as_subclass(OnDevice)
@@ -94,7 +94,7 @@ def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
 
 
 def test_a_loss_that_is_no_number_is_told_once(log: Log) -> None:
-    losses = Losses()
+    losses = LossReader()
     for number in range(3):
         assert losses.seen_after(number, torch.ones(3)) == (None, None)
     (warning,) = log.at("WARNING")

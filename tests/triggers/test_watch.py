@@ -14,8 +14,8 @@ from collected import Log
 from instrument import Session, Trigger
 from instrument.errors import ConfigError
 from instrument.record import trigger_runner as watching
-from instrument.record.trigger_runner import Watch
-from instrument.triggers import Ask, Hooks, Request, Step
+from instrument.record.trigger_runner import TriggerRunner
+from instrument.triggers import Ask, Request, Step, TriggerCallbacks
 
 
 class Always(Trigger):
@@ -25,16 +25,16 @@ class Always(Trigger):
         return True
 
 
-def fired(watch: Watch, steps: int) -> list[int]:
+def fired(watch: TriggerRunner, steps: int) -> list[int]:
     return [number for number in range(steps) if watch.after(number, 1, None, recorded=False)]
 
 
 def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None:
-    assert fired(Watch({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [0, 4, 8]
+    assert fired(TriggerRunner({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [0, 4, 8]
     assert log.at("WARNING") == [
         "The trigger mine fires again, but has had all windows that its max_windows gives: none is recorded."
     ]
-    assert fired(Watch({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [0, 1, 2, 3, 4]
+    assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [0, 1, 2, 3, 4]
 
 
 def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Path) -> None:
@@ -42,17 +42,19 @@ def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Pat
         def fires(self, step: Step) -> bool:
             return True
 
-    assert fired(Watch({"mine": Plain()}, tmp_path), 1000) == fired(Watch({"mine": Always()}, tmp_path), 1000)
+    assert fired(TriggerRunner({"mine": Plain()}, tmp_path), 1000) == fired(
+        TriggerRunner({"mine": Always()}, tmp_path), 1000
+    )
 
 
 def test_of_two_that_fire_at_once_the_second_keeps_its_window(tmp_path: Path) -> None:
-    watch = Watch({"one": Always(max_windows=1), "two": Always(max_windows=1)}, tmp_path)
+    watch = TriggerRunner({"one": Always(max_windows=1), "two": Always(max_windows=1)}, tmp_path)
     names = [asked[0] for number in range(3) if (asked := watch.after(number, 1, None, recorded=False))]
     assert names == ["one", "two"]
 
 
 def test_while_a_window_is_open_nothing_is_used_up(tmp_path: Path) -> None:
-    watch = Watch({"mine": Always(max_windows=1)}, tmp_path)
+    watch = TriggerRunner({"mine": Always(max_windows=1)}, tmp_path)
     assert watch.after(0, 1, None, recorded=True) is None
     assert watch.after(1, 1, None, recorded=False) == ("mine", Request())
 
@@ -78,7 +80,10 @@ def test_a_sentence_is_a_reason(tmp_path: Path) -> None:
         def fires(self, step: Step) -> str | None:
             return "it is step 2" if step.number == 2 else None
 
-    assert Watch({"mine": Says()}, tmp_path).after(2, 1, None, recorded=False) == ("mine", Request("it is step 2"))
+    assert TriggerRunner({"mine": Says()}, tmp_path).after(2, 1, None, recorded=False) == (
+        "mine",
+        Request("it is step 2"),
+    )
 
 
 def test_a_trigger_without_anything_to_ask_is_refused_when_built() -> None:
@@ -95,7 +100,7 @@ class Polled(Trigger):
     calls: list[Any]
     fails: bool = False
 
-    def begin(self, folder: Path, ask: Ask) -> Hooks:
+    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
         calls, done = self.calls, Event()
         self.calls.append(done)
 
@@ -105,7 +110,7 @@ class Polled(Trigger):
             if self.fails:
                 raise OSError("the network is gone")
 
-        return Hooks(poll=poll, end=lambda: calls.append("ended"))
+        return TriggerCallbacks(poll=poll, end=lambda: calls.append("ended"))
 
 
 def test_polling_goes_on_off_the_training_thread_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +129,7 @@ def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
     log.errors_expected = True
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[], fails=True)
-    watch = Watch({"polled": trigger}, tmp_path)
+    watch = TriggerRunner({"polled": trigger}, tmp_path)
     assert trigger.calls[0].wait(20)
     watch.end()
     for thread in threading.enumerate():
@@ -139,7 +144,7 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
     log.errors_expected = True
 
     class Fails(Trigger):
-        def begin(self, folder: Path, ask: Ask) -> Hooks:
+        def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
             raise OSError("no")
 
     with Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Fails()}) as session:
@@ -162,10 +167,10 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
         raise SystemExit(3)
 
     class Leaves(Trigger):
-        def begin(self, folder: Path, ask: Ask) -> Hooks:
+        def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
             if where == "begin":
                 leave()
-            return Hooks(**{where: leave})
+            return TriggerCallbacks(**{where: leave})
 
     session = Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Leaves()})
 

@@ -1,0 +1,58 @@
+"""A user's own keys and values for `capture.json` and the trace, checked when they are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from instrument.errors import ConfigError
+from instrument.files import encodable
+
+# What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
+_TAKEN = frozenset(
+    {
+        "DISABLE_CUPTI_LAZY_REINIT",
+        "baseTimeNanoseconds",
+        "cuda_driver_version",
+        "cuda_runtime_version",
+        "cupti_version",
+        "deviceProperties",
+        "displayTimeUnit",
+        "distributedInfo",
+        "hip_driver_version",
+        "hip_runtime_version",
+        "host_name",
+        "profile_memory",
+        "record_shapes",
+        "roctracer_version",
+        "schemaVersion",
+        "traceEvents",
+        "traceName",
+        "trace_id",
+        "with_flops",
+        "with_modules",
+        "with_stack",
+    }
+)
+
+
+def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Keys and values as they will stand at the top level of a trace; `whose` names them in the sentence.
+
+    Raises:
+        ConfigError: torch writes such a key itself, or JSON cannot hold a value.
+    """
+    taken = sorted(_TAKEN & metadata.keys())
+    if taken:
+        raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
+    return {encodable(str(key)): encodable(_as_json(key, value, whose)) for key, value in metadata.items()}
+
+
+def _as_json(key: str, value: Any, whose: str) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        # only a number is shown: for a tensor's text torch would run operators and wait for the device
+        shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+        raise ConfigError(f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text.") from None

@@ -1,0 +1,40 @@
+"""Which of the profiler's steps a point of time or an interval lies in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.range_names import STEP_PREFIX
+from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
+
+
+def step_number(events: Events, event: int) -> int:
+    """The number that a step bears in its name."""
+    return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
+
+
+def finished_steps(events: Events) -> Ints:
+    """The positions of the steps that ended inside the window, by start."""
+    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
+    return index[np.argsort(events.start_ns[index], kind="stable")]
+
+
+def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """How much of each interval lies in some steps, by start, that do not overlap."""
+    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def until(time_ns: Ints) -> Ints:
+        at = np.searchsorted(starts, time_ns, side="right")
+        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
+        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
+
+    return until(end_ns) - until(start_ns)
+
+
+def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
+    """Which of some steps, by start, each point of time lies in, or -1."""
+    if not len(steps):
+        return np.full(len(time_ns), -1)
+    at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1
+    return np.where((at >= 0) & (time_ns < events.end_ns[steps][at]), at, -1)
