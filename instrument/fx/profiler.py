@@ -73,11 +73,10 @@ class _Captured:
     """A graph, what runs it, and what was seen of it before any run that counts."""
 
     traced: Traced
-    interpreter: NodeInterpreter
     inspection: Inspection
     flops: list[int | None]
     node_ns: int
-    device: str
+    device: str | None
 
 
 class NodeProfiler:
@@ -92,7 +91,7 @@ class NodeProfiler:
         self._model = model
         self._sync = sync
         self._captured: _Captured | None = None
-        self._fitting: set[Any] = set()  # signatures of the calls whose graph that is
+        self._interpreters: dict[Any, NodeInterpreter] = {}  # by the signature of the calls whose graph that is
         self._outputs: list[Any] = []  # of the first run
         self._wait: Callable[[], object] = _nothing  # for the device, once it is known
         self.reset()
@@ -109,11 +108,11 @@ class NodeProfiler:
         Raises:
             GraphError: the model cannot be captured, or these inputs need another graph than the first ones.
         """
-        captured = self._captured_for((inputs, kwargs))
-        interpreter, values = captured.interpreter, captured.traced.values((inputs, kwargs))
+        traced, interpreter = self._graph_for((inputs, kwargs))
+        values = traced.values((inputs, kwargs))
         output = self._clocked(self._interpreted_ns, lambda: interpreter.run_timed(values))
         self._times_ns.append(np.array(interpreter.times_ns, np.int64))
-        result = captured.traced.result(output)
+        result = traced.result(output)
         self._outputs = self._outputs or [tree_map(_detached, result)]
         return result
 
@@ -142,28 +141,32 @@ class NodeProfiler:
             outputs=self._outputs[0],
             storages=seen.storages,
             model_bytes=seen.model_bytes,
-            device=captured.device,
+            device=captured.device or "cpu",
             model=type(self._model).__name__,
         )
 
-    def _captured_for(self, inputs: Inputs) -> _Captured:
-        """The graph, captured at the first call and compared with the model for each new kind of inputs."""
-        kind = signature(self._model, inputs)
-        if self._captured is None:
-            self._captured = self._capture(inputs)
-        elif kind not in self._fitting:
+    def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
+        """The graph and what runs it: captured at the first call, compared with the model at each new kind of call.
+
+        Each kind has its own interpreter, because an interpreter keeps the modules that the model had when it was made.
+        """
+        kind, captured = signature(self._model, inputs), self._captured
+        if captured is None:
+            captured = self._captured = self._capture(inputs)
+        elif kind not in self._interpreters:
             expected = outcome(self._model, self._model, inputs, strict=True)
-            why = misfit(self._captured.traced, self._model, inputs, expected)
+            why = misfit(captured.traced, self._model, inputs, expected)
             if why is not None:
                 raise GraphError(f"The graph of NodeProfiler's first run {why}: make another for these inputs.")
-        self._fitting.add(kind)
-        return self._captured
+        if kind not in self._interpreters:
+            interpreter = captured.traced.interpreter(self._model, device=captured.device, sync=self._sync)
+            self._interpreters[kind] = interpreter
+        return captured.traced, self._interpreters[kind]
 
     def _capture(self, inputs: Inputs) -> _Captured:
         model, traced = self._model, trace(self._model, inputs)
         device = _device(model, inputs)
         self._wait = getattr(torch, device).synchronize if device else _nothing
-        interpreter = traced.interpreter(model, device=device, sync=self._sync)
         plain = traced.interpreter(model)
         names = [node.name for node in traced.graph.nodes]
         inspection = traced.interpreter(model, Inspection)
@@ -175,7 +178,7 @@ class NodeProfiler:
         mode = torch.inference_mode(kept and torch.is_inference_mode_enabled())
         with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):
             inspection.run_timed(traced.values(_normal(inputs)))
-        return _Captured(traced, interpreter, inspection, flops, _node_ns(device, self._sync), device or "cpu")
+        return _Captured(traced, inspection, flops, _node_ns(device, self._sync), device)
 
     def _clocked(self, into: list[int], act: Callable[[], Any]) -> Any:
         self._wait()

@@ -81,7 +81,7 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 
 
 def is_backward(events: Events) -> Flags:
-    """The nodes that the autograd engine ran: by name, or, in old traces, by their forward thread alone."""
+    """The nodes that the autograd engine ran: by name, or, before torch 1.10, by their forward thread alone."""
     named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found

@@ -27,7 +27,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     """Those arguments of an event that become columns."""
 
     external_id: int | None = 0
-    old_external_id: int | None = 0
+    old_external_id: int | None = 0  # of kernels and runtime calls, in torch 1.9
     correlation: int | None = 0
     sequence: int | None = -1
     forward_thread: int | None = 0

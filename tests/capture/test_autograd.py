@@ -158,7 +158,7 @@ def test_the_last_operator_with_a_number_made_the_node(tmp_path) -> None:
     assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (7000, 0), "c": (0, 0)}
 
 
-def test_old_traces_tell_nodes_by_their_forward_thread_alone(tmp_path) -> None:
+def test_torch_1_9_tells_nodes_by_their_forward_thread_alone(tmp_path) -> None:
     events = [
         annotation("a", 0, 10),
         span("aten::relu", 1, 3, cat="Operator", Sequence_number=5),

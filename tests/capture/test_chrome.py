@@ -157,7 +157,7 @@ def test_events_are_rows_when_iterated_and_indexed(tmp_path) -> None:
         events[3]
 
 
-def test_the_lower_case_external_id_of_old_traces_is_understood(tmp_path) -> None:
+def test_the_lower_case_external_id_of_torch_1_9_is_understood(tmp_path) -> None:
     event = span("k", 0, 1, cat="Kernel")
     event["args"] = {"external id": 12, "correlation": 3}
     assert read(tmp_path, [event]).external_id.tolist() == [12]

@@ -83,6 +83,24 @@ def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
     assert found
 
 
+@pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
+def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
+    """Backward nodes have no range of the engine, kernels an "external id", threads are text, frames an argument."""
+    capture = load(name)
+    events = capture.events
+    assert {"Operator", "Runtime", "Kernel"} <= {*events.categories}
+    assert not events.named(lambda name: name.startswith("autograd::engine")).any()
+    times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges.parts}
+    assert min(times["backward"]) > 0
+    assert min(times["accumulate"]) > 0
+    found = launches(events)
+    assert (found.operator >= 0).all()
+    assert (found.call >= 0).all()
+    assert any("resnet" in frame for stack in capture.stacks() for frame in stack.frames)
+    assert not events.memory.address.any()
+    assert {row.number for row in capture.steps} == set(range(5, 11))
+
+
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
 def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) -> None:
     expected = device_backward_by_flows(FOLDER / f"{name}.json.gz")

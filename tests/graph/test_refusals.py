@@ -146,9 +146,9 @@ def test_a_run_keeps_nothing() -> None:
     profiler = NodeProfiler(Counting())
     for _ in range(2):
         assert profiler.run(X).requires_grad
-    captured = profiler._captured
-    assert not captured.interpreter.env
-    assert not captured.inspection.env
+    (interpreter,) = profiler._interpreters.values()
+    assert not interpreter.env
+    assert not profiler._captured.inspection.env
     assert not profiler.profile().outputs.requires_grad
 
 

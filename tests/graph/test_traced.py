@@ -210,3 +210,11 @@ def test_parameters_replaced_later_are_the_ones_used() -> None:
     profiler.run(X)
     model.layer[0].weight = nn.Parameter(torch.zeros(4, 4))
     torch.testing.assert_close(profiler.run(X), model(X))
+
+
+def test_a_layer_replaced_later_is_the_one_that_runs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    first, profiler = model[0], NodeProfiler(model)
+    for layer in (first, nn.Linear(4, 4), first):
+        model[0] = layer
+        torch.testing.assert_close(profiler.run(X), torch.relu(layer(X)))
