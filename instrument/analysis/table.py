@@ -241,15 +241,21 @@ def _kind(column: str, values: Sequence[Any]) -> type:
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
+def known_columns(table: Table) -> list[str]:
+    """The names of the columns of which something is known."""
+    return [name for name in table.columns if not len(table) or any(cell is not None for cell in table.column(name))]
+
+
 def _abridged(table: Table) -> tuple[Table, list[str]]:
     """The part that an interpreter shows: the first rows, the columns of which something is known; and what is not."""
-    unknown = [name for name in table.columns if len(table) and set(table.column(name)) == {None}]
+    known = known_columns(table)
+    unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []
     if more > 0:
         notes.append(f"… and {more} more rows")
     if unknown:
         notes.append(f"Nothing is known of {', '.join(unknown)}.")
-    return table.head(_SHOWN_ROWS).select([name for name in table.columns if name not in unknown]), notes
+    return table.head(_SHOWN_ROWS).select(known), notes
 
 
 def _exact_text(column: str, value: Any) -> str:

@@ -100,6 +100,8 @@ def test_the_page_loads_nothing_and_runs_nothing(written: Capture) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
     assert not re.search(r"https?:|url\(|@import|\son\w+=", text)
+    policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
 def test_the_data_are_what_the_views_say(written: Capture) -> None:
