@@ -53,7 +53,9 @@ def _environment() -> Environment:
 def _finalize(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
-    return printable_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    if isinstance(value, str) and not value.isprintable() and not hasattr(value, "__html__"):
+        return printable_lines(value)
+    return value
 
 
 def _csp_hash(script: str) -> str:
