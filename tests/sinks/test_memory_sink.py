@@ -88,6 +88,8 @@ def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> No
     assert ("24.00 MiB", "1", "24.00 MiB", "0") in rows
     areas = [attributes for tag, attributes in page.tags if tag == "polygon"]
     assert len(areas) == 3, "before, and two ranges"
+    assert [attributes["class"] for attributes in areas] == ["series-before", "series-0", "series-1"]
+    assert all(f".series-{name} {{" in text for name in (*range(8), "before", "others", "unknown"))
     for tag, attributes in page.tags:
         for point in re.findall(r"[-\d.]+,[-\d.]+", attributes.get("points") or ""):
             x, y = map(float, point.split(","))
