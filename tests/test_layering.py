@@ -19,6 +19,7 @@ ROOT = Path(instrument.__file__).parent
 # inside the function that needs them, and named with it.
 LINES: list[tuple[set[str], set[str]]] = [
     ({"printable"}, set()),
+    ({"templates"}, {"jinja2", "markupsafe"}),
     ({"errors", "files", "range_names", "redact", "config.schedule"}, set()),
     ({"threads"}, {"loguru"}),
     ({"config.activities"}, set()),
@@ -167,16 +168,17 @@ def test_public_names_are_sorted_and_importable() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import instrument", {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru"}),
+        ("import instrument", {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"}),
         ("import hydra_plugins.instrument", {"torch", "numpy", "pydantic"}),
         ("import instrument.conf", {"torch", "numpy", "pydantic"}),
         ("from instrument import profiled", {"pydantic", "hydra", "omegaconf", "loguru", "msgspec", "torch._dynamo"}),
-        ("from instrument import Capture", {"torch", "pydantic", "hydra", "omegaconf", "loguru"}),
+        ("from instrument import Capture", {"torch", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"}),
         ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
         ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),
+        ("import instrument.sinks.stacks, instrument.sinks.memory", {"jinja2", "markupsafe"}),
         ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
         ("import instrument.runs.ranks_report, instrument.runs.merge_traces, instrument.runs.run", {"torch"}),
-        ("import instrument.cli.command", {"torch", "numpy", "pydantic"}),
+        ("import instrument.cli.command", {"torch", "numpy", "pydantic", "jinja2"}),
     ],
 )
 def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_the_page_draws_them_and_show_lists_them(tmp_path: Path, capsys: pytest.
     page = (capture.folder / "memory.html").read_text()
     assert page.count("<svg") == 2
     assert "<title>optimizer state</title>" in page
-    assert "<caption>By torch&#x27;s categories, with what of before the window it uses</caption>" in page
+    assert "<caption>By torch's categories, with what of before the window it uses</caption>" in unescape(page)
     assert main(["show", str(capture.folder), "--memory-categories"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Memory categories")

@@ -13,6 +13,7 @@ import pytest
 from test_hydra import FOREIGN
 
 ROOT = Path(__file__).parent.parent
+ASSETS = [file for kind in ("html", "svg", "css", "js") for file in (ROOT / "instrument").rglob(f"*.{kind}")]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -49,6 +50,8 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
         "instrument/conf/__init__.py",
         "instrument/conf/profiler/_instrument_base.yaml",
         "instrument/conf/profiler/sinks/table.yaml",
+        "instrument/report/templates/table.html",
+        *(file.relative_to(ROOT).as_posix() for file in ASSETS),
         "hydra_plugins/instrument/__init__.py",
     } <= names
     assert "hydra_plugins/__init__.py" not in names, "it would hide other packages' plugins"
@@ -59,6 +62,13 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata
     for extra in ("lightning", "tensorboard", "pandas", "polars", "parquet"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+def test_templates_and_assets_are_found_in_the_wheel(python: Path, tmp_path: Path) -> None:
+    code = "from instrument.report.flame import svg; print(svg([], 'nothing'))"
+    picture = run(python, "-c", code, cwd=tmp_path)
+    assert picture.startswith("<svg ")
+    assert "font: 11px monospace" in picture
 
 
 def test_a_foreign_hydra_application_is_served(python: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import Any, get_args
 
 import numpy as np
@@ -18,6 +17,7 @@ from instrument.analysis.table import Table
 from instrument.errors import CaptureError
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
+from instrument.templates import render
 from instrument.trace.events import Events, Ints, Memory
 
 # c10/core/DeviceType.h
@@ -270,7 +270,8 @@ class MemoryView:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the devices."""
-        return f"{self.devices._repr_html_()}<p>{_MORE}</p>" if self.timelines else f"<p>{escape(repr(self))}</p>"
+        devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
+        return render("report/templates/memory_view.html", devices=devices, note=note)
 
     def _table(self, columns: dict[str, list[Any]]) -> Table:
         return Table(columns, begin_ns=self._events.begin_ns)

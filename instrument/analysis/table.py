@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from instrument.errors import MissingPackage
 from instrument.printable import printable
+from instrument.templates import render
 
 if TYPE_CHECKING:
     import pandas
@@ -204,9 +204,20 @@ class Table:
         return "\n".join([to_text(known, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first rows; a cell's exact value is in its tooltip."""
+        """What a notebook shows: the first rows; a tooltip gives a cell's exact value, a bar behind it its share."""
         known, notes = _abridged(self)
-        return to_html(known) + "".join(f"<p>{escape(note)}</p>" for note in notes)
+        return render(
+            "report/templates/table.html",
+            table=known.since_begin(),
+            notes=notes,
+            side={name: "left" if _is_text(known.column(name)) else "right" for name in known.columns},
+            heading=heading,
+            cell_text=cell_text,
+            exact_text=_exact_text,
+            is_share=_is_share,
+        )
+
+    __html__ = _repr_html_  # for templates that contain a table
 
 
 def _passes(cell: Any, wanted: Any) -> bool:
@@ -230,42 +241,26 @@ def _kind(column: str, values: Sequence[Any]) -> type:
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
+def known_columns(table: Table) -> list[str]:
+    """The names of the columns of which something is known."""
+    return [name for name in table.columns if not len(table) or any(cell is not None for cell in table.column(name))]
+
+
 def _abridged(table: Table) -> tuple[Table, list[str]]:
     """The part that an interpreter shows: the first rows, the columns of which something is known; and what is not."""
-    unknown = [name for name in table.columns if len(table) and set(table.column(name)) == {None}]
+    known = known_columns(table)
+    unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []
     if more > 0:
         notes.append(f"… and {more} more rows")
     if unknown:
         notes.append(f"Nothing is known of {', '.join(unknown)}.")
-    return table.head(_SHOWN_ROWS).select([name for name in table.columns if name not in unknown]), notes
+    return table.head(_SHOWN_ROWS).select(known), notes
 
 
-def to_html(table: Table) -> str:
-    """The table as HTML, escaped, with the cells of `to_text`; a tooltip gives the exact value of each.
-
-    A share has a bar behind it. Colours and fonts are those of the page around it.
-    """
-    table = table.since_begin()
-    left = {name: _is_text(table.column(name)) for name in table.columns}
-    header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(heading(name))}</th>' for name in left)
-    rows = ("".join(_html_cell(name, value, left[name]) for name, value in zip(left, row)) for row in table)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _html_cell(column: str, value: Any, is_left: bool) -> str:
-    text = cell_text(column, value)
-    style = f"text-align:{_side(is_left)};white-space:pre"
-    if _is_share(column) and value is not None:
-        style += f";background:linear-gradient(90deg,#4285f440 {value:.1%},transparent 0)"
-    exact = f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else printable(str(value))
-    tooltip = f' title="{escape(exact)}"' if value is not None and exact != text else ""
-    return f'<td style="{style}"{tooltip}>{escape(text)}</td>'
-
-
-def _side(is_left: bool) -> str:
-    return "left" if is_left else "right"
+def _exact_text(column: str, value: Any) -> str:
+    """A cell as it is, with its unit, for a tooltip."""
+    return f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else printable(str(value))
 
 
 def to_text(table: Table, *, name_width: int = 60) -> str:

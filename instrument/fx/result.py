@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from instrument.fx.liveness import Liveness, liveness
 from instrument.fx.machine import Machine, measured
 from instrument.fx.node_table import NodeTable
 from instrument.fx.tensor_sizes import Storages
+from instrument.templates import render
 
 #: The columns that the whole profile shows, of the nodes'.
 SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
@@ -132,7 +132,7 @@ class GraphProfile:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page in a frame, without the roof, for which the machine would be measured."""
-        return f'<iframe srcdoc="{escape(self._page())}" style="width:100%;height:700px;border:0"></iframe>'
+        return render("fx/draw/frame.html", page=self._page())
 
     def _page(self, machine: Machine | None = None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}

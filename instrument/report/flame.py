@@ -5,25 +5,36 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from xml.sax.saxutils import escape
+from typing import NamedTuple
 
 from instrument.analysis.stacks import Stack
 from instrument.analysis.table import duration
 from instrument.printable import printable
+from instrument.templates import render
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
 _LETTER = 6.6  # the width of one in the font below
 _LEAST = 0.3  # of a box, in pixels; narrower ones cannot be seen, and there are thousands
-_STYLE = "text{font:11px monospace;fill:#222}rect{stroke:#fff;stroke-width:.4}"
 
 
 @dataclass
 class _Frame:
-    """One box: its time with that of the boxes above it."""
+    """The frames of one name below one caller: their time with that of what they call."""
 
     name: str
     value_ns: int = 0
     calls: dict[str, _Frame] = field(default_factory=dict)
+
+
+class _Box(NamedTuple):
+    """A frame on the picture; places and sizes are pixels."""
+
+    x: float
+    y: int
+    width: float
+    label: str
+    tooltip: str
+    colour: str
 
 
 def svg(stacks: Sequence[Stack], title: str) -> str:
@@ -40,21 +51,22 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
             at = at.calls.setdefault(name, _Frame(name))
             at.value_ns += stack.value_ns
     scale = (_WIDTH - 2 * _EDGE) / root.value_ns if root.value_ns else 0.0
-    boxes = list(_boxes(root, 0.0, 0, scale))
-    depth = max(level for *_, level in boxes) + 1
-    height = _HEAD + depth * _ROW + _EDGE
-    drawn = (_drawn(frame, x, height - _EDGE - (level + 1) * _ROW, scale, root.value_ns) for frame, x, level in boxes)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{_EDGE}" y="20">{escape(printable(title))}</text>',
-    ]
-    return "\n".join([*lines, *drawn, "</svg>\n"])
+    placed = list(_placed(root, scale))
+    height = _HEAD + (max(level for *_, level in placed) + 1) * _ROW + _EDGE
+    return render(
+        "report/templates/stacks.svg",
+        title=printable(title),
+        boxes=[_box(frame, x, height - _EDGE - (level + 1) * _ROW, scale, root) for frame, x, level in placed],
+        width=_WIDTH,
+        height=height,
+        edge=_EDGE,
+        box_height=_ROW - 1,
+    )
 
 
-def _boxes(root: _Frame, x: float, level: int, scale: float) -> Iterator[tuple[_Frame, float, int]]:
-    """Each box with its left edge and its level, callers first; not by recursion, as stacks may be deep."""
-    waiting = [(root, x, level)]
+def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
+    """Each frame with its left edge and its level, callers first; not by recursion, as stacks may be deep."""
+    waiting = [(root, float(_EDGE), 0)]
     while waiting:
         frame, x, level = waiting.pop()
         yield frame, x, level
@@ -64,15 +76,13 @@ def _boxes(root: _Frame, x: float, level: int, scale: float) -> Iterator[tuple[_
             x += called.value_ns * scale
 
 
-def _drawn(frame: _Frame, x: float, y: int, scale: float, whole_ns: int) -> str:
+def _box(frame: _Frame, x: float, y: int, scale: float, root: _Frame) -> _Box:
     width, name = frame.value_ns * scale, printable(frame.name)
-    share = frame.value_ns / whole_ns if whole_ns else 0.0
-    told = f"{name} ({duration(frame.value_ns)}, {share:.1%})"
+    share = frame.value_ns / root.value_ns if root.value_ns else 0.0
     fits = int((width - 4) / _LETTER)
     label = name if len(name) <= fits else f"{name[: fits - 1]}…" if fits > 2 else ""
-    text = f'<text x="{x + _EDGE + 2:.1f}" y="{y + 12}">{escape(label)}</text>' if label else ""
-    place = f'x="{x + _EDGE:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 1}"'
-    return f'<g><title>{escape(told)}</title><rect {place} fill="{_colour(frame.name)}"/>{text}</g>'
+    tooltip = f"{name} ({duration(frame.value_ns)}, {share:.1%})"
+    return _Box(round(x, 1), y, round(width, 1), label, tooltip, _colour(frame.name))
 
 
 def _colour(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.operators import UNLAUNCHED_ROW
@@ -14,6 +13,7 @@ from instrument.analysis.table import Table, duration
 from instrument.errors import InstrumentError
 from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
+from instrument.templates import render
 from instrument.trace.capture_json import Cost
 
 if TYPE_CHECKING:
@@ -281,13 +281,13 @@ def to_html(capture: Capture) -> str:
 
     A trace that cannot be read leaves the reason in their place.
     """
+    values: dict[str, Any]
     try:
-        first, *rest = [*heading(capture).splitlines(), *device(capture).splitlines()]
-        tables = _ranges(capture) + _operators(capture)
+        title, *lines = [*heading(capture).splitlines(), *device(capture).splitlines()]
+        values = _tables(capture)
     except InstrumentError as error:
-        first, rest, tables = capture.name, [str(error)], ""
-    lines = "<br>".join([f"<b>{escape(first)}</b>", *map(escape, rest)])
-    return f"<div><p>{lines}</p>{tables}{_views(type(capture))}</div>"
+        title, lines, values = capture.name, [str(error)], {"failed": True}
+    return render("report/templates/capture.html", title=title, lines=lines, views=_views(type(capture)), **values)
 
 
 def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
@@ -316,26 +316,22 @@ def costliest_by(operators: Table) -> str:
     return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"
 
 
-def _ranges(capture: Capture) -> str:
-    if not len(capture.ranges):
-        return "<p>No ranges: mark code with <code>@profiled</code>.</p>"
+def _tables(capture: Capture) -> dict[str, Any]:
+    """The tables that a notebook shows, with their titles."""
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
-    shown = outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
-    return f"<p>{ranges_title(capture, _RANGES)}</p>{shown._repr_html_()}"
-
-
-def _operators(capture: Capture) -> str:
     operators = without_ranges(capture.operators)
-    if not len(operators):
-        return "<p>No operators.</p>"
     key = costliest_by(operators)
-    shown = operators.sort(key).head(_OPERATORS)
-    return f"<p>{operators_title(capture, _OPERATORS, len(operators), key)}</p>{shown._repr_html_()}"
+    return {
+        "failed": False,
+        "ranges": outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
+        "ranges_title": ranges_title(capture, _RANGES),
+        "operators": operators.sort(key).head(_OPERATORS),
+        "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
+    }
 
 
-def _views(kind: type[Capture]) -> str:
-    """The names of the views, each with the first line of its documentation as a tooltip."""
+def _views(kind: type[Capture]) -> list[tuple[str, str]]:
+    """The names of the views, each with the first line of its documentation."""
     views = {name: view.__doc__ or "" for name, view in vars(kind).items() if isinstance(view, cached_property)}
     views["stacks()"] = kind.stacks.__doc__ or ""
-    names = (f'<code title="{escape(doc.splitlines()[0])}">{name}</code>' for name, doc in sorted(views.items()))
-    return f"<p>Views: {', '.join(names)}</p>"
+    return [(name, doc.splitlines()[0]) for name, doc in sorted(views.items())]

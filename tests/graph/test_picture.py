@@ -150,6 +150,13 @@ def test_nothing_of_the_model_is_markup() -> None:
     assert [attrs["title"] for attrs, _ in made.all("td") if HOSTILE in attrs.get("title", "")]
 
 
+def test_what_does_not_print_stands_as_an_escape() -> None:
+    evil = "\x1b[2J\u202e"
+    text = page(nodes({"name": "x"}, {"name": "y", "inputs": "x", "target": evil, "module_path": evil}), evil, [evil])
+    assert "<h1>\\x1b[2J\\u202e</h1>" in text
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
 def test_the_page_needs_nothing_and_lets_nothing_else_run() -> None:
     text = page(GRAPH, "Graph")
     made = Page(text)

@@ -88,6 +88,8 @@ def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> No
     assert ("24.00 MiB", "1", "24.00 MiB", "0") in rows
     areas = [attributes for tag, attributes in page.tags if tag == "polygon"]
     assert len(areas) == 3, "before, and two ranges"
+    assert [attributes["class"] for attributes in areas] == ["series-before", "series-0", "series-1"]
+    assert all(f".series-{name} {{" in text for name in (*range(8), "before", "others", "unknown"))
     for tag, attributes in page.tags:
         for point in re.findall(r"[-\d.]+,[-\d.]+", attributes.get("points") or ""):
             x, y = map(float, point.split(","))
@@ -100,6 +102,8 @@ def test_the_page_loads_nothing_and_runs_nothing(written: Capture) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
     assert not re.search(r"https?:|url\(|@import|\son\w+=", text)
+    policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
 def test_the_data_are_what_the_views_say(written: Capture) -> None:

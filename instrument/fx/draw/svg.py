@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from math import sqrt
 from typing import Any, NamedTuple
 
 from instrument.analysis.table import Table, cell_text, duration
 from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 from instrument.fx.draw.sugiyama import Point
+from instrument.templates import render
 
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
 _LINE, _CHIP = 14.0, 14.0
@@ -19,14 +19,80 @@ _LABEL, _PLAIN_LABEL = 24, 12  # the longest, in characters, of a node and of a 
 _FAINT, _STRONG = 0.05, 0.8
 
 
+class DrawnFrame(NamedTuple):
+    """An open module; `number` is its place among all modules of the graph."""
+
+    number: int
+    path: str
+    label: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class DrawnLine(NamedTuple):
+    """A line from node `source`, to node `target` where it ends at one.
+
+    `number` is what lines that go on from its end have as `after`; None where none does.
+    """
+
+    source: int
+    target: int | None
+    number: int | None
+    after: int | None
+    path: str
+
+
+class DrawnParameter(NamedTuple):
+    """A parameter beside the one node that takes it."""
+
+    number: int
+    tooltip: str
+    text: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+class DrawnNode(NamedTuple):
+    """A node, or a closed module by its first node; `target` is where its link leads, `texts` are lines with places."""
+
+    number: int
+    kind: str
+    target: str
+    tooltip: str
+    x: float
+    y: float
+    width: float
+    height: float
+    strength: float
+    texts: list[tuple[float, str]]
+    chips: list[DrawnParameter]
+
+
 class View(NamedTuple):
-    """A picture that opens modules down to some depth; `number` is its place among those of the graph."""
+    """A picture that opens modules down to some depth; `number` is its place among those of the graph.
+
+    `every_node` says that it is the last one, which opens all modules. Places and sizes are in pixels.
+    """
 
     number: int
     depth: int
     boxes: int
     highest: float
-    svg: str
+    every_node: bool
+    width: float
+    height: float
+    frames: list[DrawnFrame]
+    lines: list[DrawnLine]
+    nodes: list[DrawnNode]
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG."""
+        return render("fx/draw/graph.svg", view=self)
 
 
 @dataclass
@@ -101,18 +167,22 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], numbe
     edges = list(dict.fromkeys((one, other) for one, other in edges if one != other))
     boxes = [_box(graph, unit) for unit in units]
     lines = lay_out(cut, boxes, edges)
-    names = [f"{unit.nodes[0]}" for unit in units]
     shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
-    parts = [_frame(inner, outer, number, at) for at, (inner, outer) in _frames(cut, opened, depth)]
-    goes_on = {line.after for line in lines}
-    parts += [_edge(names, number, line, number in goes_on) for number, line in enumerate(lines)]
-    last = depth == max((deep for deep, _ in opened), default=0)
-    for at, corner in corners(cut):
-        parts.append(_drawn(graph, units[at], boxes[at], corner, heat(shares[at], highest), number, ids=last))
-    size = f'width="{cut.width:g}" height="{cut.height:g}" viewBox="0 0 {cut.width:g} {cut.height:g}"'
-    svg = f'<svg {size} role="img" aria-label="the graph">\n{"".join(parts)}</svg>'
-    return View(number, depth, len(units), highest, svg)
+    return View(
+        number=number,
+        depth=depth,
+        boxes=len(units),
+        highest=highest,
+        every_node=depth == max((deep for deep, _ in opened), default=0),
+        width=cut.width,
+        height=cut.height,
+        frames=[_frame(inner, outer, at) for at, (inner, outer) in _frames(cut, opened, depth)],
+        lines=_lines(lines, [unit.nodes[0] for unit in units]),
+        nodes=[
+            _node(graph, units[at], boxes[at], corner, heat(shares[at], highest), number) for at, corner in corners(cut)
+        ],
+    )
 
 
 def _cut(graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]) -> Frame:
@@ -184,60 +254,54 @@ def _chip_width(graph: _Graph, node: int) -> float:
     return len(_chip_text(graph, node)) * _SMALL_CHARACTER + 8
 
 
-def _drawn(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, view: int, *, ids: bool) -> str:
-    """A box of the picture as a link, and the parameters beside it."""
+def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, view: int) -> DrawnNode:
     x, y = corner
     texts, width, first = _texts(graph, unit), 2 * box.port_x, unit.nodes[0]
-    name = f' id="n-{first}"' if ids else ""
     if unit.frame is None:
-        kind, target, told = graph.rows[first].op, f"r-{first}", _told(graph.rows[first])
+        kind, target, tooltip = graph.rows[first].op, f"r-{first}", _tooltip(graph.rows[first])
     else:
-        kind, target, told = "module", f"m-{view + 1}-{unit.frame}", f"{unit.path}: {len(unit.nodes)} nodes"
-    rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{box.height:g}" rx="4"'
+        kind, target, tooltip = "module", f"m-{view + 1}-{unit.frame}", f"{unit.path}: {len(unit.nodes)} nodes"
     top = y + (box.height - _LINE * len(texts)) / 2 + 11
-    lines = "".join(
-        f'<text x="{x + box.port_x:g}" y="{top + _LINE * at:g}">{escape(text)}</text>' for at, text in enumerate(texts)
-    )
-    chips = "".join(
-        _chip(graph, node, first, (x + width, y + _CHIP * at), ids=ids) for at, node in enumerate(_chips(graph, unit))
-    )
-    body = f'{rect} class="paper"/>{rect} fill-opacity="{strength:.3f}"/>{lines}'
-    link = f'<a{name} class="node {kind}" data-n="{first}" href="#{target}">'
-    return f"{link}<title>{escape(told)}</title>{body}</a>{chips}\n"
+    chips = [
+        DrawnParameter(
+            node,
+            _tooltip(graph.rows[node]),
+            _chip_text(graph, node),
+            x=x + width + 6,
+            y=y + _CHIP * at + 1,
+            width=_chip_width(graph, node),
+            height=_CHIP - 2,
+        )
+        for at, node in enumerate(_chips(graph, unit))
+    ]
+    lines = [(top + _LINE * at, text) for at, text in enumerate(texts)]
+    return DrawnNode(first, kind, target, tooltip, x, y, width, box.height, strength, lines, chips)
 
 
-def _chip(graph: _Graph, node: int, taker: int, corner: Point, *, ids: bool) -> str:
-    """A parameter beside the node that takes it."""
-    x, y = corner[0] + 6, corner[1] + 1
-    width, name = _chip_width(graph, node), f' id="n-{node}"' if ids else ""
-    rect = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{_CHIP - 2:g}" rx="3" class="paper"/>'
-    text = f'<text x="{x + width / 2:g}" y="{y + 9:g}">{escape(_chip_text(graph, node))}</text>'
-    link = f'<a{name} class="node chip" data-n="{node}" href="#r-{node}">'
-    line = f'<path class="edge" data-from="{node}" data-to="{taker}" d="M{x:g} {y + 6:g}L{corner[0]:g} {y + 6:g}"/>\n'
-    return f"{link}<title>{escape(_told(graph.rows[node]))}</title>{rect}{text}</a>{line}"
-
-
-def _told(row: Any) -> str:
-    """A node's tooltip."""
+def _tooltip(row: Any) -> str:
     columns = ("name", "op", "target", "module_path", "median_ns", "share", "output_shape", "output_dtype", "source")
     cells = [(name, getattr(row, name)) for name in columns if getattr(row, name) not in (None, "")]
     return "\n".join(f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}" for name, v in cells)
 
 
-def _frame(frame: Frame, around: str, view: int, number: int) -> str:
-    label = frame.path.removeprefix(around)
-    label = _short(label, max(int((frame.width - 16) / _CHARACTER), 4))
-    rect = f'<rect x="{frame.x:g}" y="{frame.y:g}" width="{frame.width:g}" height="{frame.height:g}" rx="6"/>'
-    text = f'<text x="{frame.x + 8:g}" y="{frame.y + 15:g}">{escape(label)}</text>'
-    return f'<g id="m-{view}-{number}" class="frame"><title>{escape(frame.path)}</title>{rect}{text}</g>\n'
+def _frame(frame: Frame, around: str, number: int) -> DrawnFrame:
+    label = _short(frame.path.removeprefix(around), max(int((frame.width - 16) / _CHARACTER), 4))
+    return DrawnFrame(number, frame.path, label, frame.x, frame.y, frame.width, frame.height)
 
 
-def _edge(names: Sequence[str], number: int, line: Line, goes_on: bool) -> str:
-    """A line as one smooth path; `data-at` is what those name as `data-after` that go on from its end."""
-    to = "" if line.target is None else f' data-to="{names[line.target]}"'
-    at = f' data-at="{number}"' if goes_on else ""
-    after = "" if line.after is None else f' data-after="{line.after}"'
-    return f'<path class="edge" data-from="{names[line.source]}"{to}{at}{after} d="{_smooth(line.points)}"/>\n'
+def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]:
+    """The lines between nodes; `first_nodes` are those of the boxes that the given lines are between."""
+    goes_on = {line.after for line in lines}
+    return [
+        DrawnLine(
+            source=first_nodes[line.source],
+            target=None if line.target is None else first_nodes[line.target],
+            number=number if number in goes_on else None,
+            after=line.after,
+            path=_smooth(line.points),
+        )
+        for number, line in enumerate(lines)
+    ]
 
 
 def _smooth(points: Sequence[Point]) -> str:

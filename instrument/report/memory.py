@@ -1,0 +1,154 @@
+"""The page `memory.html`: what lived in memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
+from instrument.analysis.memory_categories import table as categories_table
+from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, Plot
+from instrument.analysis.table import Table, cell_text, duration, known_columns
+from instrument.capture import Capture
+from instrument.templates import render
+
+_WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
+_COLOURS = 8  # in assets/memory.css
+_GREYS = {BEFORE: "before", OTHERS: "others", UNKNOWN: "unknown", UNCLASSIFIED: "unknown"}
+_HEADINGS = {
+    "since_ns": "since",
+    "number": "step",
+    "net_bytes": "left behind",
+    "start_bytes": "at its start",
+    "peak_bytes": "at its peak",
+    "size_bytes": "size",
+    "kept": "not freed",
+    "at_peak_bytes": "at the peak",
+    "max_bytes": "at most",
+    "end_bytes": "at the end",
+}
+
+
+class _Area(NamedTuple):
+    """One series of a chart; `colour` is the end of its CSS class."""
+
+    name: str
+    points: str
+    colour: str
+
+
+class _Chart(NamedTuple):
+    """A plot as it is drawn; `reserved` are the points of a line, `levels` and `steps` have a place and a label."""
+
+    by: str
+    areas: list[_Area]
+    reserved: str
+    levels: list[tuple[float, str]]
+    steps: list[tuple[float, str]]
+    length: str
+    without_addresses: bool
+
+
+class _Device(NamedTuple):
+    """The part of the page about one device: numbers with what they are, charts, tables with their captions."""
+
+    name: str
+    tiles: list[tuple[str, str]]
+    charts: list[_Chart]
+    tables: list[tuple[str, Table]]
+
+
+def page(capture: Capture, curves: Sequence[Curve], categories: Sequence[Categories], rows: int) -> str:
+    """The page: for each device the curve, what lived at the peak, what each step left behind, the commonest sizes.
+
+    `rows` is how many rows each table has at most. The page needs no script and loads nothing.
+
+    Raises:
+        CaptureError, TraceError: as `capture.memory`.
+    """
+    return render(
+        "report/templates/memory.html",
+        title=f"Memory of {capture.name}",
+        devices=[_device(capture, curve, categories) for curve in curves],
+        rows=rows,
+        place={"left": _LEFT, "top": _TOP, "right": _WIDTH, "bottom": _TOP + _HEIGHT},
+        known_columns=known_columns,
+        heading=lambda name: _HEADINGS.get(name, name.removesuffix("_bytes")),
+        cell_text=cell_text,
+    )
+
+
+def _device(capture: Capture, curve: Curve, categories: Sequence[Categories]) -> _Device:
+    memory, device = capture.memory, curve.device
+    charts, tables = [_chart(curve, curve.by, capture.steps)], []
+    for each in categories:
+        if each.device == device:
+            charts.append(_chart(each.plot(), "category", capture.steps))
+            tables.append(("By torch's categories, with what of before the window it uses", categories_table([each])))
+    for by in dict.fromkeys((curve.by, *memory.kinds)):
+        live = memory.live(by, device=device)
+        if live[0].name is not None:
+            tables.append((f"What lived at the peak, by {by}", live))
+    tables.append(("What each step left behind", memory.steps.where(device=device)))
+    tables.append(("Allocations by size", memory.sizes.where(device=device)))
+    start = curve.time_ns[0]
+    tiles = _tiles(memory.devices.where(device=device)[0], start)
+    return _Device(device, tiles, charts, [(title, _listed(table, start)) for title, table in tables])
+
+
+def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
+    first, last = plot.time_ns[0], plot.time_ns[-1]
+    tops = [sum(values) for values in zip(*plot.series.values())]
+    most: int = max([*tops, *(plot.reserved_bytes or []), 1])
+
+    def x(time_ns: int) -> float:
+        return round(_LEFT + (_WIDTH - _LEFT) * (time_ns - first) / max(last - first, 1), 1)
+
+    def y(size: float) -> float:
+        return round(_TOP + _HEIGHT * (1 - size / most), 1)
+
+    def stairs(sizes: Sequence[int]) -> list[str]:
+        """Points; a level holds until the next event."""
+        xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(size) for size in sizes]
+        before = [f"{at},{level}" for at, level in zip(xs[1:], ys)]
+        points = [f"{at},{level}" for at, level in zip(xs, ys)]
+        return [points[0], *chain.from_iterable(zip(before, points[1:]))]
+
+    named = [name for name in plot.series if name not in _GREYS]
+    colours = {name: f"{number % _COLOURS}" for number, name in enumerate(named)} | _GREYS
+    areas, below = [], [0] * len(plot.time_ns)
+    for name, values in plot.series.items():
+        above = [low + value for low, value in zip(below, values)]
+        areas.append(_Area(name, " ".join(stairs(above) + stairs(below)[::-1]), colours[name]))
+        below = above
+    quarters = [most * part / 4 for part in range(5)]
+    return _Chart(
+        by=by,
+        areas=areas,
+        reserved=" ".join(stairs(plot.reserved_bytes)) if plot.reserved_bytes else "",
+        levels=[(y(size), cell_text("bytes", round(size))) for size in quarters],
+        steps=[(x(step.start_ns), f"step {step.number}") for step in steps if first < step.start_ns < last],
+        length=duration(last - first),
+        without_addresses=UNKNOWN in plot.series,
+    )
+
+
+def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
+    """The numbers above the chart."""
+    if facts.peak_bytes is not None:
+        peak, what = facts.peak_bytes, "in use at the peak"
+    else:
+        peak, what = facts.peak_net_bytes, "more than at the start, at the peak"
+    tiles = [(cell_text("bytes", peak), f"{what}, {duration(facts.peak_ns - start)} in")]
+    if facts.reserved_bytes is not None:
+        tiles.append((cell_text("bytes", facts.reserved_bytes), "the most that the allocator held"))
+    tiles.append((cell_text("bytes", facts.net_bytes), "left behind by the window"))
+    tiles.append((f"{facts.allocations:,}", f"allocations, of {cell_text('bytes', facts.allocated_bytes)} in all"))
+    return tiles
+
+
+def _listed(table: Table, start: int) -> Table:
+    """The table without its device, with times since the start of the curve."""
+    columns = {name: table.column(name) for name in table.columns if name != "device"}
+    return Table(columns, begin_ns=start).since_begin()

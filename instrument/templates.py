@@ -1,0 +1,63 @@
+"""HTML and SVG from the templates in this package.
+
+Templates and assets (CSS and JavaScript) are files, named by their path in the package, such as
+`report/templates/memory.html`. A page contains its CSS and its JavaScript and loads nothing.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from instrument.printable import printable_lines
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template with values.
+
+    Values are data: they are escaped, and characters that do not print are shown as escapes. An object with `__html__`
+    stands as the HTML that it gives. Floats, which are coordinates here, are rounded to three decimals.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a value that is not given.
+    """
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # here, as most runs render nothing
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("instrument", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        finalize=_finalize,
+    )
+    loader = environment.loader
+    assert loader is not None
+    environment.globals["asset"] = lambda path: Markup(loader.get_source(environment, path)[0])
+    environment.filters["csp_hash"] = _csp_hash
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, str) and not value.isprintable() and not hasattr(value, "__html__"):
+        return printable_lines(value)
+    return value
+
+
+def _csp_hash(script: str) -> str:
+    """What a page's Content-Security-Policy calls a script that it lets run."""
+    return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
