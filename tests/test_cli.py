@@ -463,7 +463,7 @@ def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
 
 
 def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -> None:
-    heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf"}
+    heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich"}
     for arguments in (["--help"], ["show", "--help"], ["export", "--help"], ["--version"], []):
         assert heavy.isdisjoint(loaded(*arguments)), arguments
     folder = write_capture(tmp_path, steps()).folder

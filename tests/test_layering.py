@@ -40,7 +40,7 @@ LINES: list[tuple[set[str], set[str]]] = [
         },
         {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"},
     ),
-    ({"report"}, set()),
+    ({"report"}, {"rich"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow", "wandb", "mlflow"}),
     ({"worker.job", "worker.run_lock"}, {"msgspec"}),
     ({"runs"}, {"loguru", "msgspec"}),
@@ -177,7 +177,7 @@ def test_public_names_are_sorted_and_importable() -> None:
         ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),
         ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
         ("import instrument.runs.ranks_report, instrument.runs.merge_traces, instrument.runs.run", {"torch"}),
-        ("import instrument.cli.command", {"torch", "numpy", "pydantic"}),
+        ("import instrument.cli.command", {"torch", "numpy", "pydantic", "rich"}),
     ],
 )
 def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:

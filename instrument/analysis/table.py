@@ -247,7 +247,7 @@ def to_html(table: Table) -> str:
     A share has a bar behind it. Colours and fonts are those of the page around it.
     """
     table = table.since_begin()
-    left = {name: _is_text(table.column(name)) for name in table.columns}
+    left = {name: is_text(table.column(name)) for name in table.columns}
     header = "".join(f'<th style="text-align:{_side(left[name])}">{escape(heading(name))}</th>' for name in left)
     rows = ("".join(_html_cell(name, value, left[name]) for name, value in zip(left, row)) for row in table)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -276,7 +276,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
     body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
-    left = [_is_text(table.column(name)) for name in table.columns]
+    left = [is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
 
     def line(cells: Sequence[str]) -> str:
@@ -286,7 +286,8 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
 
 
-def _is_text(values: Sequence[Any]) -> bool:
+def is_text(values: Sequence[Any]) -> bool:
+    """Whether a column is shown as text, at the left, and not as numbers."""
     first = next((value for value in values if value is not None), None)
     return not isinstance(first, int | float)
 

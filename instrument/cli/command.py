@@ -1,7 +1,7 @@
 """The command `instrument`: the parser over its commands, and what becomes of their errors.
 
 Each command is a module with a line for the list of commands (`HELP`), a function that adds its arguments, and one that
-runs it and returns its text. Importing them loads neither torch nor numpy.
+runs it and returns its text, whole or in parts. Importing them loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from instrument.cli import export, graph, ranks, show, trigger
-from instrument.cli.output import say
+from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
-from instrument.printable import printable_lines
 
 COMMANDS = {"show": show, "export": export, "ranks": ranks, "trigger": trigger, "graph": graph}
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with suppress(AttributeError, ValueError):  # a stdout that is no text file of Python's keeps its ways
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        print(printable_lines(arguments.run(arguments)), flush=True)
+        show_result(arguments.run(arguments))
     except BrokenPipeError:  # `| head` has seen enough; what is left goes nowhere when Python flushes at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:

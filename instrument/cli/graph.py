@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from instrument.cli.arguments import column_names, positive, row_count
+from instrument.cli.output import Parts
 
 HELP = "time a model node by node of its torch.fx graph"
 
@@ -29,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone("--by", choices=GROUPINGS, help="group nodes by it")
     alone("--roofline", action="store_true", help="what limits each node on this machine, and its time at that limit")
     add("--depth", metavar="N", type=positive, help="with --by module_path: modules down to this depth")
-    add("--columns", metavar="A,B", type=column_names, help="columns to show (the most telling)")
+    add("--columns", metavar="A,B", type=column_names, help="columns to show (the most telling); all: every one")
     add("--html", metavar="FILE", type=Path, help="write the picture of the graph too, with a row for each node")
     add("--refresh", action="store_true", help="measure anew what the machine can do (measured once, then remembered)")
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> Parts:
     """Return the table of the model's nodes.
 
     Raises:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import ROWS, column_names, path_or_url, row_count
-from instrument.cli.output import say
+from instrument.cli.output import Parts, say
 from instrument.cli.paths import tell_others
 
 HELP = "compare the ranks of a run, and merge their traces"
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
     add("--rows", metavar="N", type=row_count, default=ROWS, help="rows of each table at most; -1: all (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort the ranges by")
-    add("--columns", metavar="A,B", type=column_names, help="columns of the ranges to show")
+    add("--columns", metavar="A,B", type=column_names, help="columns of the ranges to show; all: every known one")
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
     add("--trace", metavar="FILE", type=Path, help="also write the ranks' traces as one, for Perfetto; .gz packs it")
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables over the ranks of one window, as text or JSON.
 
     Raises:
@@ -50,4 +50,4 @@ def run(arguments: argparse.Namespace) -> str:
         say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
         return ranks_report.as_json(ranks)
-    return ranks_report.as_text(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
+    return ranks_report.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from fnmatch import fnmatch
+from operator import attrgetter
 from pathlib import Path
 
 from instrument.cli.arguments import ROWS, column_names, path_or_url, positive, row_count
+from instrument.cli.output import Parts
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
 from instrument.files import regular_files
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--by", choices=GROUPINGS, default="name", help="group operators by it besides their name")
     add("--stack-depth", metavar="N", type=positive, default=5, help="frames that make a stack (%(default)s)")
-    add("--columns", metavar="A,B", type=column_names, help="columns to show (those in which something is known)")
+    add("--columns", metavar="A,B", type=column_names, help="columns to show (the usual ones); all: every known one")
     for option, (view, tells) in VIEWS.items():
         add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
     told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the views as JSON, all columns of each, times in nanoseconds")
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text or JSON.
 
     Raises:
@@ -68,14 +70,14 @@ def run(arguments: argparse.Namespace) -> str:
         ConfigError: an option names no column, or fits no view that is shown.
         TraceError: the trace cannot be read.
     """
-    from instrument.report.text import as_json, render, render_view, sort_keys
+    from instrument.report.text import as_json, capture_parts, sort_keys, view_part
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
     if arguments.by != "name" and (timings or "operators" not in chosen):
         raise ConfigError(f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out.")
     if timings:
-        return _show_timings(arguments)
+        return _timings(arguments)
     capture = newest_capture(arguments.path)
     if arguments.json:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
@@ -83,7 +85,7 @@ def run(arguments: argparse.Namespace) -> str:
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
-    text = render(
+    parts = capture_parts(
         capture,
         rows=rows,
         sort=sort,
@@ -95,16 +97,16 @@ def run(arguments: argparse.Namespace) -> str:
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
     options = {"rows": rows, "sort": arguments.sort, "columns": arguments.columns}
-    return "\n\n".join([text, *(render_view(capture, view, **options) for view in others)])
+    return [*parts, *(view_part(view, attrgetter(view)(capture), **options) for view in others)]
 
 
-def _show_timings(arguments: argparse.Namespace) -> str:
-    from instrument.report.text import view_text
+def _timings(arguments: argparse.Namespace) -> Parts:
+    from instrument.report.text import view_part
     from instrument.runs.timings_file import read_timings
 
     table, heading = read_timings(_timings_file(arguments.path))
-    shown = view_text("timings", table, rows=arguments.rows or ROWS, sort=arguments.sort, columns=arguments.columns)
-    return f"{heading}\n\n{shown}"
+    rows = arguments.rows or ROWS
+    return [heading, view_part("timings", table, rows=rows, sort=arguments.sort, columns=arguments.columns)]
 
 
 def _timings_file(path: Path | str) -> Path:
