@@ -19,7 +19,7 @@ from made_captures import annotation, kernels, record, span, steps, write_captur
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.capture import Capture
-from instrument.cli import command
+from instrument.cli import show
 from instrument.cli.command import main
 from instrument.config import presets
 from instrument.report.text import RANGE_COLUMNS, render
@@ -58,7 +58,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert shown() == render(capture)
     assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="cpu_ns", rows=2)
-    assert ("name", *GROUPINGS) == command._GROUPINGS
+    assert ("name", *GROUPINGS) == show.GROUPINGS
     for by in ("input_shapes", "thread", "step", "range"):
         assert shown("--by", by) == render(capture, by=by)
     assert shown("--columns", "calls, share") == render(capture, columns=["calls", "share"])
@@ -74,7 +74,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
-    offered = {option: view.split(".")[0] for option, (view, _) in command._VIEWS.items()}
+    offered = {option: view.split(".")[0] for option, (view, _) in show.VIEWS.items()}
     assert set(offered.values()) == views - {"events", "links", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
@@ -120,7 +120,7 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "ranges": [r._asdict() for r in capture.ranges],
         "operators": [r._asdict() for r in capture.operators],
     }
-    for option, (view, _) in command._VIEWS.items():
+    for option, (view, _) in show.VIEWS.items():
         table = attrgetter(view)(capture)
         assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
@@ -463,7 +463,7 @@ def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
 
 
 def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -> None:
-    heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf"}
+    heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich"}
     for arguments in (["--help"], ["show", "--help"], ["export", "--help"], ["--version"], []):
         assert heavy.isdisjoint(loaded(*arguments)), arguments
     folder = write_capture(tmp_path, steps()).folder

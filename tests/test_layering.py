@@ -41,7 +41,7 @@ LINES: list[tuple[set[str], set[str]]] = [
         },
         {"numpy", "msgspec", "pandas", "polars", "pyarrow", "fsspec"},
     ),
-    ({"report"}, set()),
+    ({"report"}, {"rich"}),
     ({"sinks"}, {"pydantic", "pydantic_core", "loguru", "tensorboard", "pyarrow", "wandb", "mlflow"}),
     ({"worker.job", "worker.run_lock"}, {"msgspec"}),
     ({"runs"}, {"loguru", "msgspec"}),
@@ -178,7 +178,7 @@ def test_public_names_are_sorted_and_importable() -> None:
         ("import instrument.sinks.stacks, instrument.sinks.memory", {"jinja2", "markupsafe"}),
         ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
         ("import instrument.runs.ranks_report, instrument.runs.merge_traces, instrument.runs.run", {"torch"}),
-        ("import instrument.cli.command", {"torch", "numpy", "pydantic", "jinja2"}),
+        ("import instrument.cli.command", {"torch", "numpy", "pydantic", "jinja2", "rich"}),
     ],
 )
 def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:

@@ -16,7 +16,7 @@ from made_captures import CPU, DEVICE, REDUCES, annotation, span, write_capture
 
 from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
-from instrument.cli import command
+from instrument.cli import show
 from instrument.cli.command import main
 from instrument.runs.rank_summary import write
 from instrument.sinks.memory import Memory
@@ -72,7 +72,7 @@ def is_harmless(text: str) -> bool:
 
 def test_whatever_is_shown_of_a_capture_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture = evil_capture(tmp_path)
-    views = [f"--{option}" for option in command._VIEWS]
+    views = [f"--{option}" for option in show.VIEWS]
     for options in ([], views, ["--by", "stack"], ["--by", "range"], ["--by", "thread"], ["--by", "input_shapes"]):
         assert main(["show", str(capture.folder), *options]) == 0
         out, err = capsys.readouterr()

@@ -210,7 +210,7 @@ class Table:
             "report/templates/table.html",
             table=known.since_begin(),
             notes=notes,
-            side={name: "left" if _is_text(known.column(name)) else "right" for name in known.columns},
+            side={name: "left" if is_text(known.column(name)) else "right" for name in known.columns},
             heading=heading,
             cell_text=cell_text,
             exact_text=_exact_text,
@@ -271,7 +271,7 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
     body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
-    left = [_is_text(table.column(name)) for name in table.columns]
+    left = [is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
 
     def line(cells: Sequence[str]) -> str:
@@ -281,7 +281,8 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
 
 
-def _is_text(values: Sequence[Any]) -> bool:
+def is_text(values: Sequence[Any]) -> bool:
+    """Whether a column is shown as text, at the left, and not as numbers."""
     first = next((value for value in values if value is not None), None)
     return not isinstance(first, int | float)
 

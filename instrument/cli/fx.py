@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from instrument.analysis.table import to_text
+from instrument.cli.output import Parts
 from instrument.errors import ConfigError
 from instrument.fx.machine import Machine
 from instrument.fx.profiler import profile_graph
 from instrument.fx.result import SHOWN, GraphProfile
+from instrument.report.section import Section, is_every_column
 
 
-def report(options: argparse.Namespace) -> str:
+def report(options: argparse.Namespace) -> Parts:
     """The table of a model's nodes as the command's options ask for it, with what it cost under it.
 
     Raises:
@@ -37,14 +38,16 @@ def report(options: argparse.Namespace) -> str:
     table = profile.roofline(machine) if options.roofline else table
     try:
         table = table.sort(options.sort) if options.sort else table
-        columns = options.columns or (table.columns if options.by or options.roofline else SHOWN)
+        usual = table.columns if options.by or options.roofline else SHOWN
+        columns = table.columns if is_every_column(options.columns) else options.columns or usual
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    said = [f"{to_text(table)}\n", profile.foot]
+    said = [profile.foot]
     said += [f"The roof is that of {machine}."] if options.roofline else []
     said += [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
-    return "\n".join(said)
+    chosen = options.columns is not None
+    return [Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None), "\n".join(said)]
 
 
 def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:

@@ -1,4 +1,8 @@
-"""Captures as plain text, as the table sink writes it and `instrument show` prints it."""
+"""What is shown of a capture, and that as plain text: in the log, in table.txt, and in what `instrument` prints.
+
+A text for a person is a list of parts, each a paragraph or a `Section` with a table; `instrument.report.terminal` draws
+the same parts on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from instrument.analysis.operators import By as Grouping
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
@@ -31,6 +35,7 @@ from instrument.report.notebook import (
     with_type,
     without_ranges,
 )
+from instrument.report.section import TEXT_WIDTH, Section, is_every_column
 
 By = Literal["name", Grouping]
 
@@ -100,7 +105,7 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
-_WIDTH, _NARROWEST_NAME = 140, 28
+_NARROWEST_NAME = 28
 # What is short enough for a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # What a grouping needs, and how to get it where the capture holds none; threads are always known.
@@ -134,13 +139,13 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """The capture's own names of columns to show.
+    """The capture's own names of columns to show; `["all"]` stays as it is.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
     """
-    if columns is None:
-        return None
+    if columns is None or is_every_column(columns):
+        return None if columns is None else [*columns]
     for column in columns:
         if SORT_NAMES.get(column, column) not in {*OPERATOR_COLUMNS, *RANGE_COLUMNS}:
             hint = did_you_mean(column, dict.fromkeys([*OPERATOR_COLUMNS, *RANGE_COLUMNS, *SORT_NAMES]))
@@ -148,7 +153,20 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
     return [SORT_NAMES.get(column, column) for column in columns]
 
 
-def render(
+def plain(parts: Iterable[str | Section]) -> str:
+    """Parts as plain text, with an empty line between them."""
+    return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
+
+
+def render(capture: Capture, **options: Any) -> str:
+    """The capture as plain text; `options` are those of `capture_parts`, which raises the same.
+
+    Longer names keep their head and tail; a line has about 140 characters at most.
+    """
+    return plain(capture_parts(capture, **options))
+
+
+def capture_parts(
     capture: Capture,
     *,
     rows: int = 15,
@@ -159,12 +177,12 @@ def render(
     ranges: bool = True,
     operators: bool = True,
     sort_ranges: str | None = None,
-) -> str:
-    """The capture as text: what it is of, the range tree, the costliest operators, what is missing.
+) -> list[str | Section]:
+    """What is shown of a capture: what it is of, the range tree, the costliest operators, what is missing.
 
     The arguments are the options of `TableSink`; with `sort_ranges`, one of their columns, the ranges are no tree but
     in that order, by their paths. In the tree those that caused the most CPU time are kept; the others and what is in
-    no range have a row each. Longer names keep their head and tail; a line has about 140 characters at most.
+    no range have a row each.
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
@@ -172,8 +190,9 @@ def render(
         TraceError: the trace cannot be read.
     """
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
+    usual = chosen is None or is_every_column(chosen)
     rows = sys.maxsize if rows == ALL else rows
-    parts = [heading(capture), device(capture) if chosen is None and (ranges or operators) else ""]
+    parts: list[str | Section] = [heading(capture), device(capture) if usual and (ranges or operators) else ""]
     if ranges:
         parts += [_range_part(capture, rows, chosen, sort_ranges), unmarked(capture), recomputed(capture)]
         parts.append(inside_compiled(capture))
@@ -181,17 +200,17 @@ def render(
         table = _with_averages(_grouped(capture, by, stack_depth))
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
         parts.append(unlaunched(capture))
-    if operators and chosen is None:
+    if operators and usual:
         parts.append(not_recorded(capture, table))
-    if chosen is None:
+    if usual:
         parts.append(cost(capture))
-    return "\n\n".join(filter(None, parts))
+    return [part for part in parts if part]
 
 
 def render_view(
     capture: Capture, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> str:
-    """A view of the capture as text: its first rows, as they stand or sorted.
+    """A view of the capture as plain text: its first rows, as they stand or sorted.
 
     `view` names an attribute that is a table, such as "steps"; dots lead further in.
 
@@ -199,27 +218,36 @@ def render_view(
         ConfigError: the view has no such column.
         TraceError: the trace cannot be read.
     """
-    return view_text(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)
+    return plain([view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)])
 
 
-def view_text(view: str, table: Table, *, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
+def view_part(
+    view: str, table: Table, *, rows: int, sort: str | None = None, columns: Sequence[str] | None = None
+) -> str | Section:
     """The first rows of a table, as they stand or sorted, under the name of the view that it is.
 
     Raises:
         ConfigError: it has no such column.
     """
-    for name in filter(None, [sort, *(columns or ())]):
+    chosen = () if columns is None or is_every_column(columns) else columns
+    for name in filter(None, [sort, *chosen]):
         if TORCH_NAMES.get(name, name) not in table.columns:
             raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
     title, first = view.split(".")[0].capitalize().replace("_", " "), (table.sort(sort) if sort else table).head(rows)
-    names = [TORCH_NAMES.get(name, name) for name in columns or ()] or _known_columns(table, table.columns)
+    names = [TORCH_NAMES.get(name, name) for name in chosen] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
     if not names:
         return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
-    text, left_out = _text(first, names, () if columns else _LEAST_MISSED_OF_KERNELS)
-    return f"{title}{few}\n{text}{_too_wide(left_out)}"
+    return Section(
+        first,
+        _name_first(first, names),
+        f"{title}{few}",
+        chosen=bool(columns),
+        missable=() if columns else _LEAST_MISSED_OF_KERNELS,
+        key=sort and TORCH_NAMES.get(sort, sort),
+    )
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -271,16 +299,16 @@ def as_json(
     return json.dumps({"name": capture.name, **tables}, indent=2)
 
 
-def _sorted_ranges(table: Table, rows: int, columns: list[str] | None, sort: str) -> str:
-    shown = table.sort(sort).head(rows)
-    columns = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES}))
+def _sorted_ranges(capture: Capture, rows: int, columns: list[str] | None, sort: str) -> Section:
+    shown = capture.ranges.sort(sort).head(rows)
+    names = columns or _known_columns(shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES}))
     paths = [with_type(row.path, row.module_type) for row in shown]
-    named = Table({"name": paths, **{name: shown.column(name) for name in columns if name != "name"}})
-    text, _ = _text(named, columns)
-    return text
+    named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
+    title = ranges_title(capture, rows, sort)
+    return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
 
 
-def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: str | None) -> str:
+def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: str | None) -> str | Section:
     table = capture.ranges
     if not len(table):
         return (
@@ -288,19 +316,22 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: st
             if capture.about.annotations_disabled
             else "No ranges: mark code with @profiled, or give the session a model."
         )
+    if is_every_column(columns):
+        columns = _known_columns(table, RANGE_COLUMNS)
     if sort is not None:
-        return f"{ranges_title(capture, rows, sort)}\n{_sorted_ranges(table, rows, columns, sort)}"
+        return _sorted_ranges(capture, rows, columns, sort)
     shown = outline(table, rows)
     has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
-    text, _ = _text(shown, columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual)))
-    return f"{ranges_title(capture, rows)}\n{text}"
+    names = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
+    title = ranges_title(capture, rows)
+    return Section(shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True)
 
 
 def _operator_part(
     capture: Capture, table: Table, rows: int, sort: str | None, columns: list[str] | None, by: By
-) -> str:
+) -> str | Section:
     if not len(table):
         return "No operators."
     sort, note = sort or costliest_by(table), ""
@@ -309,16 +340,20 @@ def _operator_part(
     table = without_ranges(table)
     if not len(table):
         return "No operators."
+    if is_every_column(columns):
+        columns = _known_columns(table, OPERATOR_COLUMNS)
     shown = _with_waits(table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
-    missable = [] if columns else [name for name in _LEAST_MISSED if name != sort]
     beside = [by] if by in _BESIDE else []
-    text, left_out = _text(shown, [*beside, *(columns or _known_columns(table, usual))], missable)
-    lines = text.splitlines()
-    if by != "name" and not beside:
-        lines = [*lines[:2], *(f"{line}{_below(group)}" for line, group in zip(lines[2:], shown.column(by)))]
-    title = operators_title(capture, rows, len(table), f"{sort}{note}")
-    return "\n".join([title, *lines]) + _too_wide(left_out)
+    return Section(
+        shown,
+        _name_first(shown, [*beside, *(columns or _known_columns(table, usual))]),
+        operators_title(capture, rows, len(table), f"{sort}{note}"),
+        chosen=columns is not None,
+        missable=[] if columns else [name for name in _LEAST_MISSED if name != sort],
+        key=sort,
+        below=[_below(group) for group in shown.column(by)] if by != "name" and not beside else (),
+    )
 
 
 def _with_waits(table: Table) -> Table:
@@ -332,10 +367,9 @@ def _too_wide(left_out: Sequence[str]) -> str:
     return f"\nToo wide to show: {', '.join(left_out)}." if left_out else ""
 
 
-def _below(group: str | None) -> str:
-    """What a row is grouped by, on lines of its own."""
-    parts = [] if group in (None, "[]") else group.split(";")
-    return "".join(f"\n    {textwrap.shorten(printable(part), _WIDTH - 20, placeholder=' …')}" for part in parts)
+def _below(group: str | None) -> list[str]:
+    """What a row is grouped by, in lines."""
+    return [] if group in (None, "[]") else group.split(";")
 
 
 def _grouped(capture: Capture, by: By, depth: int) -> Table:
@@ -365,20 +399,40 @@ def _known(table: Table, column: str) -> bool:
     return column in table.columns and any(value is not None for value in table.column(column))
 
 
-def _text(table: Table, columns: Sequence[str], missable: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """The name and the columns as text, and those of the `missable` that were left out because they did not fit.
+def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
+    """The name and those columns that the table has."""
+    return [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
+
+
+def _section_text(section: Section) -> str:
+    text, left_out = _fitted(section)
+    lines = text.splitlines()
+    if section.below:
+        below = ("".join(f"\n    {_shortened(line)}" for line in lines) for lines in section.below)
+        lines = [*lines[:2], *(f"{line}{more}" for line, more in zip(lines[2:], below))]
+    return "\n".join(filter(None, [section.title, *lines])) + _too_wide(left_out)
+
+
+def _shortened(line: str) -> str:
+    return textwrap.shorten(printable(line), TEXT_WIDTH - 20, placeholder=" …")
+
+
+def _fitted(section: Section) -> tuple[str, list[str]]:
+    """The table as text, and those of the `missable` that were left out because they did not fit.
 
     Names are shortened first. A table without names has its columns alone.
     """
-    shown = [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
+    table, shown, most = section.table, [*section.columns], section.text_width
+    if most is None:
+        return to_text(table.select(shown)), []
     left_out = []
-    for name in missable:
-        if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > _WIDTH:
+    for name in section.missable:
+        if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > most:
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):
         text = to_text(table.select(shown), name_width=width)
-        if _width(text) <= _WIDTH:
+        if _width(text) <= most:
             return text, left_out
     return to_text(table.select(shown), name_width=_NARROWEST_NAME), left_out
 

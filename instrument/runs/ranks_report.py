@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from loguru import logger
 from instrument import files
 from instrument.analysis.table import Table, duration
 from instrument.printable import printable
-from instrument.report.text import view_text
+from instrument.report.section import Section, is_every_column
+from instrument.report.text import plain, view_part
 from instrument.runs.rank_summary import SUMMARY_FILE
 from instrument.runs.run import Ranks, Run, few
 from instrument.worker.job import Job
@@ -31,7 +33,14 @@ _OF_RANGES = (
 _VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
 
 
-def as_text(ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None) -> str:
+def as_text(ranks: Ranks, **options: Any) -> str:
+    """A window over its ranks as plain text; `options` are those of `parts`, which raises the same."""
+    return plain(parts(ranks, **options))
+
+
+def parts(
+    ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
+) -> list[str | Section]:
     """A window over its ranks: what to know of them, each one's step, who holds the others up, and the ranges.
 
     `sort` and `columns` are those of the ranges; without `sort` the ones with the most CPU time are shown, in the
@@ -43,15 +52,13 @@ def as_text(ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: S
     of = f" of {ranks.world_size}" if ranks.world_size else ""
     heading = "\n".join([f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes])
     by = "own_ns" if len(ranks.ranks) > rows else None
-    return "\n\n".join(
-        [
-            heading,
-            view_text("ranks", ranks.ranks, rows=rows, sort=by, columns=None),
-            _stragglers(ranks.stragglers.head(rows)),
-            _clocks(ranks.clocks),
-            _ranges(ranks.ranges, rows, sort, columns),
-        ]
-    )
+    return [
+        heading,
+        view_part("ranks", ranks.ranks, rows=rows, sort=by, columns=columns if is_every_column(columns) else None),
+        _stragglers(ranks.stragglers.head(rows)),
+        _clocks(ranks.clocks),
+        _ranges(ranks.ranges, rows, sort, columns),
+    ]
 
 
 def as_json(ranks: Ranks) -> str:
@@ -99,16 +106,19 @@ def _clocks(table: Table) -> str:
     return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
 
 
-def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str:
+def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str | Section:
     known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
     count = len(table)
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
         table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
-    text = view_text("ranges", table, rows=rows, sort=sort, columns=["path", *(columns or known[1:])])
+    chosen = ["path", *(columns or known[1:])]
+    part = view_part("ranges", table, rows=rows, sort=sort, columns=columns if is_every_column(columns) else chosen)
     shown = min(rows, len(table))
     note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
-    return f"A step's ranges over the ranks{note}\n{text.partition(chr(10))[2]}" if count else text
+    if isinstance(part, str):
+        return part
+    return replace(part, title=f"A step's ranges over the ranks{note}", chosen=columns is not None)
 
 
 def conclude(job: Job, last: Path, patient_s: float) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from instrument.cli import command
+from instrument.cli import graph
 from instrument.cli.command import main
 from instrument.fx.machine import Machine
 from instrument.fx.node_table import GROUPINGS
@@ -70,7 +70,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split()[:2] for line in said.splitlines()[2:4]] == [["embedding", "2"], ["masked_fill", "2"]]
     said = shown(capsys, *model, "--train", "--by", "module_type", "--columns", "module_type,nodes")
     assert ["Linear", "1"] in [line.split() for line in said.splitlines()]
-    assert command._NODE_GROUPINGS == GROUPINGS
+    assert graph.GROUPINGS == GROUPINGS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Types of the commands' arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+# How many rows of each table are shown unasked.
+ROWS = 15
+
+
+def path_or_url(text: str) -> Path | str:
+    """A path, or a URL as it is."""
+    return text if "://" in text else Path(text)
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return number
+
+
+def row_count(text: str) -> int:
+    """How many rows; all for -1, as in torch's `row_limit`."""
+    return sys.maxsize if text == "-1" else positive(text)
+
+
+def column_names(text: str) -> list[str]:
+    """The names in a list such as `calls,cpu_ns`."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,38 @@
+"""What a command prints: its result on stdout, fitted to a terminal if it is one, and remarks on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from instrument.printable import printable_lines
+
+if TYPE_CHECKING:
+    from instrument.report.section import Section
+
+# What a command returns that shows tables.
+Parts: TypeAlias = "Sequence[str | Section]"
+
+
+def show_result(result: str | Parts) -> None:
+    """Print text as it is, and parts with tables as the place they go to can show them.
+
+    A file, a pipe and a terminal that only knows text (TERM=dumb) get plain text.
+    """
+    if isinstance(result, str):
+        print(printable_lines(result), flush=True)
+    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        from instrument.report.terminal import draw
+
+        print(draw(result), end="", flush=True)
+    else:
+        from instrument.report.text import plain
+
+        print(printable_lines(plain(result)), flush=True)
+
+
+def say(text: str) -> None:
+    """Print on stderr, with every control character as an escape."""
+    print(printable_lines(text), file=sys.stderr)

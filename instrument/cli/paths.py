@@ -1,0 +1,68 @@
+"""The captures that a path or URL on the command line stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from instrument.cli.output import say
+from instrument.errors import CaptureError
+from instrument.files import exists
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
+
+# How many captures and the like are named beside the one that is shown.
+_OTHERS = 10
+
+
+def newest_capture(path: Path | str) -> Capture:
+    """The capture at a path or URL; where there are several the newest, which is told on stderr."""
+    from instrument.capture import Capture
+
+    *others, newest = captures_at(path)
+    tell_others(newest, others, "captures")
+    return Capture.load(newest)
+
+
+def captures_at(path: Path | str) -> Sequence[Path | str]:
+    """The captures at or below a path or URL, the newest last.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    if isinstance(path, str):
+        from instrument.storage import captures
+
+        return captures(path)
+    if _is_one(path):
+        return [path]
+    return sorted(captures_in(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
+
+
+def _is_one(path: Path) -> bool:
+    """Whether a path is one capture or trace, and no folder of captures."""
+    return not path.is_dir() or any(exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json"))
+
+
+def captures_in(folder: Path) -> list[Path]:
+    """The folders of the captures below one.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    from instrument.runs.run import captures_below
+
+    found = list(captures_below(folder))
+    if not found:
+        raise CaptureError(f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file.")
+    return found
+
+
+def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
+    """Say on stderr which of several is shown, and name the newest of the others."""
+    if others:
+        listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
+        listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
+        say(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}")

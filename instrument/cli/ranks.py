@@ -1,0 +1,53 @@
+"""`instrument ranks`: the ranks of a run side by side, and their traces in one file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from instrument.cli.arguments import ROWS, column_names, path_or_url, row_count
+from instrument.cli.output import Parts, say
+from instrument.cli.paths import tell_others
+
+HELP = "compare the ranks of a run, and merge their traces"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Compare the ranks of a run's newest window: each one's step, who holds the others up, the ranges over all "
+        "ranks. RUN_FOLDER may also be captures, or the traces of several ranks, whoever recorded them."
+    )
+    add = parser.add_argument
+    of = "a folder of captures, traces by rank, or a URL"
+    add("paths", metavar="RUN_FOLDER", type=path_or_url, nargs="+", help=of)
+    add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
+    add("--rows", metavar="N", type=row_count, default=ROWS, help="rows of each table at most; -1: all (%(default)s)")
+    add("--sort", metavar="KEY", help="column to sort the ranges by")
+    add("--columns", metavar="A,B", type=column_names, help="columns of the ranges to show; all: every known one")
+    add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
+    add("--trace", metavar="FILE", type=Path, help="also write the ranks' traces as one, for Perfetto; .gz packs it")
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Return the tables over the ranks of one window, as text or JSON.
+
+    Raises:
+        CaptureError: there are no captures, or no such window.
+        ConfigError: the ranges have no such column.
+    """
+    from instrument.runs import merge_traces, ranks_report
+    from instrument.runs.run import Run
+
+    loaded = Run.load(*arguments.paths)
+    for sentence in loaded.unread:
+        say(f"instrument: left out: {sentence}")
+    ranks = loaded.window(arguments.window) if arguments.window else loaded.windows[-1]
+    if not arguments.window:
+        tell_others(ranks.where, [window.where for window in loaded.windows[:-1]], "windows")
+    if arguments.trace:
+        merge_traces.merge(ranks, arguments.trace)
+        say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
+    if arguments.json:
+        return ranks_report.as_json(ranks)
+    return ranks_report.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

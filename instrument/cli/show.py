@@ -1,0 +1,126 @@
+"""`instrument show`: the tables of a capture, of a trace, or of a file of timings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fnmatch import fnmatch
+from operator import attrgetter
+from pathlib import Path
+
+from instrument.cli.arguments import ROWS, column_names, path_or_url, positive, row_count
+from instrument.cli.output import Parts
+from instrument.cli.paths import newest_capture, tell_others
+from instrument.errors import CaptureError, ConfigError
+from instrument.files import regular_files
+
+HELP = "print the range tree and the costliest operators, or another view"
+
+# What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
+# first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
+VIEWS = {
+    "ranges": ("ranges", "the range tree: time on CPU and device, forward and backward"),
+    "ops": ("operators", "the operators, by name or --by"),
+    "kernels": ("kernels", "the device's kernels by name, with what launching them cost"),
+    "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
+    "moments": ("moments", "the moments that were marked with instrument.mark"),
+    "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
+    "memory-categories": ("memory_categories", "what memory was for, where profiler.memory_categories was on"),
+    "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
+    "copies": ("copies", "copies and memsets, with their bandwidth"),
+    "launches": ("launches", "the CPU calls that launch device work, and how long it took to start"),
+    "streams": ("streams", "what ran on each stream of each device"),
+    "overview": ("overview", "each step by kernels, copies, communication, loader and CPU"),
+    "devices": ("devices", "how well each device was used"),
+    "swallowed": ("swallowed", "the ranges inside compiled regions, which cannot be timed"),
+}
+
+# What `--by` groups operators by, as the table sink's option of that name.
+GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "device", "range")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = "Print the range tree and the costliest operators of a capture, or those views that are named."
+    add = parser.add_argument
+    of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
+    add("path", metavar="PATH", type=path_or_url, help=of)
+    add("--sort", metavar="KEY", help="column to sort by, torch's names too (operators: self time; others as they are)")
+    add(
+        "--rows",
+        metavar="N",
+        type=row_count,
+        help=f"rows shown of each table at most; -1: all ({ROWS}, with --json all)",
+    )
+    add("--by", choices=GROUPINGS, default="name", help="group operators by it besides their name")
+    add("--stack-depth", metavar="N", type=positive, default=5, help="frames that make a stack (%(default)s)")
+    add("--columns", metavar="A,B", type=column_names, help="columns to show (the usual ones); all: every known one")
+    for option, (view, tells) in VIEWS.items():
+        add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
+    told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
+    add("--timings", action="store_true", help=told)
+    add("--json", action="store_true", help="the views as JSON, all columns of each, times in nanoseconds")
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Return the tables that the options ask for, as text or JSON.
+
+    Raises:
+        CaptureError: there is no capture, or the trace holds nothing of what to group by.
+        ConfigError: an option names no column, or fits no view that is shown.
+        TraceError: the trace cannot be read.
+    """
+    from instrument.report.text import as_json, capture_parts, sort_keys, view_part
+
+    timings = arguments.timings or str(arguments.path).endswith(".jsonl")
+    chosen = arguments.views or ["ranges", "operators"]
+    if arguments.by != "name" and (timings or "operators" not in chosen):
+        raise ConfigError(f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out.")
+    if timings:
+        return _timings(arguments)
+    capture = newest_capture(arguments.path)
+    if arguments.json:
+        grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
+        return as_json(capture, chosen, rows=arguments.rows or sys.maxsize, sort=arguments.sort, **grouping)
+    rows = arguments.rows or ROWS
+    own = {name: name in chosen for name in ("ranges", "operators")}
+    sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
+    parts = capture_parts(
+        capture,
+        rows=rows,
+        sort=sort,
+        sort_ranges=sort_ranges,
+        columns=arguments.columns if any(own.values()) else None,
+        by=arguments.by,
+        stack_depth=arguments.stack_depth,
+        **own,
+    )
+    others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
+    options = {"rows": rows, "sort": arguments.sort, "columns": arguments.columns}
+    return [*parts, *(view_part(view, attrgetter(view)(capture), **options) for view in others)]
+
+
+def _timings(arguments: argparse.Namespace) -> Parts:
+    from instrument.report.text import view_part
+    from instrument.runs.timings_file import read_timings
+
+    table, heading = read_timings(_timings_file(arguments.path))
+    rows = arguments.rows or ROWS
+    return [heading, view_part("timings", table, rows=rows, sort=arguments.sort, columns=arguments.columns)]
+
+
+def _timings_file(path: Path | str) -> Path:
+    """The file of timings at a path; in a folder that holds several the newest, which is told on stderr."""
+    if isinstance(path, str):
+        from instrument.storage import fetch
+
+        path = fetch(path)
+    if not path.is_dir():
+        return path
+    files = (file for file in regular_files(path) if fnmatch(file.name, "timings_rank*.jsonl"))
+    found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
+    if not found:
+        raise CaptureError(f"{path} holds no timings: record some with profiler=timings.")
+    *others, newest = found
+    tell_others(newest, others, "files of timings")
+    return newest

@@ -1,0 +1,255 @@
+"""The parts of a text drawn on a terminal: fitted to its width, with tree lines, bars and a few colours.
+
+Names in a trace may come from anybody. `printable` escapes what a terminal would obey, and they are put into
+`rich.text.Text` as they are, which knows no markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from instrument.analysis.table import cell_text, heading, is_text
+from instrument.printable import printable
+from instrument.report.section import Section
+
+# What is left out first where a terminal is too narrow, over all tables; after these the columns from the right.
+_LEAST_MISSED = (
+    "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm", "clipped_overlap_ns",
+    "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns", "clipped_exposed_copy_ns",
+    "clipped_exposed_communication_ns", "clipped_compute_ns", "overlap_ns", "copy_ns", "unknown_wait_ns",
+    "gap_wait_ns", "min_ns", "occupancy", "cpu_ns_per_step", "cpu_ns_per_call", "forward_ns", "recompute_ns",
+    "self_cpu_bytes", "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
+    "self_total_ns", "total_ns", "start_ns",
+)  # fmt: skip
+# A column of names and one of other text have at least so many cells; both at most so many, or half the terminal's.
+_NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
+# A bar beside a share comes before names wider than this.
+_READABLE = 36
+# An abridged text ends in so many of its last characters, as names of kernels differ there.
+_TAIL = 15
+_GAP, _BAR = "  ", 8
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+# What is to the left of a name for each level: nothing, a line that goes on, a branch, the last branch.
+_GUIDES, _ASCII_GUIDES = ("  ", "│ ", "├ ", "└ "), ("  ", "| ", "+ ", "` ")
+_STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
+
+
+def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
+    """Parts as a terminal shows them, with its control sequences; without `console` the terminal on stdout.
+
+    No row of a table is longer than a line: names are shortened in the middle, then columns left out, which a line
+    below the table says. Columns that the reader chose are all shown, where they do not fit as several
+    tables one below the other. Colours follow NO_COLOR and what the terminal knows.
+    """
+    console = console or Console()
+    with console.capture() as drawn:
+        for number, part in enumerate(parts):
+            if number:
+                console.print()
+            if isinstance(part, Section):
+                _draw_section(console, part)
+            else:
+                first, *others = map(printable, part.split("\n"))
+                _print_words(console, first, "" if number else _STRONG)
+                for line in others:
+                    _print_words(console, line)
+    return drawn.get()
+
+
+def _print_words(console: Console, line: str, style: str = "") -> None:
+    """Print a line, wrapped between words; one with a word that is too long, as a path, stays whole for copying."""
+    too_long = any(cell_len(word) > console.width for word in line.split(" "))
+    console.print(Text(line, style), soft_wrap=too_long)
+
+
+@dataclass
+class _Column:
+    """A column's cells as text, and how wide it may be and is drawn."""
+
+    name: str
+    header: str
+    cells: list[str]
+    values: Sequence[object]
+    is_text: bool
+    least: int
+    most: int
+    guides: list[str] = field(default_factory=list)
+    has_bar: bool = False
+    width: int = 0
+
+
+def _draw_section(console: Console, section: Section) -> None:
+    if section.title:
+        title = printable(section.title)
+        name = title[: min((at for mark in ",;(" if (at := title.find(mark)) > 0), default=len(title))].rstrip()
+        console.print(Text.assemble((name, _STRONG), (title[len(name) :], _FAINT)))
+    columns = _columns(section, console.width, ascii_only=console.options.ascii_only)
+    left_out: list[str] = []
+    if section.chosen:
+        blocks = _blocks(columns, console.width)
+    else:
+        blocks, left_out = _narrowed(columns, console.width, section.key)
+    for number, block in enumerate(blocks):
+        _set_widths(block, console.width)
+        for line in ([Text()] if number else []) + [*_lines(block, section, console)]:
+            console.print(line, no_wrap=True, overflow="ellipsis")
+    if left_out:
+        some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
+        caption = f"{some} left out: {', '.join(left_out)}; --columns all or a wider terminal shows "
+        console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
+
+
+def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]:
+    table = section.table.since_begin()
+    found: list[_Column] = []
+    for name in section.columns:
+        narrowest = _NARROWEST_NAME if name == _names_of(section.columns) else _NARROWEST
+        values, header = table.column(name), heading(name)
+        cells = [printable(value) if isinstance(value, str) else cell_text(name, value) for value in values]
+        guides: list[str] = []
+        if section.is_tree and name == "name":
+            depths = [depth or 0 for depth in table.column("depth")]
+            guides = _guides(depths, width // 8, _ASCII_GUIDES if ascii_only else _GUIDES)
+            cells = [cell[2 * depth :] for cell, depth in zip(cells, depths)]
+        natural = max(map(cell_len, [header, *(guides or cells)]), default=0)
+        if guides:
+            natural = max(natural, *(cell_len(guide + cell) for guide, cell in zip(guides, cells)))
+        text, least = is_text(values), natural
+        if text:
+            least = min(natural, max(cell_len(header), narrowest))
+        most = min(natural, max(_WIDEST, width // 2)) if text else natural
+        found.append(_Column(name, header, cells, values, text, least, most, guides))
+    return found
+
+
+def _names_of(columns: Sequence[str]) -> str:
+    """The column that tells the rows apart."""
+    return "name" if "name" in columns else columns[0]
+
+
+def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[str]:
+    """What stands before each name of a tree in depth-first order: lines from its parents, of `levels` at most."""
+    blank, line, branch, last = signs
+    guides: list[str] = []
+    open_levels: set[int] = set()  # those at which a later row goes on
+    for depth in reversed(depths):
+        first = max(1, depth - levels + 1)
+        outer = "".join(line if level in open_levels else blank for level in range(first, depth))
+        own = "" if not depth else branch if depth in open_levels else last
+        guides.append(("… " if first > 1 else "") + outer + own)
+        open_levels = {level for level in open_levels if level < depth} | {depth}
+    return guides[::-1]
+
+
+def _needed(columns: Sequence[_Column]) -> int:
+    """The cells that a line has at least."""
+    return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
+
+
+def _narrowed(columns: list[_Column], width: int, key: str | None) -> tuple[list[list[_Column]], list[str]]:
+    """The columns that fit beside each other, as one block, and the names of the others in the table's order."""
+    names = [column.name for column in columns]
+    order = [name for name in _LEAST_MISSED if name in names] + [n for n in reversed(names) if n not in _LEAST_MISSED]
+    kept = {column.name: column for column in columns}
+    for name in order:
+        if _needed([*kept.values()]) <= width:
+            break
+        if name not in (_names_of(names), key):
+            del kept[name]
+    return [[*kept.values()]], [name for name in names if name not in kept]
+
+
+def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
+    """All columns, in as many blocks as it takes, each of them with the names."""
+    named = _names_of([column.name for column in columns])
+    names = [column for column in columns if column.name == named]
+    blocks = [[*names]]
+    for column in columns:
+        if column.name != named:
+            if len(blocks[-1]) > 1 and _needed([*blocks[-1], column]) > width:
+                blocks.append([*names])
+            blocks[-1].append(column)
+    return blocks
+
+
+def _set_widths(columns: list[_Column], width: int) -> None:
+    """Share out what room is left: to text up to a readable width, to a bar, then to text that is still cut."""
+    left = width - _needed(columns)
+    for column in columns:
+        column.width = column.least
+    left = _widen(columns, left, _READABLE)
+    if left < 0:  # a terminal so narrow that nothing fits
+        columns[0].width = max(columns[0].width + left, 1)
+    shares = [column for column in columns if column.name.endswith("share")]
+    for column in columns:
+        column.has_bar = column in shares[-1:] and left > _BAR
+    _widen(columns, left - (1 + _BAR if any(column.has_bar for column in columns) else 0), width)
+
+
+def _widen(columns: list[_Column], left: int, most: int) -> int:
+    """Give room to columns that need it, the first ones first, up to a width; returns what is left."""
+    for column in columns:
+        more = max(min(column.most, most) - column.width, 0)
+        more = min(more, max(left, 0))
+        column.width, left = column.width + more, left - more
+    return left
+
+
+def _lines(columns: list[_Column], section: Section, console: Console) -> Iterator[Text]:
+    ascii_only = console.options.ascii_only
+    widths = [column.width + (1 + _BAR if column.has_bar else 0) for column in columns]
+    yield _joined([_padded(Text(column.header, _STRONG), column) for column in columns])
+    yield Text(_GAP.join(("-" if ascii_only else "─") * width for width in widths), _FAINT)
+    for row in range(len(section.table)):
+        yield _joined([_cell(column, row, ascii_only=ascii_only) for column in columns])
+        for line in section.below[row] if section.below else ():
+            yield Text(f"    {_shortened(printable(line), console.width - 4)}", _FAINT)
+
+
+def _joined(cells: Sequence[Text]) -> Text:
+    line = Text(_GAP).join(cells)
+    line.rstrip()
+    return line
+
+
+def _cell(column: _Column, row: int, *, ascii_only: bool) -> Text:
+    value, guide = column.values[row], column.guides[row] if column.guides else ""
+    text = _shortened(column.cells[row], max(column.width - cell_len(guide), 1))
+    is_nothing = value is None or (value == 0 and not column.is_text)
+    cell = _padded(Text.assemble((guide, _FAINT), (text, _FAINT if is_nothing else "")), column)
+    if column.has_bar:
+        cell.append(f" {_bar(value, ascii_only=ascii_only)}", _BAR_STYLE)
+    return cell
+
+
+def _padded(cell: Text, column: _Column) -> Text:
+    pad = " " * (column.width - cell.cell_len)
+    padded = Text.assemble(cell, pad) if column.is_text else Text.assemble(pad, cell)
+    if column.has_bar and cell.plain == column.header:
+        padded.append(" " * (1 + _BAR))
+    return padded
+
+
+def _bar(share: object, *, ascii_only: bool) -> str:
+    part = min(max(share, 0.0), 1.0) if isinstance(share, int | float) else 0.0
+    if ascii_only:
+        return ("#" * round(part * _BAR)).ljust(_BAR)
+    full, eighths = divmod(round(part * _BAR * 8), 8)
+    return ("█" * full + _EIGHTHS[eighths]).ljust(_BAR)
+
+
+def _shortened(text: str, width: int) -> str:
+    """Text of at most so many cells: its head and its tail."""
+    if cell_len(text) <= width:
+        return text
+    tail = ""
+    for character in reversed(text[-_TAIL:]):
+        if cell_len(character + tail) > (width - 1) // 2:
+            break
+        tail = character + tail
+    return f"{set_cell_size(text, width - 1 - cell_len(tail))}…{tail}"

@@ -1,0 +1,216 @@
+"""Tables on a terminal: fitted to its width, harmless, and plain text wherever there is no terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from made_captures import annotation, kernels, span, steps, write_capture
+from rich.cells import cell_len
+from rich.console import Console
+
+from instrument.analysis.table import Table
+from instrument.capture import Capture
+from instrument.cli import show
+from instrument.report.section import Section
+from instrument.report.terminal import draw
+from instrument.report.text import capture_parts, plain, render, view_part
+
+WIDTHS = (30, 60, 80, 100, 140, 250)
+CONTROL = re.compile(r"\x1b\[[0-9;]*m")
+HOSTILE = ("[red]x[/red]", "[link=https://evil]y[/link]", ":smile:", "a\x1b]0;owned\x07b", "[/]", "中文内核" * 20)
+
+
+def drawn(parts: list[str | Section], width: int, encoding: str = "utf-8", **options: object) -> str:
+    class File(StringIO):
+        pass
+
+    File.encoding = encoding  # type: ignore[misc]
+    console = Console(file=File(), force_terminal=True, color_system="standard", width=width, _environ={}, **options)
+    return draw(parts, console)
+
+
+def words(text: str) -> str:
+    return CONTROL.sub("", text)
+
+
+def tables(text: str) -> list[list[str]]:
+    """The lines of each table: its header, its rule and its rows."""
+    blocks = [block.splitlines() for block in words(text).split("\n\n")]
+    found = []
+    for block in blocks:
+        rule = next((at for at, line in enumerate(block) if re.fullmatch(r"[─ -]*[─-]{3}[─ -]*", line)), None)
+        if rule is not None:
+            found.append(block[rule - 1 :])
+    return found
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    deep = [annotation("/".join("abcdefgh"[: depth + 1]), 100 + depth, 80 - 2 * depth) for depth in range(8)]
+    return write_capture(tmp_path, [*steps(), *kernels(), *deep, span("aten::" + "long" * 40, 500, 9)])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("columns", [None, ["all"], ["calls", "cpu_ns", "share", "self_cpu_ns"]])
+def test_no_line_is_wider_than_the_terminal(capture: Capture, width: int, columns: list[str] | None) -> None:
+    parts = capture_parts(capture, columns=columns, rows=-1)
+    if columns != ["calls", "cpu_ns", "share", "self_cpu_ns"]:
+        parts += [view_part(view, getattr(capture, view), rows=5, columns=columns) for view in ("kernels", "steps")]
+    text = drawn(parts, width)
+    found = tables(text)
+    assert len(found) >= 2
+    assert all(cell_len(line) <= width for lines in found for line in lines)
+
+
+def test_columns_that_have_no_room_are_named_and_the_key_stays(capture: Capture) -> None:
+    part = capture_parts(capture, sort="cpu_ns", ranges=False)[2]
+    assert isinstance(part, Section)
+    text = words(drawn([part], 60))
+    header = text.splitlines()[2 if "threads" in text.splitlines()[1] else 1]
+    assert header.split()[0] == "name"
+    assert re.search(r"\bCPU\b", text.partition("─")[0].splitlines()[-1]), "the column that it is sorted by"
+    said = " ".join(text.partition(" columns left out: ")[2].split())
+    left_out = said.partition("; ")[0].split(", ")
+    assert said.endswith("; --columns all or a wider terminal shows them.")
+    assert set(left_out) < set(part.columns)
+    assert "cpu_ns" not in left_out
+    assert "left out" not in words(drawn([part], 250))
+
+
+def test_columns_that_were_asked_for_are_all_shown_below_each_other(capture: Capture) -> None:
+    parts = capture_parts(capture, columns=["all"], operators=False)
+    (part,) = (part for part in parts if isinstance(part, Section))
+    blocks = tables(drawn([part], 80))
+    assert len(blocks) > 2
+    assert all(block[0].split()[0] == "name" for block in blocks)
+    headers = " ".join(block[0] for block in blocks)
+    assert "median" in headers
+    assert "p95" in headers
+    assert "left out" not in drawn([part], 80)
+    wide = plain([part]).splitlines()[1].split()
+    assert set(wide) <= set(headers.split()), "the same columns as in plain text"
+
+
+def test_a_tree_has_lines_and_a_share_its_bar(capture: Capture) -> None:
+    (part,) = (part for part in capture_parts(capture, operators=False) if isinstance(part, Section))
+    lines = [line for lines in tables(drawn([part], 250)) for line in lines]
+    names = [line.split("  ")[0] for line in lines]
+    assert any(name.lstrip("│ ").startswith(("└ ", "├ ")) for name in names)
+    assert any("█" in line or "▏" in line for line in lines)
+    ascii_only = drawn([part], 250, encoding="ascii")
+    assert words(ascii_only).replace("µ", "").replace("–", "").isascii()
+
+
+def test_the_lines_of_a_tree() -> None:
+    depths = [0, 1, 2, 2, 1, 2, 0, 1]
+    names = [f"{'  ' * depth}n{k}" for k, depth in enumerate(depths)]
+    part = Section(Table({"name": [*names, "rest"], "depth": [*depths, None]}), ["name"], is_tree=True)
+    assert words(drawn([part], 80)).splitlines()[2:] == [
+        "n0", "├ n1", "│ ├ n2", "│ └ n3", "└ n4", "  └ n5", "n6", "└ n7", "rest",
+    ]  # fmt: skip
+    deep = Section(Table({"name": ["  " * k + "n" for k in range(500)], "depth": range(500)}), ["name"], is_tree=True)
+    lines = words(drawn([deep], 40)).splitlines()[2:]
+    assert len(lines) == 500
+    assert all(cell_len(line) <= 40 and line.endswith("n") for line in lines), "the name is seen at any depth"
+
+
+def test_long_names_keep_head_and_tail() -> None:
+    part = Section(Table({"name": ["void " + "x" * 200 + "<float, 3>"], "calls": [1]}), ["name", "calls"])
+    row = words(drawn([part], 50)).splitlines()[2]
+    assert row.startswith("void xx")
+    assert "<float, 3>  " in row
+    assert "…" in row
+
+
+def test_hostile_names_stand_as_they_are(tmp_path: Path) -> None:
+    table = Table({"name": [*HOSTILE], "calls": [1] * len(HOSTILE), "share": [0.5] * len(HOSTILE)})
+    below = [[name] for name in HOSTILE]
+    text = drawn([*HOSTILE, Section(table, table.columns, title=HOSTILE[0], below=below)], 80)
+    plain_text = words(text)
+    assert "\x1b" not in plain_text
+    assert "\x07" not in plain_text
+    for name in (*HOSTILE[:3], r"a\x1b]0;owned\x07b", "[/]"):
+        assert plain_text.count(name) >= 3, name
+    assert "8;" not in "".join(re.findall(r"\x1b[^m]*", text)), "no link"
+    capture = write_capture(tmp_path, [*steps(), *(span(name, 600 + k, 1) for k, name in enumerate(HOSTILE))])
+    shown = words(drawn([*capture_parts(capture, rows=-1)], 80))
+    assert all(name in shown for name in HOSTILE[:3])
+
+
+def test_a_table_of_nothing_and_a_terminal_of_nothing() -> None:
+    empty = Section(Table({"name": [], "calls": []}), ["name", "calls"], "Nothing")
+    assert words(drawn([empty], 20)).splitlines()[:2] == ["Nothing", "name  calls"]
+    some = Section(Table({"number": [1, 2], "duration_ns": [10**9, None]}), ["number", "duration_ns"])
+    assert all(cell_len(line) <= 5 for lines in tables(drawn([some], 5)) for line in lines)
+
+
+def on_a_terminal(*arguments: str, width: int, **environment: str) -> str:
+    """What a command writes to a terminal of that width."""
+    import fcntl
+    import termios
+
+    inside, outside = pty.openpty()
+    fcntl.ioctl(outside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    command = [sys.executable, "-m", "instrument", *arguments]
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    env |= {"TERM": "xterm", **environment}
+    process = subprocess.Popen(command, stdin=outside, stdout=outside, stderr=subprocess.PIPE, env=env)
+    os.close(outside)
+    content = b""
+    while True:
+        try:
+            more = os.read(inside, 65536)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not more:
+            break
+        content += more
+    os.close(inside)
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+    return content.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours_and_its_width_and_others_plain_text(capture: Capture) -> None:
+    folder = str(capture.folder)
+    text = on_a_terminal("show", folder, width=80)
+    assert "\x1b[1m" in text
+    assert all(cell_len(line) <= 80 for lines in tables(text) for line in lines)
+    assert "left out" in text
+    wide = on_a_terminal("show", folder, "--ranges", width=200)
+    assert "\x1b[36m" in wide, "a bar"
+    assert "\x1b[36m" not in on_a_terminal("show", folder, "--ranges", width=200, NO_COLOR="1")
+    assert on_a_terminal("show", folder, width=80, TERM="dumb") == render(capture) + "\n"
+    assert on_a_terminal("show", folder, "--json", width=80).startswith("{")
+    piped = subprocess.run(
+        [sys.executable, "-m", "instrument", "show", folder],
+        env={**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=True,
+    )
+    assert piped.stdout == render(capture) + "\n"
+
+
+def test_every_view_can_be_drawn(capture: Capture) -> None:
+    views = [f"--{option}" for option in show.VIEWS]
+    text = on_a_terminal("show", str(capture.folder), *views, "--columns", "all", width=60)
+    assert all(cell_len(line) <= 60 for lines in tables(text) for line in lines)
+    assert "Kernels" in text
+
+
+def test_rich_is_loaded_for_a_terminal_alone(capture: Capture) -> None:
+    code = "import sys; from instrument.cli.command import main; main(sys.argv[1:]); print('rich' in sys.modules)"
+    for arguments in (["show", str(capture.folder)], ["show", str(capture.folder), "--json"], []):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, encoding="utf-8")
+        assert done.stdout.endswith("False\n")
