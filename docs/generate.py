@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -74,9 +75,10 @@ def options_page() -> str:
     for group in ("sinks", "triggers"):
         parts.append(f"## Options of {group}")
         for name, target in shipped(group).items():
-            module, _, kind = target.rpartition(".")
-            found = list(_rows(getattr(import_module(module), kind), PROFILER / group / f"{name}.yaml"))
-            parts += [f"### `{name}`", _summary(target), _option_table(found)]
+            module, _, own = target.rpartition(".")
+            kind = getattr(import_module(module), own)
+            found = _rows(kind, PROFILER / group / f"{name}.yaml")
+            parts += [f"### `{name}`", _summary(kind), _option_table(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -131,7 +133,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("instrument."):
-            kind = griffe.load(f"{base.__module__}.{base.__name__}", search_paths=[str(ROOT)])
+            kind = _read(base)
             sections = kind.docstring.parse("google") if kind.docstring else []
             attributes = (s for s in sections if s.kind is griffe.DocstringSectionKind.attributes)
             found |= {each.name: each.description for section in attributes for each in section.value}
@@ -185,10 +187,15 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _summary(target: str) -> str:
-    kind = griffe.load(target, search_paths=[str(ROOT)])
-    first = kind.docstring.value.split("\n\n")[0] if kind.docstring else ""
-    return f"{_prose(first)} See [`{kind.name}`](api.md#{target})."
+def _read(kind: type) -> griffe.Object | griffe.Alias:
+    """A class as its source has it, with the text below each field."""
+    file = Path(sys.modules[kind.__module__].__file__ or "")
+    return griffe.visit(kind.__module__, file, file.read_text(encoding="utf-8"))[kind.__name__]
+
+
+def _summary(kind: type) -> str:
+    first = (kind.__doc__ or "").split("\n\n")[0]
+    return f"{_prose(first)} See [`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})."
 
 
 def _spelled(action: argparse.Action) -> str:
