@@ -28,6 +28,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in 
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
 # Commands of docs/hydra.md that log no table, as it says.
 SILENT = ("python train.py profiler=disabled", "python train.py '~profiler.sinks.table'")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
 
 
@@ -37,7 +38,8 @@ def run(command: list[str] | str, folder: Path) -> str:
         command,
         shell=isinstance(command, str),
         cwd=folder,
-        env={**os.environ, "PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache")},
+        # one thread: the models are small, and other tests want the cores
+        env={**os.environ, "PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **ONE_THREAD},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
