@@ -1,6 +1,7 @@
 ## make demo    train the example, record three windows, say what they wrote and how to open it
 ## make test    run the whole test suite
-## make check   ruff, mypy and the test suite
+## make check   ruff, mypy, the documentation and the test suite
+## make docs    build the documentation into site/; a link that leads nowhere is an error
 ## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers against an older minor version of each
 ## make compat  run the core suite under each Python from 3.10 to 3.13 at hand, and under older torch: an hour, 5 GB at a time
@@ -19,13 +20,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Four processes at most: each loads torch. Tests of one file share what they make.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+# Anew each time: warnings about a page that its cache holds would be left out.
+ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check bench older compat soak clean
+.PHONY: help demo test check docs bench older compat soak clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -52,7 +55,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL); else echo "The documentation is not built: Zensical needs Python 3.11."; fi
 	$(PYTEST)
+
+docs: $(VENV)/.installed-dev
+	$(ZENSICAL)
+	@echo "The documentation is in site/: open site/index.html."
 
 # Each file that can be run prints its table; all are run, and the target fails where one missed a ratio.
 bench: $(VENV)/.installed-bench
@@ -69,7 +77,7 @@ soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
 
 clean:
-	rm -rf .venv .venv-older build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-older build dist site .cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is the last that venv makes: where it is missing, the environment is not whole.

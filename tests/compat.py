@@ -1,8 +1,8 @@
-"""Runs the core suite, without trainers and experiment trackers, under each Python and torch that README names.
+"""Runs the core suite, without trainers and trackers, under each Python and torch in docs/compatibility.md.
 
 `make compat` runs it. Each pair gets an environment of its own, of some 5 GB where torch brings CUDA along, which is
 removed before the next is made; TMPDIR says where. Needs nothing but the standard library. Words like 3.11/2.8.0 choose
-pairs: `make compat ONLY="3.10/2.13.0 3.11/2.8.0"`. Ends with the table for README.
+pairs: `make compat ONLY="3.10/2.13.0 3.11/2.8.0"`. Ends with the table for that page.
 """
 
 from __future__ import annotations

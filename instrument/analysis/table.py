@@ -58,16 +58,17 @@ class Table:
 
     Cost: rows are built when asked for; the table itself holds only the columns.
 
-    >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_cpu_ns": [5_000, 2_500_000]})
-    >>> table.sort("self_cpu_ns")
-    name        calls  self CPU
-    ----------  -----  --------
-    aten::mm        1  2.500 ms
-    aten::relu      2  5.000 µs
-    >>> [row.name for row in table.where(calls=2)]
-    ['aten::relu']
-    >>> table.where(self_cpu_ns=lambda ns: ns > 1_000_000)[0].self_cpu_ns
-    2500000
+    Examples:
+        >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_cpu_ns": [5_000, 2_500_000]})
+        >>> table.sort("self_cpu_ns")
+        name        calls  self CPU
+        ----------  -----  --------
+        aten::mm        1  2.500 ms
+        aten::relu      2  5.000 µs
+        >>> [row.name for row in table.where(calls=2)]
+        ['aten::relu']
+        >>> table.where(self_cpu_ns=lambda ns: ns > 1_000_000)[0].self_cpu_ns
+        2500000
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> None:

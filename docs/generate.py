@@ -1,0 +1,234 @@
+"""Write `options.md` and `cli.md`, which a test compares with the code they are made from.
+
+    python docs/generate.py
+
+The options come from the pydantic schema, the files in `instrument/conf` and the docstrings, the commands from the
+parser. Whatever an option has no docstring for is told by the comment beside it in its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import griffe
+from pydantic import BaseModel
+
+from instrument.cli import command
+from instrument.config.presets import preset, presets, shipped
+from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PROFILER = ROOT / "instrument" / "conf" / "profiler"
+NOTE = "<!-- Written by docs/generate.py: change the code, then run it again. -->\n"
+GROUPS = {
+    "Which steps": (
+        "enabled wait warmup active repeat skip_first skip_first_wait at_steps every_n_steps schedule total_steps "
+        "phases max_window_s max_window_memory"
+    ),
+    "What is recorded": (
+        "activities record_shapes profile_memory with_stack with_flops with_modules capture_overload_names "
+        "communication memory_categories memory_snapshot execution_trace experimental_config emit modules timings "
+        "metadata"
+    ),
+    "Where it goes": (
+        "output_dir ranks export export_queue export_timeout_s keep disk_budget upload_to upload_options "
+        "preemption_grace_s sinks triggers"
+    ),
+}
+LEFT_OUT = {"graph"}  # on its way out
+Row = tuple[str, str, str, str]  # name, type, default, text
+
+
+def options_page() -> str:
+    """The page of all options: of a session, of each preset, sink and trigger."""
+    rows = {row[0]: row for row in _rows(ProfilerConfig, PROFILER / "_instrument_base.yaml") if row[0] not in LEFT_OUT}
+    groups = {title: names.split() for title, names in GROUPS.items()}
+    if others := rows.keys() - {name for names in groups.values() for name in names}:
+        groups["Others"] = sorted(others)
+    parts = [
+        f"{NOTE}\n# Options",
+        _prose(
+            "Every option is a field of `ProfilerConfig`. Its name is torch's own where torch has one. Write it as "
+            "`Session(active=3)` in Python and as `profiler.active=3` with Hydra; `null` is `None` in Python. A "
+            "misspelt or contradictory option raises `ConfigError`, in one sentence, before the first step."
+        ),
+        "## Presets",
+        'A preset is a set of options under one name: `Session("trace")`, or `profiler=trace`.',
+        _table(("preset", "", "options", "sinks"), _preset_rows()),
+    ]
+    for title, names in groups.items():
+        parts.append(f"## {title}")
+        parts += [_option(rows[name]) for name in names if name in rows]
+    for title, model in (("Options of `modules`", ModulesConfig), ("Options of `timings`", TimingsConfig)):
+        own = title.split("`")[1]
+        file = PROFILER / ("timings.yaml" if own == "timings" else "_instrument_base.yaml")
+        parts += [f"## {title}", _option_table(_rows(model, file, inside=own))]
+    for group in ("sinks", "triggers"):
+        parts.append(f"## Options of {group}")
+        for name, target in shipped(group).items():
+            module, _, own = target.rpartition(".")
+            kind = getattr(import_module(module), own)
+            found = _rows(kind, PROFILER / group / f"{name}.yaml")
+            parts += [f"### `{name}`", _summary(kind), _option_table(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cli_page() -> str:
+    """The page of all commands."""
+    parser = command._parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    parts = [
+        f"{NOTE}\n# Commands",
+        _prose(
+            "`instrument COMMAND --help` prints the same. No command but `graph`, which runs a model, loads torch. The "
+            "exit status is 0, or 2 with one sentence on stderr."
+        ),
+        _table(("command", ""), [(f"[`{a.dest}`](#{a.dest})", _cell(a.help or "")) for a in commands._choices_actions]),
+    ]
+    for name, each in commands.choices.items():
+        arguments = [action for action in each._actions if not isinstance(action, argparse._HelpAction)]
+        rows = [(f"`{_spelled(action)}`", _cell(_help(action))) for action in arguments]
+        parts += [f"## {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _preset_rows() -> Iterator[tuple[str, ...]]:
+    """What each preset sets that differs from the defaults."""
+    schema = ProfilerConfig.model_json_schema()["properties"]
+    for name in presets():
+        given = preset(name)
+        if given.get("graph"):
+            continue
+        sinks = ", ".join(f"[`{sink}`](#{sink})" for sink in given.pop("sinks", {}))
+        changed = {key: value for key, value in given.items() if not _is_default(value, schema[key])}
+        first = (PROFILER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        yield f"`{name}`", _cell(first), ", ".join(f"`{key}={_yaml(value)}`" for key, value in changed.items()), sinks
+
+
+def _is_default(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "default" in schema:
+        return bool(value == schema["default"])
+    return not value or schema.get("$ref", "").endswith("ModulesConfig")
+
+
+def _rows(model: type[BaseModel], file: Path, inside: str | None = None) -> Iterator[Row]:
+    schema = model.model_json_schema()
+    told, comments = _docstrings(model), _comments(file, inside)
+    for name, field in schema["properties"].items():
+        default = field.get("default", [] if field.get("type") == "array" else {})
+        yield name, _kind(field), "" if "$ref" in field else _yaml(default), told.get(name) or comments.get(name, "")
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The text of each field: below it, or under "Attributes:" in the docstring of its class."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__module__.startswith("instrument."):
+            kind = _read(base)
+            sections = kind.docstring.parse("google") if kind.docstring else []
+            attributes = (s for s in sections if s.kind is griffe.DocstringSectionKind.attributes)
+            found |= {each.name: each.description for section in attributes for each in section.value}
+            found |= {name: each.docstring.value for name, each in kind.members.items() if each.docstring}
+    return found
+
+
+def _comments(file: Path, inside: str | None) -> dict[str, str]:
+    """The comment beside each option in a file, or beside each one in the mapping `inside`."""
+    found: dict[str, str] = {}
+    above = None
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"^( *)(\w+):[^#]*(?:# (.*))?$", line):
+            above = match[2] if not match[1] else above
+            if inside is None or (match[1] and above == inside):
+                found.setdefault(match[2], match[3] or "")
+    return found
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A type in words."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(each) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
+    if "$ref" in schema:
+        return f"[options](#options-of-{schema['$ref'].rpartition('/')[2].removesuffix('Config').lower()})"
+    if "pattern" in schema:  # of pydantic's ByteSize alone
+        return 'text such as `"4GB"`'
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    words = {"integer": "int", "number": "float", "string": "text", "boolean": "bool", "object": "mapping"}
+    kind = words.get(schema.get("type", ""), schema.get("type", "anything"))
+    least, above = schema.get("minimum", schema.get("ge")), schema.get("exclusiveMinimum", schema.get("gt"))
+    return kind + (f" ≥ {least:g}" if least is not None else f" > {above:g}" if above is not None else "")
+
+
+def _option(row: Row) -> str:
+    name, kind, default, text = row
+    default = f", default `{default}`" if default else ""
+    return f"### `{name}`\n\n{kind}{default}\n\n{_prose(text)}"
+
+
+def _option_table(rows: Any) -> str:
+    cells = ((f"`{name}`", kind, f"`{default}`", _cell(text)) for name, kind, default, text in rows)
+    return _table(("option", "type", "default", ""), cells)
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _read(kind: type) -> griffe.Object | griffe.Alias:
+    """A class as its source has it, with the text below each field."""
+    file = Path(sys.modules[kind.__module__].__file__ or "")
+    return griffe.visit(kind.__module__, file, file.read_text(encoding="utf-8"))[kind.__name__]
+
+
+def _summary(kind: type) -> str:
+    first = (kind.__doc__ or "").split("\n\n")[0]
+    return f"{_prose(first)} See [`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})."
+
+
+def _spelled(action: argparse.Action) -> str:
+    """How an argument is written, as `--sort KEY`."""
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    names = ", ".join(action.option_strings) or str(value)
+    return names if action.nargs == 0 or not action.option_strings else f"{names} {value or action.dest.upper()}"
+
+
+def _help(action: argparse.Action) -> str:
+    return (action.help or "") % vars(action)
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _prose(text: str) -> str:
+    """Paragraphs with a capital at the start and a full stop at the end, in lines of at most 100 characters."""
+    text = text.strip()
+    text = text if text.startswith("`") else text[:1].upper() + text[1:]
+    text = text if text.endswith((".", ":")) else f"{text}."
+    fill = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False).fill
+    return "\n\n".join(map(fill, text.split("\n\n")))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+PAGES = {"options.md": options_page, "cli.md": cli_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+        print(DOCS / name)

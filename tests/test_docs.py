@@ -1,0 +1,170 @@
+"""README and docs/, page by page: files are written, Python blocks and commands run, generated pages are current.
+
+Each page runs from top to bottom in one process, in a folder with a recorded run of the application that docs/hydra.md
+shows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+from collected import errors_in
+from installed import need
+from page_script import blocks, printed_by, script
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in FILES}
+BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
+# Commands of docs/hydra.md that log no table, as it says.
+SILENT = ("python train.py profiler=disabled", "python train.py '~profiler.sinks.table'")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
+
+
+def run(command: list[str] | str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=isinstance(command, str),
+        cwd=folder,
+        # one thread: the models are small, and other tests want the cores
+        env={**os.environ, "PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **ONE_THREAD},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    assert not errors_in(done.stdout), done.stdout
+    return done.stdout
+
+
+class Recorded(NamedTuple):
+    """The folder with the files of all pages and a recorded run of train.py, and what that has printed."""
+
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp("docs")
+    for block in (block for page in BLOCKS.values() for block in page if block.file):
+        (folder / block.file).parent.mkdir(exist_ok=True)
+        (folder / block.file).write_text(block.body, encoding="utf-8")
+    printed = run("python train.py profiler.record_shapes=true", folder)
+    (profile,) = folder.glob("outputs/*/*/profile")
+    shutil.copytree(profile, folder / "profile")
+    return Recorded(folder, printed)
+
+
+def trainer_is_missing(body: str) -> bool:
+    return any(importlib.util.find_spec(name) is None for name in TRAINERS.findall(body))
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_each_block_runs(page: str, recorded: Recorded, tmp_path: Path) -> None:
+    # the query is run on eight real ranks by tests/sinks/test_parquet_sink.py
+    assert {block.language for block in BLOCKS[page]} <= {"python", "bash", "yaml", "text", "sql"}
+    folder, source = tmp_path / "folder", script(BLOCKS[page], trainer_is_missing)
+    shutil.copytree(recorded.folder, folder)
+    (file := tmp_path / f"{Path(page).stem}.py").write_text(source, encoding="utf-8")
+    printed = run([sys.executable, str(file)], folder)
+    assert "print(" not in source or printed.strip()
+    assert ".ranges)" not in source or "name" in printed
+    for line in SILENT if page == "docs/hydra.md" else ():
+        assert "Ranges" not in printed_by(line, printed)
+
+
+def test_the_table_shown_is_the_one_printed(recorded: Recorded) -> None:
+    """The columns that the documentation shows are those of today."""
+    shown = next(block.body for block in BLOCKS["docs/getting-started.md"] if block.language == "text")
+    headings = [line.split() for line in shown.splitlines() if line.startswith("name ")]
+    assert len(headings) == 2
+    assert [line.split() for line in recorded.printed.splitlines() if line.startswith("name ")] == headings
+    for name in ("attention_block", "loss_fn", "forward", "backward", "optimizer", "data"):
+        assert re.search(rf"^ *{name} +\d+ +[\d.]+ [mµn]?s", recorded.printed, flags=re.MULTILINE), name
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
+    command = re.search(r"`instrument show TRACE (--breakdown [^`]+)`", PAGES["docs/device.md"])
+    assert command
+    trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
+    printed = run(f"instrument show {trace} {command[1]}", tmp_path)
+    shown = next(block.body for block in BLOCKS["docs/device.md"] if block.body.startswith("Breakdown"))
+    assert shown == printed.partition("\n\n")[2]
+    said = run(f"instrument show {trace} --rows 1", tmp_path)
+    binds = re.search(r'"(CPU-bound: \d+% [^"]+)"', PAGES["docs/device.md"].replace("\n", " "))
+    assert binds
+    assert binds[1] in said
+
+
+@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+def test_what_is_shown_of_eight_ranks_is_printed(tmp_path: Path) -> None:
+    traces = Path(os.environ["INSTRUMENT_TRACES"])
+    files = [str(traces / f"a100_megatron_tp8_rank{rank}.json.gz") for rank in range(8)]
+    printed = " ".join(run(["instrument", "ranks", *files], tmp_path).split())
+    shown = next(block.body for block in BLOCKS["docs/many-ranks.md"] if block.language == "text")
+    for paragraph in shown.split("\n\n")[2:]:
+        assert " ".join(paragraph.split()) in printed
+
+
+def generator() -> ModuleType:
+    need("griffe")  # of the extra docs, which needs Python 3.11
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["options.md", "cli.md"])
+def test_generated_pages_are_current(name: str) -> None:
+    page = generator().PAGES[name]
+    assert PAGES[f"docs/{name}"] == page(), "run python docs/generate.py"
+
+
+def test_every_option_is_told() -> None:
+    """None is without a text, or in no group."""
+    page = PAGES["docs/options.md"]
+    assert "## Others" not in page
+    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page.partition("## Which steps")[2], re.MULTILINE)
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    titles = [section.splitlines()[0] for section in sections]
+    assert len(titles) > 40
+    assert all(len(section.split("\n\n")) > 2 for section in sections)
+
+
+def test_every_page_can_be_found() -> None:
+    """Zensical says nothing of a page in its navigation that does not exist, nor of one that is in none."""
+    listed = re.findall(r'"([\w-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """Those of the pages in docs/ are looked at by `zensical build --strict`."""
+    for page in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", (ROOT / page).read_text("utf-8"))
+        assert links
+        for path, anchor in links:
+            assert (ROOT / path).is_file(), path
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+                assert anchor in {re.sub(r"\W+", "-", title.lower()).strip("-") for title in titles}, f"{path}#{anchor}"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 200
