@@ -12,6 +12,8 @@ Every message is one sentence: what is wrong, the value given, what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from instrument.printable import printable
@@ -70,3 +72,16 @@ def need_package(what: str, package: str, extra: str) -> None:
     # A folder of that name in the current one, as trackers make them, is found too, as a package without a file.
     if found is None or found.origin is None:
         raise MissingPackage(what, package, extra)
+
+
+def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str = "") -> str:
+    """The end of a sentence about an unknown name; empty where none that is known is near."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"; did you mean {quote}{prefix}{near[0]}{quote}?" if near else ""
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest of those known, or all where none is near."""
+    names = list(known)
+    everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
+    return suggestion(given, names, quote="'") or everything

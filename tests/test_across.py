@@ -17,11 +17,12 @@ from made_captures import steps, synchronous_steps, write_capture, write_rank
 
 from instrument.capture import Capture
 from instrument.cli.command import main
-from instrument.runs import ranks_report
-from instrument.runs.ranks_report import PATIENT_S, as_text
+from instrument.report.ranks import as_text
 from instrument.runs.run import Run
+from instrument.worker import rank_report
 from instrument.worker.finish import finish
 from instrument.worker.job import Job
+from instrument.worker.rank_report import PATIENT_S
 
 DDP = """
 import os, sys, time
@@ -78,7 +79,7 @@ def conclude(own: Capture, patient_s: float = PATIENT_S) -> None:
         run="0" * 32, rank=about["rank"], world_size=about["world_size"], folder=str(folder.parent),
         ranks=about.get("config", {}).get("ranks", "all"),
     )  # fmt: skip
-    ranks_report.conclude(job, folder, patient_s)
+    rank_report.write_rank_report(job, folder, patient_s)
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
             slept.append(seconds)
             before(len(slept))
 
-        monkeypatch.setattr(ranks_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
+        monkeypatch.setattr(rank_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
         return slept
 
     return act

@@ -18,7 +18,6 @@ import torch
 from collected import Log
 
 from instrument import Session
-from instrument.analysis.table import duration
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
@@ -26,6 +25,7 @@ from instrument.record import step_loop
 from instrument.record.recorder import RecordedWindow
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
+from instrument.units import duration
 from instrument.worker import queue, run_lock
 from instrument.worker.run_lock import RunLock
 

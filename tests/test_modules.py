@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from instrument import Session, instrument_model, profiled
-from instrument.analysis.table import duration
 from instrument.annotate import backends, module_calls
 from instrument.annotate.modules import ModuleRanges, forget, is_instrumented
 from instrument.errors import ConfigError
 from instrument.report.text import render
+from instrument.units import duration
 
 
 class Attention(nn.Module):

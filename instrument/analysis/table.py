@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from instrument.errors import MissingPackage
 from instrument.printable import printable
 from instrument.templates import render
+from instrument.units import count, duration, size
 
 if TYPE_CHECKING:
     import pandas
@@ -319,26 +320,10 @@ def cell_text(column: str, value: Any, width: int = 60) -> str:
     if column.endswith("bytes_per_second"):
         unit = "bytes"
     if unit == "bytes":
-        return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+        return size(value)
     if unit == "flops" or column.endswith("flops_per_second"):
-        return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
+        return count(value)
     if _is_share(column):
         return f"{value:.1%}"
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
-
-
-def duration(ns: float) -> str:
-    """A time in nanoseconds as text with three decimals in the unit that suits it."""
-    for limit, divisor, unit in ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms")):
-        if abs(ns) < limit:
-            return f"{ns / divisor:.3f} {unit}" if divisor > 1 else f"{ns:.0f} ns"
-    return f"{ns / 1e9:.3f} s"
-
-
-def _scaled(value: float, base: int, units: Sequence[str]) -> str:
-    power = 0
-    while abs(value) >= base and power < len(units) - 1:
-        value /= base
-        power += 1
-    return f"{value:.2f} {units[power]}" if power else f"{value} {units[0]}".rstrip()

@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         CaptureError: there are no captures, or no such window.
         ConfigError: the ranges have no such column.
     """
-    from instrument.runs import merge_traces, ranks_report
+    from instrument.report import ranks as text
+    from instrument.runs import merge_traces
     from instrument.runs.run import Run
 
     loaded = Run.load(*arguments.paths)
@@ -49,5 +50,5 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         merge_traces.merge(ranks, arguments.trace)
         say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
-        return ranks_report.as_json(ranks)
-    return ranks_report.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)
+        return text.as_json(ranks)
+    return text.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

@@ -1,0 +1,1 @@
+"""The Hydra groups that ship: presets, sinks and triggers, as YAML."""

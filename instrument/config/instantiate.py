@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from instrument.config.options import meant
 from instrument.config.presets import shipped
-from instrument.errors import ConfigError, InstrumentError
+from instrument.errors import ConfigError, InstrumentError, suggestion
 
 _SINK_METHOD = ("write", "write(self, capture, folder)")
 
@@ -46,7 +45,7 @@ def _with_target(kind: str, name: str, given: Any) -> Any:
     if name not in known:
         raise ConfigError(
             f"profiler.{kind}s.{name} is no {kind} that ships (those are {', '.join(known)}), and has no _target_"
-            f"{meant(name, known) or ', the class to build.'}"
+            f"{suggestion(name, known) or ', the class to build.'}"
         )
     return {"_target_": known[name], **given}
 
@@ -91,7 +90,7 @@ def build_sink(name: str, options: Mapping[str, Any]) -> Any:
     target = known.get(name, name)
     module, _, attribute = target.rpartition(".")
     if not module:
-        hint = meant(name, known) or "; give one of these, or the import path of a class."
+        hint = suggestion(name, known) or "; give one of these, or the import path of a class."
         raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(known)}){hint}")
     try:
         return _built(f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, did_you_mean
 from instrument.redact import blanked
 
 
@@ -53,19 +52,6 @@ class Options(BaseModel):
     def spoken(cls) -> str:
         """What error sentences call it: "The table sink"."""
         return f"The {cls.__name__}"
-
-
-def meant(given: object, known: Iterable[str], prefix: str = "", quote: str = "") -> str:
-    """The end of a sentence about an unknown name; empty where none that is known is near."""
-    near = difflib.get_close_matches(str(given), list(known), n=1)
-    return f"; did you mean {quote}{prefix}{near[0]}{quote}?" if near else ""
-
-
-def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest of those known, or all where none is near."""
-    names = list(known)
-    everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
-    return meant(given, names, quote="'") or everything
 
 
 def unwrapped(value: Any) -> Any:

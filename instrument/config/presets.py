@@ -9,8 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from instrument.config.options import meant
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, suggestion
 
 NO_GRAPH = "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
 
@@ -33,7 +32,9 @@ def preset(name: str) -> dict[str, Any]:
     if name == "graph":
         raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
-        raise ConfigError(f"{name!r} is no preset (those are {', '.join(presets())}){meant(name, presets()) or '.'}")
+        raise ConfigError(
+            f"{name!r} is no preset (those are {', '.join(presets())}){suggestion(name, presets()) or '.'}"
+        )
     return _composed(f"{name}.yaml")
 
 

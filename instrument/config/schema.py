@@ -26,11 +26,11 @@ from pydantic_core import ErrorDetails
 from instrument.config import activities, schedule
 from instrument.config.activities import Activities
 from instrument.config.instantiate import described, instantiated, like_of, sink_of, trigger_of
-from instrument.config.options import Amount, Bytes, Count, meant, must, unwrapped
+from instrument.config.options import Amount, Bytes, Count, must, unwrapped
 from instrument.config.presets import NO_GRAPH, preset
 from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
-from instrument.errors import ConfigError, need_package
+from instrument.errors import ConfigError, need_package, suggestion
 from instrument.patterns import check_pattern
 from instrument.redact import blanked, public
 
@@ -378,7 +378,7 @@ def _sentence(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         *above, last = map(str, error["loc"])
         known = _MODELS[above[0] if above else ""].model_fields
-        hint = meant(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
+        hint = suggestion(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
         return f"{path} is not an option{_HINTS.get(path, hint)}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
         return f"profiler.active is {value}, but a window needs at least one step."

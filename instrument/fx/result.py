@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from instrument.analysis.table import Table, duration, to_text
+from instrument.analysis.table import Table, to_text
 from instrument.fx import roofline
 from instrument.fx.draw.html import page
 from instrument.fx.liveness import Liveness, liveness
@@ -15,6 +15,7 @@ from instrument.fx.machine import Machine, measured
 from instrument.fx.node_table import NodeTable
 from instrument.fx.tensor_sizes import Storages
 from instrument.templates import render
+from instrument.units import duration
 
 #: The columns that the whole profile shows, of the nodes'.
 SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]

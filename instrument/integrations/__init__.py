@@ -1,0 +1,1 @@
+"""Sessions inside other people's trainers: Lightning, Transformers, Accelerate, Ignite."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from instrument.analysis.stacks import Stack
-from instrument.analysis.table import duration
 from instrument.printable import printable
 from instrument.templates import render
+from instrument.units import duration
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
 _LETTER = 6.6  # the width of one in the font below

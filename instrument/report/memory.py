@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
 from instrument.analysis.memory_categories import table as categories_table
 from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, Plot
-from instrument.analysis.table import Table, cell_text, duration, known_columns
-from instrument.capture import Capture
+from instrument.analysis.table import Table, cell_text, known_columns
+from instrument.analysis.views import Views
 from instrument.templates import render
+from instrument.units import duration
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
 _COLOURS = 8  # in assets/memory.css
@@ -59,7 +60,7 @@ class _Device(NamedTuple):
     tables: list[tuple[str, Table]]
 
 
-def page(capture: Capture, curves: Sequence[Curve], categories: Sequence[Categories], rows: int) -> str:
+def page(capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int) -> str:
     """The page: for each device the curve, what lived at the peak, what each step left behind, the commonest sizes.
 
     `rows` is how many rows each table has at most. The page needs no script and loads nothing.
@@ -79,7 +80,7 @@ def page(capture: Capture, curves: Sequence[Curve], categories: Sequence[Categor
     )
 
 
-def _device(capture: Capture, curve: Curve, categories: Sequence[Categories]) -> _Device:
+def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _Device:
     memory, device = capture.memory, curve.device
     charts, tables = [_chart(curve, curve.by, capture.steps)], []
     for each in categories:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.analysis.ranges import NO_RANGE
 from instrument.analysis.steps import waits
-from instrument.analysis.table import Table, duration
+from instrument.analysis.table import Table
+from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
 from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
 from instrument.trace.capture_json import Cost
+from instrument.units import duration
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
-    from instrument.capture import Capture
+    from instrument.analysis.views import Views
 
 _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
@@ -53,7 +55,7 @@ _ENOUGH_STEPS = 10
 _FEW = 4
 
 
-def heading(capture: Capture) -> str:
+def heading(capture: Views) -> str:
     """The capture's name with its steps, torch, devices and rank; what cut it short; where it lies: a line each.
 
     Raises:
@@ -71,7 +73,7 @@ def heading(capture: Capture) -> str:
     return "\n".join(printable(line) for line in lines if line)
 
 
-def _notes(capture: Capture) -> Iterator[str]:
+def _notes(capture: Views) -> Iterator[str]:
     """What is missing of the window or its trace, a sentence each."""
     window, events = capture.about.window, capture.events
     if window.truncated:
@@ -89,7 +91,7 @@ def _notes(capture: Capture) -> Iterator[str]:
         yield f"Events at times that no recording has ({events.left_out} of {events.recorded}) are left out."
 
 
-def _steps(capture: Capture) -> str:
+def _steps(capture: Views) -> str:
     numbers = capture.steps.column("number")
     if not numbers:
         return "no steps marked"
@@ -97,7 +99,7 @@ def _steps(capture: Capture) -> str:
     return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
-def cost(capture: Capture) -> str:
+def cost(capture: Views) -> str:
     """What recording cost the run, in a sentence; empty where that was not measured.
 
     What a sink is told of the export's time is that until then.
@@ -172,7 +174,7 @@ def with_type(name: str, module_type: str | None) -> str:
     return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
-def unmarked(capture: Capture) -> str:
+def unmarked(capture: Views) -> str:
     """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
     inside = sum(share or 0.0 for share in capture.ranges.column("share"))
     outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
@@ -183,7 +185,7 @@ def unmarked(capture: Capture) -> str:
     return f"{outside:.0%} of the time is in no range: {add} with @profiled."
 
 
-def recomputed(capture: Capture) -> str:
+def recomputed(capture: Views) -> str:
     """How much of the CPU's time activation checkpointing takes, in a sentence; empty where there is none."""
     parts = capture.ranges.parts
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
@@ -198,13 +200,13 @@ def _sum(cells: Sequence[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def shares_are_of(capture: Capture) -> str:
+def shares_are_of(capture: Views) -> str:
     """What the shares of ranges and operators are fractions of."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
 
 
-def device(capture: Capture) -> str:
+def device(capture: Views) -> str:
     """How the time of the devices is made up, and what binds the run, in a line each; empty without a device."""
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
@@ -222,7 +224,7 @@ def device(capture: Capture) -> str:
     return f"Device: {duration(row.total_ns)} from its first work to its last, {parts}.\n{binds}"
 
 
-def unlaunched(capture: Capture) -> str:
+def unlaunched(capture: Views) -> str:
     """What part of the device's work is in no operator or range, where that is more than a trifle."""
     table = capture.operators
     rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
@@ -236,7 +238,7 @@ def unlaunched(capture: Capture) -> str:
     )
 
 
-def inside_compiled(capture: Capture) -> str:
+def inside_compiled(capture: Views) -> str:
     """The ranges whose time cannot be told, by the compiled region that holds them."""
     by_region: dict[str, list[str]] = {}
     for row in capture.swallowed:
@@ -262,7 +264,7 @@ def _few_modules(names: Sequence[str]) -> str:
     return ", ".join(shown[:_FEW]) + (f" and {len(shown) - _FEW} more" if len(shown) > _FEW else "")
 
 
-def not_recorded(capture: Capture, operators: Table) -> str:
+def not_recorded(capture: Views, operators: Table) -> str:
     """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
     about, config = capture.about, capture.about.config
     cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
@@ -276,7 +278,7 @@ def not_recorded(capture: Capture, operators: Table) -> str:
     return f"Not recorded: {', '.join(missing)}." if missing else ""
 
 
-def to_html(capture: Capture) -> str:
+def to_html(capture: Views) -> str:
     """The capture as a part of an HTML page: its heading, range tree and costliest operators, and the views it has.
 
     A trace that cannot be read leaves the reason in their place.
@@ -287,10 +289,10 @@ def to_html(capture: Capture) -> str:
         values = _tables(capture)
     except InstrumentError as error:
         title, lines, values = capture.name, [str(error)], {"failed": True}
-    return render("report/templates/capture.html", title=title, lines=lines, views=_views(type(capture)), **values)
+    return render("report/templates/capture.html", title=title, lines=lines, views=_views(), **values)
 
 
-def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
+def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
     """What stands above the outline of the ranges, or above the ranges sorted by a column."""
     count = len(capture.ranges)
     if by is not None:
@@ -301,7 +303,7 @@ def ranges_title(capture: Capture, rows: int, by: str | None = None) -> str:
     return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
 
 
-def operators_title(capture: Capture, rows: int, count: int, by: str) -> str:
+def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
     """What stands above the first operators."""
     return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
 
@@ -316,7 +318,7 @@ def costliest_by(operators: Table) -> str:
     return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"
 
 
-def _tables(capture: Capture) -> dict[str, Any]:
+def _tables(capture: Views) -> dict[str, Any]:
     """The tables that a notebook shows, with their titles."""
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
     operators = without_ranges(capture.operators)
@@ -330,8 +332,8 @@ def _tables(capture: Capture) -> dict[str, Any]:
     }
 
 
-def _views(kind: type[Capture]) -> list[tuple[str, str]]:
+def _views() -> list[tuple[str, str]]:
     """The names of the views, each with the first line of its documentation."""
-    views = {name: view.__doc__ or "" for name, view in vars(kind).items() if isinstance(view, cached_property)}
-    views["stacks()"] = kind.stacks.__doc__ or ""
+    views = {name: view.__doc__ or "" for name, view in vars(Views).items() if isinstance(view, cached_property)}
+    views["stacks()"] = Views.stacks.__doc__ or ""
     return [(name, doc.splitlines()[0]) for name, doc in sorted(views.items())]

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from instrument.analysis.operators import By as Grouping
 from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
-from instrument.capture import Capture
-from instrument.config.options import did_you_mean
-from instrument.errors import CaptureError, ConfigError
+from instrument.analysis.views import Views
+from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
     cost,
@@ -158,7 +157,7 @@ def plain(parts: Iterable[str | Section]) -> str:
     return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
 
 
-def render(capture: Capture, **options: Any) -> str:
+def render(capture: Views, **options: Any) -> str:
     """The capture as plain text; `options` are those of `capture_parts`, which raises the same.
 
     Longer names keep their head and tail; a line has about 140 characters at most.
@@ -167,7 +166,7 @@ def render(capture: Capture, **options: Any) -> str:
 
 
 def capture_parts(
-    capture: Capture,
+    capture: Views,
     *,
     rows: int = 15,
     sort: str | None = None,
@@ -208,7 +207,7 @@ def capture_parts(
 
 
 def render_view(
-    capture: Capture, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
+    capture: Views, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> str:
     """A view of the capture as plain text: its first rows, as they stand or sorted.
 
@@ -270,7 +269,7 @@ def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str |
 
 
 def as_json(
-    capture: Capture,
+    capture: Views,
     views: Sequence[str],
     *,
     rows: int = ALL,
@@ -299,7 +298,7 @@ def as_json(
     return json.dumps({"name": capture.name, **tables}, indent=2)
 
 
-def _sorted_ranges(capture: Capture, rows: int, columns: list[str] | None, sort: str) -> Section:
+def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
     shown = capture.ranges.sort(sort).head(rows)
     names = columns or _known_columns(shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES}))
     paths = [with_type(row.path, row.module_type) for row in shown]
@@ -308,7 +307,7 @@ def _sorted_ranges(capture: Capture, rows: int, columns: list[str] | None, sort:
     return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
 
 
-def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: str | None) -> str | Section:
+def _range_part(capture: Views, rows: int, columns: list[str] | None, sort: str | None) -> str | Section:
     table = capture.ranges
     if not len(table):
         return (
@@ -330,7 +329,7 @@ def _range_part(capture: Capture, rows: int, columns: list[str] | None, sort: st
 
 
 def _operator_part(
-    capture: Capture, table: Table, rows: int, sort: str | None, columns: list[str] | None, by: By
+    capture: Views, table: Table, rows: int, sort: str | None, columns: list[str] | None, by: By
 ) -> str | Section:
     if not len(table):
         return "No operators."
@@ -372,7 +371,7 @@ def _below(group: str | None) -> list[str]:
     return [] if group in (None, "[]") else group.split(";")
 
 
-def _grouped(capture: Capture, by: By, depth: int) -> Table:
+def _grouped(capture: Views, by: By, depth: int) -> Table:
     if by == "name":
         return capture.operators
     table = capture.operators.by(by, depth=depth)

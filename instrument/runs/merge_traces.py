@@ -13,15 +13,15 @@ from typing import IO, Any
 import msgspec
 from msgspec import Raw
 
-from instrument.capture import Capture
+from instrument.analysis.views import Views
 from instrument.errors import CaptureError
 from instrument.files import replacing
 from instrument.runs.run import Ranks
-from instrument.sinks.chrome_trace import writing
 from instrument.trace.columns import BEYOND_US
 from instrument.trace.events import decoded
 from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
+from instrument.trace.rewrite import writing
 
 # What joins events of one process, and the least that is no sign of its absence. As the ranks count alike, the numbers
 # of each but the first are moved so far apart. JavaScript, and with it many a viewer, holds whole numbers up to 2**53:
@@ -77,7 +77,7 @@ def merge(ranks: Ranks, target: Path) -> None:
 
 
 def _trace(path: Path | str) -> Path:
-    capture = Capture.load(path)
+    capture = Views.load(path)
     trace = capture.trace_path
     if trace is None:
         raise CaptureError(f"The trace of {capture.name} has been dropped, so there is nothing to merge.")

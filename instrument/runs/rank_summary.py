@@ -17,7 +17,7 @@ from instrument import files, storage
 from instrument.analysis.breakdown import COLUMNS
 from instrument.analysis.collectives import collectives, cpu_waits
 from instrument.analysis.table import Table
-from instrument.capture import Capture
+from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 
@@ -71,7 +71,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
     collectives: Columns = {}
 
 
-def summarize(capture: Capture) -> RankSummary:
+def summarize(capture: Views) -> RankSummary:
     """A capture in figures. Of a trace without a capture's folder the rank is what torch wrote, or that in its name.
 
     Raises:
@@ -125,7 +125,7 @@ def _encodable(cell: Any) -> Any:
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
-def _steps(capture: Capture) -> Columns:
+def _steps(capture: Views) -> Columns:
     steps = capture.steps
     found: Columns = {name: steps.column(name) for name in ("number", "start_ns", "duration_ns")}
     if len(capture.work.event):
@@ -133,7 +133,7 @@ def _steps(capture: Capture) -> Columns:
     return found | dict.fromkeys(_OF_STEPS) | cpu_waits(capture.links)
 
 
-def write(capture: Capture, folder: Path) -> None:
+def write(capture: Views, folder: Path) -> None:
     """Put a capture's summary into a folder, whole or not at all.
 
     Raises:
@@ -152,7 +152,7 @@ def read(path: Path | str) -> RankSummary:
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
     """
-    return written([path])[path] or summarize(Capture.load(path))
+    return written([path])[path] or summarize(Views.load(path))
 
 
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from instrument import files, storage
 from instrument.analysis.table import Table
-from instrument.capture import METADATA_FILE, kind_of
+from instrument.analysis.views import METADATA_FILE, kind_of
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs import rank_comparison, rank_summary

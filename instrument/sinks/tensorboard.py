@@ -12,9 +12,10 @@ from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, open_to_append, replacing
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import rewrite, trace_of
+from instrument.sinks.chrome_trace import trace_of
 from instrument.sinks.scalars import last_step, scalars
 from instrument.trace.capture_json import unix_time
+from instrument.trace.rewrite import rewrite
 
 
 class TensorBoard(Sink):

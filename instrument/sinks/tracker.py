@@ -13,7 +13,8 @@ from loguru import logger
 from pydantic import Field, PrivateAttr
 
 from instrument import threads
-from instrument.capture import Capture, files_of
+from instrument.analysis.views import files_of
+from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars

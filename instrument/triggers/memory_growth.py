@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from instrument.analysis.table import cell_text
 from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
+from instrument.units import size
 
 _LOOKS = 10  # parts of the steps over which memory must have grown
 
@@ -68,7 +68,7 @@ class MemoryGrowth(Trigger):
             if len(looks) <= _LOOKS or grown < self.at_least_bytes or _in_one_go(looks):
                 return None
             looks.clear()
-            sizes = cell_text("bytes", grown), cell_text("bytes", before), cell_text("bytes", now)
+            sizes = size(grown), size(before), size(now)
             return "memory grew by {} from step {} to {}, from {} to {}".format(
                 sizes[0], first, step.number, *sizes[1:]
             )

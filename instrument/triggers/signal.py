@@ -10,8 +10,7 @@ from typing import Any
 from loguru import logger
 from pydantic import Field, field_validator
 
-from instrument.config.options import did_you_mean
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, did_you_mean
 from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
 
 

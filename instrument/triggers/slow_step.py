@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from instrument.analysis.table import duration
 from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
+from instrument.units import duration
 
 
 class SlowStep(Trigger):

@@ -20,9 +20,9 @@ from instrument.config.instantiate import rebuilt_sink
 from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import rewrite
 from instrument.sinks.scalars import scalars
 from instrument.trace.column_cache import path_of
+from instrument.trace.rewrite import rewrite
 from instrument.worker.queue import PACKED, RAW, describe, name_of, publish
 
 _LOCK_FILE = ".lock"

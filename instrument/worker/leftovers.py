@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from instrument.capture import METADATA_FILE, Capture
+from instrument.analysis.views import METADATA_FILE
+from instrument.capture import Capture
 from instrument.config.instantiate import build_sink
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of

@@ -29,8 +29,7 @@ from loguru import logger
 
 from instrument import files
 from instrument.errors import reason_of
-from instrument.runs import ranks_report
-from instrument.worker import queue, run_lock, waiting
+from instrument.worker import queue, rank_report, run_lock, waiting
 from instrument.worker.finish import built, finish, tell_sinks, traceback_of
 from instrument.worker.job import Job, from_line, to_line
 from instrument.worker.run_lock import RunLock
@@ -285,7 +284,7 @@ def main() -> None:
     if uploader is not None:
         uploader.close(None)
     if last is not None:
-        ranks_report.conclude(job, last, ranks_report.PATIENT_S)
+        rank_report.write_rank_report(job, last, rank_report.PATIENT_S)
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
         run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))

@@ -22,7 +22,8 @@ from typing import Any
 from loguru import logger
 
 from instrument import files
-from instrument.capture import METADATA_FILE, Capture
+from instrument.analysis.views import METADATA_FILE
+from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.worker import run_lock

@@ -16,9 +16,8 @@ from loguru import logger
 
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
-from instrument.runs import ranks_report
 from instrument.sinks import Sink
-from instrument.worker import job, queue
+from instrument.worker import job, queue, rank_report
 from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
@@ -153,7 +152,7 @@ class Delivery:
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            ranks_report.conclude(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
+            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
 
     def _release(self) -> None:
         """Let go of the run; what is left, the worker or `instrument export` does."""

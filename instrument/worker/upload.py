@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from loguru import logger
 
-from instrument.capture import NOTE_FILE, files_of
+from instrument.analysis.views import NOTE_FILE, files_of
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
 from instrument.redact import without_secrets

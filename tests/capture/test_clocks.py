@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_captures import REDUCES, annotation, span, synchronous_steps, write_rank
 
+from instrument.report.ranks import as_text
 from instrument.runs.clock_skew import median
-from instrument.runs.ranks_report import as_text
 from instrument.runs.run import Run
 
 

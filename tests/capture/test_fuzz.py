@@ -19,8 +19,8 @@ from instrument.analysis.operator_keys import GROUPINGS
 from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
 from instrument.range_names import from_trace
+from instrument.report import ranks
 from instrument.report.text import render, render_view
-from instrument.runs import ranks_report
 from instrument.runs.run import Run
 from instrument.sinks.scalars import last_step, scalars
 from instrument.trace import json_stream, reader
@@ -287,8 +287,8 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits,
             (folder / "summary.json").unlink()
         run = Run.load(run_folder)
         for window in run.windows:
-            assert is_harmless(ranks_report.as_text(window))
-            json.loads(ranks_report.as_json(window))
+            assert is_harmless(ranks.as_text(window))
+            json.loads(ranks.as_json(window))
         assert all(sentence.isprintable() for sentence in run.unread)
         assert sum(len(window.paths) for window in run.windows) + len(run.unread) == 2
     finally:

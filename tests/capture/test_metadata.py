@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from made_captures import steps, write_capture
 
-from instrument.capture import Capture, files_of
+from instrument.analysis.views import files_of
+from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.report.text import render
 from instrument.runs.rank_summary import summarize

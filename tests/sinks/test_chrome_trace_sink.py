@@ -15,7 +15,8 @@ from instrument.capture import Capture
 from instrument.config import user_metadata
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.sinks import chrome_trace
-from instrument.sinks.chrome_trace import ChromeTrace, rewrite
+from instrument.sinks.chrome_trace import ChromeTrace
+from instrument.trace.rewrite import rewrite
 
 
 def names(folder: Path) -> list[str]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
 
-from instrument.analysis.table import Table, cell_text, duration
+from instrument.analysis.table import Table, cell_text
 from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 from instrument.fx.draw.sugiyama import Point
 from instrument.templates import render
+from instrument.units import duration
 
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
 _LINE, _CHIP = 14.0, 14.0

@@ -1,0 +1,31 @@
+"""Times, bytes and counts as text, in the unit that suits each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def duration(ns: float) -> str:
+    """A time in nanoseconds as text with three decimals in the unit that suits it."""
+    for limit, divisor, unit in ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms")):
+        if abs(ns) < limit:
+            return f"{ns / divisor:.3f} {unit}" if divisor > 1 else f"{ns:.0f} ns"
+    return f"{ns / 1e9:.3f} s"
+
+
+def size(value: float) -> str:
+    """Bytes as text: "2.00 KiB", or "-3 B"."""
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def count(value: float) -> str:
+    """A number of operations as text: "1.50 K"."""
+    return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    power = 0
+    while abs(value) >= base and power < len(units) - 1:
+        value /= base
+        power += 1
+    return f"{value:.2f} {units[power]}" if power else f"{value} {units[0]}".rstrip()
