@@ -63,7 +63,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     for block in (block for page in BLOCKS.values() for block in page if block.file):
         (folder / block.file).parent.mkdir(exist_ok=True)
         (folder / block.file).write_text(block.body, encoding="utf-8")
-    printed = run("python train.py profiler.record_shapes=true", folder)
+    printed = run("python train.py", folder)
     (profile,) = folder.glob("outputs/*/*/profile")
     shutil.copytree(profile, folder / "profile")
     return Recorded(folder, printed)
