@@ -44,13 +44,12 @@ GROUPS = {
         "preemption_grace_s sinks triggers"
     ),
 }
-LEFT_OUT = {"graph"}  # on its way out
 Row = tuple[str, str, str, str]  # name, type, default, text
 
 
 def options_page() -> str:
     """The page of all options: of a session, of each preset, sink and trigger."""
-    rows = {row[0]: row for row in _rows(ProfilerConfig, PROFILER / "_instrument_base.yaml") if row[0] not in LEFT_OUT}
+    rows = {row[0]: row for row in _rows(ProfilerConfig, PROFILER / "_instrument_base.yaml")}
     groups = {title: names.split() for title, names in GROUPS.items()}
     if others := rows.keys() - {name for names in groups.values() for name in names}:
         groups["Others"] = sorted(others)

@@ -18,7 +18,7 @@ import pytest
 from made_captures import annotation, kernels, record, span, steps, write_capture
 
 from instrument.analysis.operator_keys import GROUPINGS
-from instrument.capture import Capture
+from instrument.analysis.views import Views
 from instrument.cli import show
 from instrument.cli.command import main
 from instrument.config import presets
@@ -73,7 +73,7 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    views = {name for name, view in vars(Capture).items() if isinstance(view, cached_property)}
+    views = {name for name, view in vars(Views).items() if isinstance(view, cached_property)}
     offered = {option: view.split(".")[0] for option, (view, _) in show.VIEWS.items()}
     assert set(offered.values()) == views - {"events", "links", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())

@@ -74,7 +74,7 @@ def _every_table(path: Path) -> object:
     capture = Capture(path, None, {})
     capture.__dict__["events"] = reader.read(path)
     operators, ranges, memory = capture.operators, capture.ranges, capture.memory
-    tables = [getattr(capture, name) for name, view in vars(Capture).items() if isinstance(view, cached_property)]
+    tables = [getattr(capture, name) for name, view in vars(Views).items() if isinstance(view, cached_property)]
     tables += [operators.uncounted, *(operators.by(what) for what in GROUPINGS), ranges.by("name"), ranges.parts]
     tables += [memory.devices, memory.steps, memory.sizes, memory.events]
     with suppress(CaptureError):  # no memory events

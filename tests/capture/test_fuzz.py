@@ -16,6 +16,7 @@ from made_captures import synchronous_steps, write_rank
 
 from capture.traces import allocation, annotation, kernel, span
 from instrument.analysis.operator_keys import GROUPINGS
+from instrument.analysis.views import Views
 from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
 from instrument.range_names import from_trace
@@ -103,7 +104,7 @@ def test_any_trace_in_any_layout_is_read_as_json_reads_it(
 
 def _views(path: Path) -> Iterator[object]:
     capture = Capture.load(path)
-    yield from (getattr(capture, name) for name, view in vars(Capture).items() if isinstance(view, cached_property))
+    yield from (getattr(capture, name) for name, view in vars(Views).items() if isinstance(view, cached_property))
     yield from (capture.operators.by(what) for what in GROUPINGS)
     yield from (capture.operators.uncounted, capture.ranges.by("name"), capture.ranges.parts)
     yield from (capture.memory.devices, capture.memory.steps, capture.memory.sizes, capture.memory.events)
