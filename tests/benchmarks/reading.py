@@ -68,6 +68,7 @@ def _every_table(path: Path) -> object:
     """Every view of a capture and every table that a view gives, also those of what the recording does not hold."""
     from instrument import Capture
     from instrument.analysis.operator_keys import GROUPINGS
+    from instrument.analysis.views import Views
     from instrument.errors import CaptureError
     from instrument.trace import reader
 
