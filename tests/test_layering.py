@@ -20,6 +20,7 @@ ROOT = Path(instrument.__file__).parent
 LINES: list[tuple[set[str], set[str]]] = [
     ({"printable"}, set()),
     ({"errors", "files", "range_names", "redact", "config.schedule"}, set()),
+    ({"cache"}, set()),
     ({"threads"}, {"loguru"}),
     ({"config.activities"}, set()),
     ({"config.options"}, {"pydantic", "pydantic_core"}),

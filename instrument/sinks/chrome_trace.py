@@ -17,7 +17,6 @@ from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.files import encodable, replacing
 from instrument.redact import blanked
 from instrument.sinks import Sink
-from instrument.trace.column_cache import path_of
 from instrument.trace.json_stream import with_one_sign
 
 # What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
@@ -109,7 +108,6 @@ class ChromeTrace(Sink):
         if trace.parent == folder:
             if trace != wanted or not self.keep:
                 trace.unlink()
-                path_of(trace).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None
 
 
