@@ -140,7 +140,8 @@ class Views:
             raise CaptureError(
                 f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; record it with keep=true."
             )
-        return column_cache.read(self.trace_path)
+        place = self.place if self.folder else None
+        return column_cache.read(self.trace_path, place and place / self.trace_path.name)
 
     @cached_property
     def links(self) -> Links:
@@ -262,9 +263,10 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 def files_of(folder: Path) -> list[str]:
     """What of a capture's folder others get, capture.json last: whoever finds it there finds the rest too.
 
-    Without hidden files, links, the kept columns of its trace, and the note of where it was sent.
+    Without hidden files, links, the columns that older versions kept beside its trace, and the note of where it was
+    sent.
     """
-    kept = {NOTE_FILE, *(column_cache.path_of(folder / name).name for name in TRACE_FILES)}
+    kept = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     inner = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
     return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
