@@ -20,17 +20,17 @@ KERNELS: Schema = schema(
     min_ns="the shortest call",
     mean_ns="the mean of all calls",
     max_ns="the longest call",
-    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, such as a graph's, counts "
-    "for the first of them; None where no launch is in the trace",
-    short_calls="calls whose launch took longer on the CPU than all that it launched took on the device; None where no "
-    "launch is in the trace",
+    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, "
+    "such as a graph's, counts for the first of them; None where no launch is in the trace",
+    short_calls="calls whose launch took longer on the CPU than all that it launched took on "
+    "the device; None where no launch is in the trace",
     grid="blocks in each direction, of the longest call; None where it was not recorded, as on ROCm",
     block="threads of a block in each direction, of the longest call; None where it was not recorded",
     blocks_per_sm="blocks for each multiprocessor, a mean weighted by time; None where it was not recorded",
-    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean weighted by time over the calls for "
-    "which there is one",
-    occupancy_covered="share of the time for which Kineto made an estimate: it writes 0 for many kernels, those of "
-    "cuBLAS and NCCL among them",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean weighted by "
+    "time over the calls for which there is one",
+    occupancy_covered="share of the time for which Kineto made an estimate: it writes 0 for "
+    "many kernels, those of cuBLAS and NCCL among them",
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)"',
@@ -39,8 +39,8 @@ COPIES: Schema = schema(
     min_ns="the shortest call",
     mean_ns="the mean of all calls",
     max_ns="the longest call",
-    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on the call that launched "
-    "it; None where there is none",
+    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on "
+    "the call that launched it; None where there is none",
     bytes_per_second="those bytes over the time of those calls",
 )
 LAUNCHES: Schema = schema(
@@ -49,8 +49,9 @@ LAUNCHES: Schema = schema(
     device_calls="kernels, copies and memsets that the calls launched",
     launch_ns="time of the calls on the CPU",
     device_ns="time of what they launched, on the device",
-    median_delay_ns="the median delay from a call's end to the start of the first that it launched, 0 where that "
-    "started before the call had returned; of an even number the lower one",
+    median_delay_ns="the median delay from a call's end to the start of the first that it "
+    "launched, 0 where that started before the call had returned; of an even number the lower "
+    "one",
     max_delay_ns="the longest delay",
     short_calls="calls that took longer than all that they launched",
 )

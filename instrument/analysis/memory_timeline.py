@@ -41,8 +41,9 @@ MEMORY_DEVICES: Schema = schema(
     reserved_bytes="the most that the allocator held of the device; None where the trace does not tell",
 )
 LIVE: Schema = schema(
-    name="the outermost operator around the allocation on its thread, the path of its range, or the path of the modules "
-    "around it; [no operator] and so on where there is none; [before the window] for what no recorded allocation made",
+    name="the outermost operator around the allocation on its thread, the path of its range, or"
+    " the path of the modules around it; [no operator] and so on where there is none; [before "
+    "the window] for what no recorded allocation made",
     bytes="what lived of it",
     allocations="of how many allocations",
     since_ns="when the oldest of them was made",

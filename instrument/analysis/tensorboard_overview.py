@@ -54,10 +54,11 @@ DEVICES: Schema = schema(
     busy_ns="time in which a kernel ran",
     total_ns="time from the first step's start to the last one's end",
     utilization="`busy_ns` over `total_ns`, a fraction",
-    sm_efficiency="how many of the multiprocessors had a block to run, a mean over all of the time as a fraction: the "
-    "sum of blocks per multiprocessor over the kernels that run, at most 1; None where the trace does not hold it",
-    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean over the kernels weighted by time; "
-    "None where the trace does not hold it, as on ROCm",
+    sm_efficiency="how many of the multiprocessors had a block to run, a mean over all of the "
+    "time as a fraction: the sum of blocks per multiprocessor over the kernels that run, at "
+    "most 1; None where the trace does not hold it",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean over the "
+    "kernels weighted by time; None where the trace does not hold it, as on ROCm",
     occupancy_covered="share of the kernels' time for which there is an estimate",
 )
 

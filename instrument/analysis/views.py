@@ -11,25 +11,28 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 from instrument import files, storage
-from instrument.analysis.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
+from instrument.analysis.breakdown import BREAKDOWN, COMMUNICATION_NAMES, Work, check_names, device_work
 from instrument.analysis.breakdown import breakdown as _breakdown
+from instrument.analysis.kernels import COPIES, KERNELS, LAUNCHES, STREAMS
 from instrument.analysis.kernels import copies as _copies
 from instrument.analysis.kernels import kernels as _kernels
 from instrument.analysis.kernels import launches as _launches
 from instrument.analysis.kernels import streams as _streams
-from instrument.analysis.memory_categories import Categories
+from instrument.analysis.memory_categories import MEMORY_CATEGORIES, Categories
 from instrument.analysis.memory_categories import read as _categories
 from instrument.analysis.memory_categories import table as _memory_categories
-from instrument.analysis.memory_timeline import MemoryView
-from instrument.analysis.operators import OperatorTable
+from instrument.analysis.memory_timeline import LIVE, MEMORY_DEVICES, MEMORY_EVENTS, MEMORY_STEPS, SIZES, MemoryView
+from instrument.analysis.operators import OPERATORS, OPS_WITHOUT_FLOPS, OperatorTable
 from instrument.analysis.operators import operators as _operators
-from instrument.analysis.ranges import RangeTable
+from instrument.analysis.ranges import PARTS, RANGES, REST, RangeTable
 from instrument.analysis.ranges import ranges as _ranges
 from instrument.analysis.stacks import Stack
 from instrument.analysis.stacks import stacks as _stacks
+from instrument.analysis.steps import MOMENTS, STEPS
 from instrument.analysis.steps import moments as _moments
 from instrument.analysis.steps import steps as _steps
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.tensorboard_overview import DEVICES, OVERVIEW
 from instrument.analysis.tensorboard_overview import devices as _devices
 from instrument.analysis.tensorboard_overview import overview as _overview
 from instrument.errors import CaptureError
@@ -46,6 +49,36 @@ TRACE_FILES = ("trace.json.gz", "trace.json")
 NOTE_FILE = "upload.json"
 # Files are named after a capture, with more before and behind.
 _LONGEST_NAME = 128
+
+
+SWALLOWED: Schema = schema(
+    name="the range, which was called and cannot be timed",
+    region="the compiled region that holds it, as torch names it",
+)
+#: The columns of each view that is a table, by its name; dots lead further in.
+SCHEMAS: dict[str, Schema] = {
+    "operators": OPERATORS,
+    "operators.uncounted": OPS_WITHOUT_FLOPS,
+    "ranges": RANGES,
+    "ranges.parts": PARTS,
+    "ranges.rest": REST,
+    "steps": STEPS,
+    "moments": MOMENTS,
+    "breakdown": BREAKDOWN,
+    "kernels": KERNELS,
+    "copies": COPIES,
+    "launches": LAUNCHES,
+    "streams": STREAMS,
+    "overview": OVERVIEW,
+    "devices": DEVICES,
+    "memory.devices": MEMORY_DEVICES,
+    "memory.steps": MEMORY_STEPS,
+    "memory.sizes": SIZES,
+    "memory.events": MEMORY_EVENTS,
+    "memory.live()": LIVE,
+    "memory_categories": MEMORY_CATEGORIES,
+    "swallowed": SWALLOWED,
+}
 
 
 class Views:
@@ -225,13 +258,14 @@ class Views:
 
     @cached_property
     def swallowed(self) -> Table:
-        """The ranges that torch.compile traced into a region that ran in this window: `name region`.
+        """The ranges that torch.compile traced into a region that ran in this window; see `SWALLOWED`.
 
         They were called, and their time is part of the region's; the compiled code does not know where they stood.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.swallowed if entry.region in ran]
-        return Table({"name": [entry.range for entry in here], "region": [entry.region for entry in here]})
+        cells = {"name": [entry.range for entry in here], "region": [entry.region for entry in here]}
+        return Table.of(SWALLOWED, cells)
 
     def stacks(
         self, metric: Literal["cpu", "device"] = "cpu", *, range: str | None = None, threads: bool = False
