@@ -363,8 +363,7 @@ class StepLoop:
             if sentence := plan_text.nothing_recorded(self.config, came, self._known_skipped, unit):
                 logger.warning("{}", sentence)
         self._guarded(self._finish, reason, "the run ended")
-        if still_on := one_profiler.stop_abandoned():
-            logger.warning("{}", still_on)
+        self._guarded(self._stop_abandoned)
         if run.triggers is not None:
             run.triggers.end()
         if run.timings is not None:
@@ -666,6 +665,11 @@ class StepLoop:
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first
         return self.recording and not (just_begun and reason is None)
+
+    def _stop_abandoned(self) -> None:
+        """Stop the profiler that a dropped window left on, if that is possible here; otherwise say what is on."""
+        if still_on := one_profiler.stop_abandoned():
+            logger.warning("{}", still_on)
 
     def _abandon_window(self, reason: str) -> None:
         """End the open window, or drop it if it holds no whole step."""
