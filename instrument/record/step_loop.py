@@ -249,6 +249,9 @@ class StepLoop:
         self._preemption = Preemption(self)
         self._said: set[str] = set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepLoop, (self.config,)  # a pickled one, as `session.steps` holds it, has never run
+
     @property
     def recording(self) -> bool:
         """Whether a window is open, and not only warming up."""
