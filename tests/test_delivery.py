@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session
+from instrument import Session, Sink
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
@@ -223,3 +224,43 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
     assert (first.name, len(first.steps)) == ("steps_000002-000002_rank0", 1)
     assert [len(capture.steps) for capture in others] == [2, 2]
     assert [capture.metadata["window"]["first_step"] for capture in others] == [1006, 1010]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sink_is_told_to_hurry_where_training_failed(tmp_path: Path, fails: bool) -> None:
+    told: list[str] = []
+
+    class Told(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            told.append("write")
+
+        def hurry(self) -> None:
+            told.append("hurry")
+
+        def close(self) -> None:
+            told.append("close")
+
+    options: dict[str, Any] = {"active": 1, "export": "inline", "sinks": {"told": Told()}}
+    with suppress(ZeroDivisionError), Session(options, output_dir=tmp_path) as session:
+        session.step()
+        assert told == ["write"]
+        assert 1 / (not fails)
+    assert told == (["write", "hurry", "close"] if fails else ["write", "close"])
+
+
+def test_what_a_sink_needs_is_kept_until_it_is_closed(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    class Needs(Sink):
+        def write(self, capture: Capture, folder: Path) -> None: ...
+
+        def busy_with(self, folder: Path) -> bool:
+            return not closed
+
+        def close(self) -> None:
+            assert len(list(tmp_path.glob("steps_*"))) == 3
+            closed.append(True)
+
+    session = record(tmp_path, 3, keep=1, export="inline", sinks={"needs": Needs()})
+    last = ["steps_000002-000002_rank0"]
+    assert (closed, on_disk(tmp_path), [capture.name for capture in session.captures]) == ([True], last, last)

@@ -272,6 +272,24 @@ def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     assert {name: getattr(row, name) for name in (*unknown, "flops")} == dict.fromkeys((*unknown, "flops"))
 
 
+def test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum(tmp_path) -> None:
+    """Of two products one has no shapes: 2 × 2 × 3 × 4 operations are known. Of the other operators none is."""
+    events = [
+        span("aten::mm", 0, 5, Input_Dims=[[2, 3], [3, 4]]),
+        span("aten::mm", 10, 5),
+        span("aten::relu", 20, 5, Input_Dims=[[2, 4]]),
+    ]
+    assert [(row.name, row.calls, row.flops) for row in capture(tmp_path, events).operators] == [
+        ("aten::mm", 2, 48),
+        ("aten::relu", 1, None),
+    ]
+
+
+def test_rows_are_in_the_order_of_their_first_calls(tmp_path) -> None:
+    table = capture(tmp_path, [span("b", 10, 1), span("a", 20, 1), span("c", 5, 1), span("a", 0, 1)]).operators
+    assert table.column("name") == ["a", "c", "b"]
+
+
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     table = capture(tmp_path, [span("aten::mm", 0, 10)]).operators
     expected = (
