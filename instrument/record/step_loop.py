@@ -447,7 +447,7 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """TriggerRequest the triggers after a step of train outside windows."""
+        """Ask the triggers after a step of train outside windows."""
         asked = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if asked is not None:
             self._guarded(self._begin_next_step, asked)
