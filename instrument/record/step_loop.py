@@ -505,8 +505,9 @@ class StepLoop:
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
         delivery = self.run.delivery
-        name = counter.folder_name(window.first, window.last, delivery.rank)
-        if self.recorder is None and not delivery.has_room(name):
+        if self.recorder is None and not delivery.has_room(
+            counter.folder_name(window.first, window.last, delivery.rank)
+        ):
             counter.advance()
             return
         number = counter.step_number  # with which other threads may go on, where beginning takes long
@@ -515,7 +516,7 @@ class StepLoop:
                 counter.look_ahead()
                 counter.overhead.begin_window()
                 self.owner = counter
-                delivery.prepare()
+                delivery.lock.hold()
                 config, output_dir = self._config_of(window), delivery.output_dir
                 self.recorder = Recorder(config, self.run.activities, self.run.emitting, output_dir, delivery.run)
                 with counter.overhead.pausing("start"):
@@ -581,8 +582,14 @@ class StepLoop:
         try:
             with counter.overhead.pausing("save"):
                 recorded.save(staging / queue.RAW, quickly=reason is not None and reason.startswith(_PROCESS_ENDS))
-            about = self._described(recorded, counter, window, run, ended, reason)
+            try:
+                about = self._described(recorded, counter, window, run, ended, reason)
+            except Exception:  # the trace is there, and is worth more than what is said of it
+                logger.exception("What capture.json says of a window is not all that it should.")
+                about = dict(run.described)
             about["cost"] = counter.overhead.of_window() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
+            if not delivery.taken:
+                delivery.remember(staging)
             folder = queue.queue(staging, about)
         except Exception:
             shutil.rmtree(staging, ignore_errors=True)  # half a trace, whose space may be what is missing

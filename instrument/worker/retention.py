@@ -84,7 +84,6 @@ class Delivery:
             else None
         )
         self.sinks_here = config.sinks if self.exporter is None else self.inline
-        self._remembered = False
         with ctrl_c_passes():
             self.notice()
 
@@ -92,14 +91,13 @@ class Delivery:
         """Have the sinks that run here look at what is around: a window has just been recorded, or the run begins."""
         tell_sinks(self.sinks_here, "notice", self._failed)
 
-    def prepare(self) -> None:
-        """Hold the run's lock, and keep a copy of the job for `instrument export`; called when a window begins."""
-        held = self.lock.hold()
-        if not self._remembered:
-            self._remembered = True
-            if hasattr(os, "getuid"):  # of a file that was made there: a network's file system may change it
-                self._job.owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
-            job.remember(self._job)
+    def remember(self, staging: Path) -> None:
+        """Keep a copy of the job for `instrument export`; called before the first window is queued.
+
+        The owner is that of the window's folder, which a network's file system may have changed.
+        """
+        self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
+        job.remember(self._job)
 
     def has_room(self, name: str) -> bool:
         """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
@@ -158,7 +156,7 @@ class Delivery:
         """Let go of the run; what is left, the worker or `instrument export` does."""
         done = not self._unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
-        if done and self._remembered:
+        if done and self.taken:
             job.forget(self.run)
 
     def say_what_is_left(self) -> None:
