@@ -88,7 +88,7 @@ def edits(source: str) -> Iterator[Edit]:
             yield *span(node.test), f"not ({ast.get_source_segment(source, node.test)})"
         elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
             yield *span(node), repr(not node.value if isinstance(node.value, bool) else node.value + 1)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _says(node.value):
             yield *span(node), "pass"
 
     def below(node: ast.AST) -> Iterator[Edit]:
@@ -121,10 +121,9 @@ def mutants(module: str) -> Iterator[Mutant]:
             compile(source, module, "exec")
         except SyntaxError:
             continue
-        was, now = data[first:last], data[first:begin] + text.encode() + data[end:last]
-        lines = [" ".join(each.decode().split()) for each in (was, now)]
-        number = data.count(b"\n", 0, begin) + 1
-        yield Mutant(module, f"{module}:{number}", *lines, source)
+        both = data[first:last], data[first:begin] + text.encode() + data[end:last]
+        lines = [" ".join(each.decode().split()) for each in both]
+        yield Mutant(module, f"{module}:{1 + data.count(10, 0, begin)}", *lines, source)  # 10: the end of a line
 
 
 class Run(NamedTuple):
@@ -221,8 +220,7 @@ def draw(free: Queue[Worker], modules: list[str], count: int, seed: int) -> int:
     for mutant in ends["survived"]:
         sides = (ROOT / mutant.module).read_text().split("\n"), mutant.source.decode().split("\n")
         print("", *difflib.unified_diff(*sides, mutant.place, "survived", n=2, lineterm=""), sep="\n")
-    share = 1 - len(ends["survived"]) / max(1, len(tried))
-    print("\n" + ", ".join(f"{len(those)} {end}" for end, those in ends.items()), f"{share:.1%} noticed, seed {seed}")
+    print(*(f"{len(those)} {end}," for end, those in ends.items()), f"of {len(tried)} with seed {seed}")
     return 0
 
 

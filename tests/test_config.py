@@ -207,6 +207,12 @@ def test_an_amount_of_seconds_may_be_any_above_zero(option: str) -> None:
         ProfilerConfig(**{option: 0})
 
 
+def test_timings_cost_least_unless_more_is_asked_for() -> None:
+    timings = ProfilerConfig(timings={}).timings
+    assert timings is not None
+    assert timings.model_dump() == {"every": 100, "device": True, "modules": False, "tensorboard": False}
+
+
 def test_the_first_step_and_rank_0_can_be_chosen() -> None:
     config = ProfilerConfig(at_steps=[0], active=1, ranks=[0])
     assert (config.at_steps, config.ranks) == ([0], [0])

@@ -129,6 +129,13 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
     assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
 
 
+def test_a_window_is_compared_with_the_last_fifty_steps(tmp_path: Path) -> None:
+    with Session(active=1, wait=60, export="inline", output_dir=tmp_path) as session:
+        for _ in range(61):
+            session.step()
+    assert session.captures[0].metadata["cost"]["unrecorded_steps"] == 50
+
+
 def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
     with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
         for _ in session.steps(range(3)):
@@ -175,6 +182,25 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
         other.kill()
     queue.tidy(tmp_path)
     assert on_disk(tmp_path) == []
+
+
+def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log: Log) -> None:
+    queue.tidy(tmp_path)
+    assert log == []
+    run = "a" * 32
+    lock = RunLock(tmp_path, run)
+    assert lock.hold()
+    for name in ("first", "second"):
+        queue.queue(queue.stage(tmp_path, name, run), {"run": run})
+    queue.queue(queue.stage(tmp_path, "of nobody"), {})
+    queue.tidy(tmp_path)
+    assert log == [], "the run is alive"
+    lock.release(done=False)
+    queue.tidy(tmp_path)
+    assert log == [
+        "WARNING An earlier run left first, second recorded but without its tables: "
+        f"`instrument export {tmp_path}` finishes that."
+    ]
 
 
 def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path) -> None:

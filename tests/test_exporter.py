@@ -265,6 +265,19 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
+def test_queued_windows_are_looked_for_as_deep_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    here, below = (queue.queue(queue.stage(folder, "w"), {}) for folder in (tmp_path, tmp_path / "run"))
+    assert queue.queued(tmp_path) == [here]
+    assert set(queue.queued(tmp_path, depth=2)) == {here, below}
+
+
+def test_half_a_character_does_not_make_capture_json_unreadable(tmp_path: Path) -> None:
+    folder = queue.queue(queue.stage(tmp_path, "w"), {"path": "caf\udce9", "other": "caf\u00e9"})
+    about = json.loads((folder / "capture.json").read_text())
+    assert (about["path"].encode(), about["other"]) == (rb"caf\udce9", "caf\u00e9")
+
+
 def test_a_window_without_its_capture_json_is_not_queued(tmp_path: Path) -> None:
     staging = queue.stage(tmp_path, "w")
     (staging / "capture.json").symlink_to(tmp_path / "elsewhere")

@@ -143,7 +143,7 @@ class ProfilerConfig(BaseModel):
         ConfigError: an option is unknown, has a value that cannot work, or contradicts another.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=False)
+    model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
     wait: Count = Field(0, ge=0)

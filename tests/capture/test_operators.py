@@ -481,6 +481,11 @@ def test_calls_group_by_what_is_known_of_them(tmp_path, what, add, mm, memory) -
         assert sum(grouped.column(column)) == sum(table.column(column))
 
 
+def test_the_device_of_the_only_call_of_a_trace_is_told(tmp_path) -> None:
+    events = [span("aten::add", 0, 5, External_id=1), kernel("k", 10, 5, External_id=1, correlation=9)]
+    assert [(row.name, row.device) for row in capture(tmp_path, events).operators.by("device")] == [("aten::add", "7")]
+
+
 def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:
     table = capture(tmp_path, GROUPED).operators.by("range")
     found = {r.name: r.range for r in table if r.name in ("ProfilerStep*", "forward", "block")}

@@ -41,6 +41,11 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
     assert [r.device_ns for r in rows] == [None] * 3
 
 
+def test_of_a_range_that_began_before_the_first_step_counts_what_lies_in_it(tmp_path) -> None:
+    events = [annotation("early", -20, 30), annotation("ProfilerStep#1", 0, 100), annotation("late", 95, 50)]
+    assert [(r.path, r.cpu_ns_per_step) for r in capture(tmp_path, events).ranges] == [("early", 10000), ("late", 5000)]
+
+
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
         "path name module_type depth calls slices cpu_ns cpu_ns_per_step share device_share self_cpu_ns self_total_ns "
