@@ -78,7 +78,9 @@ def most_bytes() -> int:
     """
     given = os.environ.get(BYTES_VARIABLE, "")
     if given and not re.fullmatch("[0-9]{1,18}", given):
-        raise ConfigError(f"{BYTES_VARIABLE} is {given!r}: give a number of bytes, or 0 to keep nothing.")
+        raise ConfigError(
+            f"{BYTES_VARIABLE} is {given!r}: give a number of bytes, or 0 to keep nothing."
+        )
     return int(given) if given else DEFAULT_BYTES
 
 
@@ -214,7 +216,9 @@ def entries() -> list[Entry]:
 def _entry(path: Path) -> Entry | None:
     try:
         about = path.lstat()
-        return Entry(path, _size(path) if stat.S_ISDIR(about.st_mode) else about.st_size, about.st_mtime_ns)
+        return Entry(
+            path, _size(path) if stat.S_ISDIR(about.st_mode) else about.st_size, about.st_mtime_ns
+        )
     except OSError:  # removed by another process
         return None
 
@@ -233,7 +237,9 @@ def _keep_in_bounds() -> None:
         left, now_ns = most_bytes(), time.time_ns()
         for entry in entries():
             left -= entry.size
-            is_in_use = entry.path.name.startswith(FETCHED) and now_ns - entry.used_ns < _IN_USE_S * 10**9
+            is_in_use = (
+                entry.path.name.startswith(FETCHED) and now_ns - entry.used_ns < _IN_USE_S * 10**9
+            )
             if left < 0 and not is_in_use:
                 _remove(entry.path)
                 left += entry.size
@@ -252,7 +258,9 @@ def _remove(path: Path) -> bool:
     """Remove a file, a link or a folder with what is in it, links in it unfollowed; gives whether it is gone."""
     with suppress(OSError):
         if is_folder(path):
-            gone = path.with_name(f".{secrets.token_hex(6)}.tmp")  # whoever looks sees all of it or nothing
+            gone = path.with_name(
+                f".{secrets.token_hex(6)}.tmp"
+            )  # whoever looks sees all of it or nothing
             path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
         else:
@@ -284,9 +292,17 @@ def leftovers(below: Path | None = None) -> list[Path]:
     with suppress(OSError):
         old = _base() / _OLD_FOLDER
         if is_folder(old):
-            found += sorted(path for path in old.iterdir() if _OLD_FETCHED.fullmatch(path.name) and is_folder(path))
+            found += sorted(
+                path
+                for path in old.iterdir()
+                if _OLD_FETCHED.fullmatch(path.name) and is_folder(path)
+            )
     if below is not None:
-        files = regular_files(below) if below.is_dir() else [below, below.with_name(below.name + _OLD_COLUMNS)]
+        files = (
+            regular_files(below)
+            if below.is_dir()
+            else [below, below.with_name(below.name + _OLD_COLUMNS)]
+        )
         found += [file for file in files if file.name.endswith(_OLD_COLUMNS) and _is_columns(file)]
     return found
 

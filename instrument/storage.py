@@ -63,7 +63,9 @@ def _check_protocol(url: str) -> None:
         ) from None
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or protocol
-        raise MissingPackage(f"A place such as {protocol}://…", package, _EXTRAS.get(package)) from None
+        raise MissingPackage(
+            f"A place such as {protocol}://…", package, _EXTRAS.get(package)
+        ) from None
 
 
 def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, str]:
@@ -92,10 +94,16 @@ def captures(url: str) -> list[str]:
         found = _listed(fs, path)
         if path in found or f"{path}/{_METADATA}" in found:
             return [url]
-        below = [name for name in found if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]]
+        below = [
+            name
+            for name in found
+            if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]
+        ]
         below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
         if not below:
-            raise CaptureError(f"There is no capture at or below {url}: give its URL, or that of a folder above it.")
+            raise CaptureError(
+                f"There is no capture at or below {url}: give its URL, or that of a folder above it."
+            )
         return [url.rstrip("/") + name[len(path) : -len(_METADATA) - 1] for name in below]
 
 
@@ -110,12 +118,20 @@ def fetch(url: str) -> Path:
         if Path(path).name in ("", ".."):
             raise CaptureError(f"{url} names no capture: give the URL of one.")
         found = _listed(fs, path)
-        wanted = [path] if path in found else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
+        wanted = (
+            [path]
+            if path in found
+            else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
+        )
         here = [name for name in wanted if name in found][:2]
         if path not in found and wanted[0] not in found:
             raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
-        state = repr([url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]])
-        entry = cache.FETCHED + hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        state = repr(
+            [url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]]
+        )
+        entry = (
+            cache.FETCHED + hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        )
         return cache.folder_of(entry, lambda folder: _get(fs, path, here, folder)) / Path(path).name
 
 
@@ -132,7 +148,9 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
             by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
         if not by_path:
             return {}
-        data = fs.cat_ranges(list(by_path), None, None, on_error="return")  # `cat` takes [1] in a name for a pattern
+        data = fs.cat_ranges(
+            list(by_path), None, None, on_error="return"
+        )  # `cat` takes [1] in a name for a pattern
         return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
 
 
@@ -144,7 +162,9 @@ def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     about = fs.info(path)
     if about["type"] == "file":
         return {path: about}
-    found = {name: about for name, about in fs.find(path, detail=True).items() if about["type"] == "file"}
+    found = {
+        name: about for name, about in fs.find(path, detail=True).items() if about["type"] == "file"
+    }
     return {name: about for name, about in found.items() if _is_below(fs, path, name)}
 
 

@@ -62,7 +62,9 @@ def edits(source: str) -> Iterator[Edit]:
         starts.append(starts[-1] + len(line))
 
     def span(node: Any) -> tuple[int, int]:
-        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        return starts[node.lineno - 1] + node.col_offset, starts[
+            node.end_lineno - 1
+        ] + node.end_col_offset
 
     def between(*nodes: ast.expr) -> Iterator[Edit]:
         for left, right in pairwise(nodes):
@@ -87,8 +89,15 @@ def edits(source: str) -> Iterator[Edit]:
         elif isinstance(node, ast.IfExp | ast.If):
             yield *span(node.test), f"not ({ast.get_source_segment(source, node.test)})"
         elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
-            yield *span(node), repr(not node.value if isinstance(node.value, bool) else node.value + 1)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not _says(node.value):
+            yield (
+                *span(node),
+                repr(not node.value if isinstance(node.value, bool) else node.value + 1),
+            )
+        elif (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and not _says(node.value)
+        ):
             yield *span(node), "pass"
 
     def below(node: ast.AST) -> Iterator[Edit]:
@@ -106,8 +115,12 @@ def edits(source: str) -> Iterator[Edit]:
 
 def _says(node: ast.AST) -> bool:
     """Whether a node only says something: to the log, in an error or a text, or which types there are."""
-    calls = isinstance(node, ast.Call) and re.match(r"logger\.|warnings\.|cast|TypeVar", ast.unparse(node.func))
-    names = isinstance(node, ast.Assign) and re.search(r"= .*(\| None|Callable\[|\| str)", ast.unparse(node))
+    calls = isinstance(node, ast.Call) and re.match(
+        r"logger\.|warnings\.|cast|TypeVar", ast.unparse(node.func)
+    )
+    names = isinstance(node, ast.Assign) and re.search(
+        r"= .*(\| None|Callable\[|\| str)", ast.unparse(node)
+    )
     return bool(calls or names) or isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert)
 
 
@@ -123,7 +136,9 @@ def mutants(module: str) -> Iterator[Mutant]:
             continue
         both = data[first:last], data[first:begin] + text.encode() + data[end:last]
         lines = [" ".join(each.decode().split()) for each in both]
-        yield Mutant(module, f"{module}:{1 + data.count(10, 0, begin)}", *lines, source)  # 10: the end of a line
+        yield Mutant(
+            module, f"{module}:{1 + data.count(10, 0, begin)}", *lines, source
+        )  # 10: the end of a line
 
 
 class Run(NamedTuple):
@@ -140,13 +155,17 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
         for name in filter(None, listed.split("\0")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
         (folder / "tmp").mkdir()
         own = {"PYTHONPATH": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder / "tmp")}
-        own["PYTHONDONTWRITEBYTECODE"] = "1"  # a source of the same size and second would not be compiled anew
+        own["PYTHONDONTWRITEBYTECODE"] = (
+            "1"  # a source of the same size and second would not be compiled anew
+        )
         self.process = subprocess.Popen(
             [sys.executable, ROOT / "tests" / "mutants_fork.py"], cwd=folder, env=os.environ | own, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -188,14 +207,21 @@ def plant(free: Queue[Worker]) -> int:
     for planted in PLANTED:
         source = (ROOT / planted.module).read_text()
         if source.count(planted.was) != 1:
-            sys.exit(f"{planted.module} holds {planted.was!r} {source.count(planted.was)} times: change that entry.")
+            sys.exit(
+                f"{planted.module} holds {planted.was!r} {source.count(planted.was)} times: change that entry."
+            )
         for text in (source, source.replace(planted.was, planted.now)):
             runs.append(Run(planted.module, text.encode(), [planted.test], 300))
     answers = [answer for answer, _ in judged(runs, free)]
     missed = 0
     for planted, before, after in zip(PLANTED, answers[::2], answers[1::2]):
         missed += not (noticed := before == "passed" and after.startswith("failed FAILED"))
-        print("noticed" if noticed else f"MISSED ({before}, then {after})", planted.name, planted.test, sep="  ")
+        print(
+            "noticed" if noticed else f"MISSED ({before}, then {after})",
+            planted.name,
+            planted.test,
+            sep="  ",
+        )
     return int(missed > 0)
 
 
@@ -203,24 +229,43 @@ def draw(free: Queue[Worker], modules: list[str], count: int, seed: int) -> int:
     """Try random mutants of some modules, and tell what became of them."""
     every = [mutant for module in modules for mutant in mutants(module)]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
-    tried = [mutant for mutant in drawn if (mutant.module, mutant.was, mutant.now) not in EQUIVALENT]
-    print(f"{len(every)} mutants; {len(drawn)} drawn, {len(drawn) - len(tried)} of them named equivalent.", flush=True)
+    tried = [
+        mutant for mutant in drawn if (mutant.module, mutant.was, mutant.now) not in EQUIVALENT
+    ]
+    print(
+        f"{len(every)} mutants; {len(drawn)} drawn, {len(drawn) - len(tried)} of them named equivalent.",
+        flush=True,
+    )
     used = list(dict.fromkeys(mutant.module for mutant in tried))
-    as_is, limits = [Run(module, (ROOT / module).read_bytes(), TESTS[module], 600) for module in used], {}
+    as_is, limits = (
+        [Run(module, (ROOT / module).read_bytes(), TESTS[module], 600) for module in used],
+        {},
+    )
     for module, (answer, seconds) in zip(used, judged(as_is, free)):
         if answer != "passed":
             sys.exit(f"{module}: its tests must pass without an edit, but {answer}.")
         limits[module] = max(_LEAST_TIMEOUT_S, _TIMES_SLOWER * seconds)
     ends: dict[str, list[Mutant]] = {"killed": [], "timed out": [], "survived": []}
-    runs = [Run(mutant.module, mutant.source, TESTS[mutant.module], limits[mutant.module]) for mutant in tried]
+    runs = [
+        Run(mutant.module, mutant.source, TESTS[mutant.module], limits[mutant.module])
+        for mutant in tried
+    ]
     for mutant, (answer, seconds) in zip(tried, judged(runs, free)):
         end = {"passed": "survived", "timed out": "timed out"}.get(answer, "killed")
         ends[end].append(mutant)
-        print(f"{end:9} {seconds:4.0f} s  {mutant.place}  {mutant.was}  =>  {mutant.now}  [{answer}]", flush=True)
+        print(
+            f"{end:9} {seconds:4.0f} s  {mutant.place}  {mutant.was}  =>  {mutant.now}  [{answer}]",
+            flush=True,
+        )
     for mutant in ends["survived"]:
         sides = (ROOT / mutant.module).read_text().split("\n"), mutant.source.decode().split("\n")
-        print("", *difflib.unified_diff(*sides, mutant.place, "survived", n=2, lineterm=""), sep="\n")
-    print(*(f"{len(those)} {end}," for end, those in ends.items()), f"of {len(tried)} with seed {seed}")
+        print(
+            "", *difflib.unified_diff(*sides, mutant.place, "survived", n=2, lineterm=""), sep="\n"
+        )
+    print(
+        *(f"{len(those)} {end}," for end, those in ends.items()),
+        f"of {len(tried)} with seed {seed}",
+    )
     return 0
 
 
@@ -229,10 +274,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[], help="parts of the modules' paths, such as links/launches")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="parts of the modules' paths, such as links/launches"
+    )
     parser.add_argument("--planted", action="store_true", help="the named edits, not random ones")
     chosen = parser.parse_args()
-    modules = [module for module in TESTS if not chosen.only or any(part in module for part in chosen.only)]
+    modules = [
+        module for module in TESTS if not chosen.only or any(part in module for part in chosen.only)
+    ]
     with TemporaryDirectory(prefix="instrument-mutants-", ignore_cleanup_errors=True) as folder:
         workers = [Worker(Path(folder) / str(number)) for number in range(WORKERS)]
         free: Queue[Worker] = Queue()

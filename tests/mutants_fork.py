@@ -44,7 +44,11 @@ def waited(child: int, timeout_s: float) -> str:
         return "passed"
     lines = _OUTPUT.read_text(errors="replace").splitlines()
     return next(
-        (f"failed {line.split(' - ')[0]}" for line in lines if line.startswith(("FAILED", "ERROR"))),
+        (
+            f"failed {line.split(' - ')[0]}"
+            for line in lines
+            if line.startswith(("FAILED", "ERROR"))
+        ),
         f"failed exit {code}",
     )
 

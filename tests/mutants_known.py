@@ -77,7 +77,9 @@ class Planted(NamedTuple):
     test: str
 
 
-_STEP_BY_STEP = "tests/test_schedule.py::test_each_step_is_recorded_and_warmed_up_for_as_torch_would"
+_STEP_BY_STEP = (
+    "tests/test_schedule.py::test_each_step_is_recorded_and_warmed_up_for_as_torch_would"
+)
 _NEVER_ZERO = "tests/capture/test_operators.py::test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum"
 
 PLANTED = [

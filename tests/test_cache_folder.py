@@ -68,9 +68,13 @@ def test_the_least_recently_used_go_first(folder: Path, monkeypatch: pytest.Monk
     assert len(cache.entries()) == 3
     cache.open_entry(ENTRIES[0]).close()
     add(ENTRIES[3], 100)
-    assert {entry.path.name for entry in cache.entries()} == {ENTRIES[0], ENTRIES[2], ENTRIES[3]}, "1 was used before"
+    assert {entry.path.name for entry in cache.entries()} == {ENTRIES[0], ENTRIES[2], ENTRIES[3]}, (
+        "1 was used before"
+    )
     add(ENTRIES[4], 351)
-    assert ENTRIES[4] not in {entry.path.name for entry in cache.entries()}, "it is larger than all may be"
+    assert ENTRIES[4] not in {entry.path.name for entry in cache.entries()}, (
+        "it is larger than all may be"
+    )
     assert sum(entry.size for entry in cache.entries()) <= 350
 
 
@@ -143,7 +147,11 @@ def test_no_link_is_followed(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["read-only", "a file", "no room", "off"])
 def test_no_command_fails_for_its_sake(
-    folder: Path, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    broken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     capture = write_capture(tmp_path / "there", steps()).folder
     assert main(["show", str(capture), "--ops"]) == 0
@@ -207,13 +215,18 @@ for turn in range(60):
 
 def test_processes_at_once(folder: Path) -> None:
     environment = {**os.environ, cache.BYTES_VARIABLE: "7000"}
-    both = [subprocess.Popen([sys.executable, "-c", ONE], env=environment, stderr=subprocess.PIPE) for _ in range(3)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", ONE], env=environment, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
     assert [process.communicate()[1].decode() for process in both] == [""] * 3
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
     assert sum(entry.size for entry in cache.entries()) <= 7000
 
 
-def test_the_command_tells_and_clears(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_tells_and_clears(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert told(capsys) == [f"The cache is {folder}: 0 entries, 0 B of at most 2.00 GiB."]
     capture = write_capture(tmp_path / "there", steps()).folder
     assert len(Capture.load(capture).events)
@@ -233,7 +246,10 @@ def test_the_command_tells_and_clears(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_command_says_what_is_wrong_with_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     add(ENTRIES[0], 1)
     folder.chmod(0o500)
@@ -245,14 +261,18 @@ def test_the_command_says_what_is_wrong_with_it(
     ]
     add(ENTRIES[1], 1)
     monkeypatch.delenv(cache.BYTES_VARIABLE)
-    assert told(capsys, str(tmp_path / "none"), status=2)[0].startswith("instrument: There is nothing at ")
+    assert told(capsys, str(tmp_path / "none"), status=2)[0].startswith(
+        "instrument: There is nothing at "
+    )
     cache.clear()
     folder.rmdir()
     folder.write_text("")
     assert "is no folder" in told(capsys, status=2)[0]
 
 
-def test_leftovers_of_older_versions(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_leftovers_of_older_versions(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     runs, old = tmp_path / "runs", folder.with_name("instrument")
     capture = write_capture(runs, steps()).folder
     head = json.dumps({"made_by": ["0.1.0"]}, separators=(",", ":")).encode()
@@ -265,7 +285,10 @@ def test_leftovers_of_older_versions(folder: Path, capsys: pytest.CaptureFixture
     (old / ("a" * 32) / "capture.json").write_text("{}")
     (old / "of another program").mkdir()
     assert len(Capture.load(capture).events)
-    assert told(capsys)[-2:] == ["Left by older versions; --clear removes them:", f"  {old / ('a' * 32)}"]
+    assert told(capsys)[-2:] == [
+        "Left by older versions; --clear removes them:",
+        f"  {old / ('a' * 32)}",
+    ]
     assert told(capsys, str(runs))[-2:] == [f"  {old / ('a' * 32)}", f"  {beside}"]
     assert beside.exists()
     assert told(capsys, "--clear", str(runs))[1:] == [

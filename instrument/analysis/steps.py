@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.breakdown import BREAKDOWN, COPY, Work, by_group, layers_of, masks, with_idle
+from instrument.analysis.breakdown import (
+    BREAKDOWN,
+    COPY,
+    Work,
+    by_group,
+    layers_of,
+    masks,
+    with_idle,
+)
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import Intervals, Timeline, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -27,7 +35,10 @@ _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "un
 
 
 # Of device work; all are None in a trace without device events.
-_LAUNCHED = {column.name: f"{column.doc}, of the work that the step launched, whenever it ran" for column in BREAKDOWN}
+_LAUNCHED = {
+    column.name: f"{column.doc}, of the work that the step launched, whenever it ran"
+    for column in BREAKDOWN
+}
 _CLIPPED = {
     f"clipped_{column.name}": f"{column.doc}, between the step's own start and end"
     for column in BREAKDOWN
@@ -65,14 +76,21 @@ def steps(events: Events, work: Work) -> Table:
     launched = by_group(work, launching_step(events, work, index), len(index))
     clipped = _clipped(work, start, end)
     waited = waits(events, work, start, end) if len(index) and len(work.event) else {}
-    device: dict[str, Any] = {**launched, **clipped, **{name: waited.get(name, start) for name in _WAITS}}
+    device: dict[str, Any] = {
+        **launched,
+        **clipped,
+        **{name: waited.get(name, start) for name in _WAITS},
+    }
     return Table.of(
         STEPS,
         {
             "number": [step_number(events, k) for k in index.tolist()],
             "start_ns": start.tolist(),
             "duration_ns": (end - start).tolist(),
-            **{name: v.tolist() if len(work.event) else [None] * len(index) for name, v in device.items()},
+            **{
+                name: v.tolist() if len(work.event) else [None] * len(index)
+                for name, v in device.items()
+            },
         },
         begin_ns=events.begin_ns,
     )
@@ -90,7 +108,9 @@ def moments(events: Events) -> Table:
             "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
             "start_ns": events.start_ns[index].tolist(),
             "thread": ["{}/{}".format(*events.threads[k]) for k in events.thread[index].tolist()],
-            "step": [numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()],
+            "step": [
+                numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()
+            ],
         },
         begin_ns=events.begin_ns,
     )
@@ -104,7 +124,9 @@ def launching_step(events: Events, work: Work, index: Ints) -> Ints:
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
     timeline = sweep(layers_of(work))
-    found = {name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()}
+    found = {
+        name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()
+    }
     columns = with_idle(found, end - start)
     return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
 
@@ -182,5 +204,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
     """Whether any interval, its end left out, holds each point in time."""
     start, end = (np.sort(side) for side in intervals)
-    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(end, time_ns, "right")
+    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
+        end, time_ns, "right"
+    )
     return active

@@ -39,7 +39,9 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument import cache
 
     if arguments.path is not None and not arguments.path.exists():
-        raise ConfigError(f"There is nothing at {arguments.path}: give a trace, a capture or a folder above.")
+        raise ConfigError(
+            f"There is nothing at {arguments.path}: give a trace, a capture or a folder above."
+        )
     old = cache.leftovers(arguments.path)
     if arguments.clear:
         gone = cache.clear()

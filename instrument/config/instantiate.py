@@ -54,7 +54,9 @@ def _built(path: str, given: Any, method: str, signature: str) -> Any:
     """The instance that a `_target_` mapping describes, or the instance given; checked for the method it must have."""
     instance = instantiated(path, given) if isinstance(given, Mapping) else given
     if inspect.isclass(instance):
-        raise ConfigError(f"{path} is the class {instance.__name__}: give an instance, {instance.__name__}().")
+        raise ConfigError(
+            f"{path} is the class {instance.__name__}: give an instance, {instance.__name__}()."
+        )
     if not callable(getattr(instance, method, None)):
         raise ConfigError(f"{path} is {instance!r}, but it must have a method {signature}.")
     return instance
@@ -66,7 +68,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: it cannot be built.
     """
-    from hydra.errors import InstantiationException  # 0.3 s: only where something is built from a config
+    from hydra.errors import (
+        InstantiationException,
+    )  # 0.3 s: only where something is built from a config
     from hydra.utils import instantiate
 
     try:
@@ -76,7 +80,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
         if isinstance(cause, InstrumentError):
             raise cause from None
         reason = " ".join(str(cause or error).split())
-        raise ConfigError(f"{path}._target_ is {given['_target_']!r}, which cannot be built: {reason}") from error
+        raise ConfigError(
+            f"{path}._target_ is {given['_target_']!r}, which cannot be built: {reason}"
+        ) from error
 
 
 def build_sink(name: str, options: Mapping[str, Any]) -> Any:
@@ -93,11 +99,15 @@ def build_sink(name: str, options: Mapping[str, Any]) -> Any:
         hint = suggestion(name, known) or "; give one of these, or the import path of a class."
         raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(known)}){hint}")
     try:
-        return _built(f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD)
+        return _built(
+            f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD
+        )
     except InstrumentError:
         raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"The sink {name} cannot be built: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"The sink {name} cannot be built: {' '.join(str(error).split())}"
+        ) from error
 
 
 def parse_options(given: Iterable[str]) -> dict[str, Any]:
@@ -111,7 +121,9 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
         try:
             options.merge_with_dotlist([text])
         except Exception:  # of OmegaConf's grammar or of YAML's, which have no base in common
-            raise ConfigError(f"The option {text!r} cannot be read; write key=value, as in rows=30.") from None
+            raise ConfigError(
+                f"The option {text!r} cannot be read; write key=value, as in rows=30."
+            ) from None
     plain = OmegaConf.to_container(options)
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 

@@ -55,16 +55,24 @@ class Exporter:
     """
 
     def __init__(
-        self, job: Job, lock: RunLock, finished: Callable[[Path], None], sent: Callable[[Path, bool], None]
+        self,
+        job: Job,
+        lock: RunLock,
+        finished: Callable[[Path], None],
+        sent: Callable[[Path, bool], None],
     ) -> None:
         self._job, self._lock = job, lock
         self._finished, self._sent = finished, sent
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: dict[Path, int] = {}  # submitted and not answered, in order: by which line it was told
+        self._pending: dict[
+            Path, int
+        ] = {}  # submitted and not answered, in order: by which line it was told
         self._told = 0  # lines to the present process
-        self._early: set[Path] = set()  # answered before they were submitted: the worker looks for itself
+        self._early: set[Path] = (
+            set()
+        )  # answered before they were submitted: the worker looks for itself
         self._sending: list[Path] = []  # finished, and neither sent nor left
         self._answered = False  # by the present process
         self._closed = False  # whether it has closed its sinks
@@ -110,13 +118,19 @@ class Exporter:
         timeout_s = min(_HURRIED_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
-                waiting.wait(self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter")
+                waiting.wait(
+                    self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter"
+                )
         finally:  # also where Ctrl-C ends the waiting
             if self._process is not None:
-                _write(self._process, _END)  # closing the pipe is not enough: forked workers hold it too
+                _write(
+                    self._process, _END
+                )  # closing the pipe is not enough: forked workers hold it too
         with self._changed:
             if self._process is not None and not self._pending and not self._sending:
-                self._changed.wait_for(lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s))
+                self._changed.wait_for(
+                    lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s)
+                )
         if self._closed and self._listener is not None:
             self._listener.join(_ENDING_S)  # it ends at once, unless a sink has left threads
 
@@ -125,22 +139,32 @@ class Exporter:
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
             self._start()
-        return [*map(queue.name_of, self._pending), *(f"sending {folder.name}" for folder in sending)]
+        return [
+            *map(queue.name_of, self._pending),
+            *(f"sending {folder.name}" for folder in sending),
+        ]
 
     def _start(self) -> None:
         handle = self._lock.handle  # so that the run counts as alive until the worker is through
         self._process = process = subprocess.Popen(
-            files.python_running("instrument.worker.process", *([] if handle is None else [str(handle)])),
+            files.python_running(
+                "instrument.worker.process", *([] if handle is None else [str(handle)])
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
+            },
             start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
             pass_fds=() if handle is None else (handle,),
         )
         try:
-            self._listener = Thread(target=self._listen, args=(process,), name="instrument exporter", daemon=True)
+            self._listener = Thread(
+                target=self._listen, args=(process,), name="instrument exporter", daemon=True
+            )
             self._listener.start()
         except RuntimeError:
             self._process = None
@@ -156,7 +180,10 @@ class Exporter:
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         at: Path | None = None
-        with suppress(BrokenPipeError), process:  # closes the pipes, one with words that nobody took, and waits
+        with (
+            suppress(BrokenPipeError),
+            process,
+        ):  # closes the pipes, one with words that nobody took, and waits
             for line in process.stdout or ():
                 try:
                     at = self._hear(json.loads(line), at)
@@ -166,7 +193,9 @@ class Exporter:
         with self._changed:
             self._process = None
             if at is None and self._pending and not self._answered:
-                at = next(iter(self._pending))  # one that cannot even begin is not asked again for the same window
+                at = next(
+                    iter(self._pending)
+                )  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
                 del self._pending[at]
                 self._job.given_up.append(at.name)
@@ -216,7 +245,11 @@ class Exporter:
             self._changed.notify_all()
         if missing:
             names = ", ".join(map(queue.name_of, missing))
-            logger.error("The exporter cannot find or read {} in {}: somebody removed it.", names, self._job.folder)
+            logger.error(
+                "The exporter cannot find or read {} in {}: somebody removed it.",
+                names,
+                self._job.folder,
+            )
 
     def _hear_sent(self, folder: Path, arrived: bool) -> None:
         self._sent(folder, arrived)
@@ -233,7 +266,9 @@ class Exporter:
         logger.error(
             "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
             "it. Training goes on, and another exporter takes the windows after it.",
-            f"profiler.export_timeout_s={self._job.timeout_s:g} were over" if status == -signal.SIGALRM else how,
+            f"profiler.export_timeout_s={self._job.timeout_s:g} were over"
+            if status == -signal.SIGALRM
+            else how,
             queue.name_of(folder),
             "whose raw trace" if folder.name.startswith(".") else "which",
             folder.parent,
@@ -256,12 +291,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logger.remove()
-    logger.add(lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)), level=0)
+    logger.add(
+        lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)),
+        level=0,
+    )
     job = from_line(sys.stdin.readline())
     uploader = None
     if job.upload_to is not None:
         uploader = Uploader(
-            job.upload_to, job.upload_options, lambda folder, sent: _tell(answers, folder=str(folder), sent=sent)
+            job.upload_to,
+            job.upload_options,
+            lambda folder, sent: _tell(answers, folder=str(folder), sent=sent),
         )
         for unsent in job.unsent:  # finished by a process that has ended since
             uploader.submit(Path(unsent))
@@ -337,7 +377,11 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
 def _text(message: Any) -> str:
     """A log message with the traceback that belongs to it."""
     text, error = message.record["message"], message.record["exception"]
-    return str(text) if error is None or error.value is None else f"{text}\n{traceback_of(error.value)}"
+    return (
+        str(text)
+        if error is None or error.value is None
+        else f"{text}\n{traceback_of(error.value)}"
+    )
 
 
 def _tell(answers: TextIO, **answer: Any) -> None:

@@ -47,7 +47,12 @@ class Delivery:
     """
 
     def __init__(
-        self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], rank: int, world_size: int
+        self,
+        config: ProfilerConfig,
+        output_dir: Path,
+        captures: list[Capture],
+        rank: int,
+        world_size: int,
     ) -> None:
         self.output_dir = output_dir
         self.run = uuid4().hex
@@ -69,17 +74,28 @@ class Delivery:
             world_size=world_size,
             ranks=config.ranks,
             folder=str(output_dir),
-            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self.inline},
+            sinks={
+                name: about
+                for name, about in config.sinks_for_worker.items()
+                if name not in self.inline
+            },
             upload_to=config.upload_to,
             upload_options=config.upload_options,
             timeout_s=config.export_timeout_s,
         )
         here = config.export == "inline" or bool(self.inline)  # the last sink runs
         self._uploader = (
-            Uploader(config.upload_to, config.upload_options, self._sent) if config.upload_to and here else None
+            Uploader(config.upload_to, config.upload_options, self._sent)
+            if config.upload_to and here
+            else None
         )
         self.exporter = (
-            Exporter(self._without_upload(self._job) if here else self._job, self.lock, self._arrived, self._sent)
+            Exporter(
+                self._without_upload(self._job) if here else self._job,
+                self.lock,
+                self._arrived,
+                self._sent,
+            )
             if config.export == "process"
             else None
         )
@@ -137,7 +153,9 @@ class Delivery:
             if self.exporter is not None:
                 self.exporter.close(failed=raised)
             if self._uploader is not None and cut is None:
-                self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
+                self._uploader.close(
+                    max(0.1, began + self._config.export_timeout_s - time.monotonic())
+                )
             with ctrl_c_passes():
                 if cut is not None:
                     tell_sinks(self.sinks_here, "hurry", self._failed)
@@ -150,7 +168,9 @@ class Delivery:
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
+            rank_report.write_rank_report(
+                self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S
+            )
 
     def _release(self) -> None:
         """Let go of the run; what is left, the worker or `instrument export` does."""
@@ -170,7 +190,11 @@ class Delivery:
                 self.output_dir,
             )
         if unsent := sorted(folder.name for folder in self._unsent):
-            alone = "The exporter goes on by itself; later " if self.exporter and self.exporter.sending else ""
+            alone = (
+                "The exporter goes on by itself; later "
+                if self.exporter and self.exporter.sending
+                else ""
+            )
             what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
@@ -183,22 +207,37 @@ class Delivery:
         names = self._config.inline_sinks
         if not names:
             return {}
-        logger.info("Only this process can run the sink {}: it does, on a thread beside training.", " and ".join(names))
+        logger.info(
+            "Only this process can run the sink {}: it does, on a thread beside training.",
+            " and ".join(names),
+        )
         last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
-        return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
+        return {
+            name: self._config.sinks[name]
+            for name in sorted({*names, *last}, key=lambda name: name in last)
+        }
 
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
         """Finish a window that the exporter could not be told of, where that is possible here."""
         if isinstance(error, RuntimeError):  # no thread can be started
-            if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
+            if (
+                "shutdown" not in str(error) and "thread" not in self._failed
+            ):  # else the interpreter just ends
                 self._failed.add("thread")
-                logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
-            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self.inline}
+                logger.warning(
+                    "No thread can be started ({}), so training waits while windows are finished.",
+                    error,
+                )
+            sinks = {
+                name: sink for name, sink in self._config.sinks.items() if name not in self.inline
+            }
             with ctrl_c_passes():
                 self._arrived(finish(folder, sinks, failed=self._failed))
         elif "exporter" not in self._failed:
             self._failed.add("exporter")
-            what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            what = (
+                "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            )
             logger.error(what, error, self.output_dir)
 
     def _arrived(self, folder: Path) -> None:

@@ -17,7 +17,10 @@ from instrument.trace.events import Events
 
 READ = reader.read
 NAMES = ("é中", "b")
-TRACE = [span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n) for n in range(20)]
+TRACE = [
+    span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n)
+    for n in range(20)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,11 @@ def kept_of(trace: Path) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write(tmp_path, [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)], baseTimeNanoseconds=9)
+    return write(
+        tmp_path,
+        [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)],
+        baseTimeNanoseconds=9,
+    )
 
 
 def no_reading(path: Path) -> Events:
@@ -79,7 +86,9 @@ def test_what_another_version_of_this_package_kept_is_read_anew(trace, monkeypat
         patch.setattr(reader, "read", no_reading)
         column_cache.read(trace)
         if other == "version":
-            patch.setattr("importlib.metadata.version", lambda name: {"torch-instrument": "0.0.7"}[name])
+            patch.setattr(
+                "importlib.metadata.version", lambda name: {"torch-instrument": "0.0.7"}[name]
+            )
         else:
             patch.setattr(column_cache, "FORMAT", column_cache.FORMAT - 1)
         with pytest.raises(AssertionError, match="was read again"):
@@ -129,7 +138,9 @@ def test_another_file_in_the_place_of_a_trace_is_read_anew(trace) -> None:
     assert column_cache.read(trace).names[1] == "c"
 
 
-def test_what_the_exporter_has_read_is_known_when_the_folder_has_its_name(tmp_path, monkeypatch) -> None:
+def test_what_the_exporter_has_read_is_known_when_the_folder_has_its_name(
+    tmp_path, monkeypatch
+) -> None:
     whole = write_capture(tmp_path, [span("b", k, 1) for k in range(20)], "c").folder
     queued = whole.rename(whole.with_name(".c.queued"))
     first = Capture.load(queued).events
@@ -159,7 +170,8 @@ def test_columns_behind_a_link_are_not_read(trace, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("name", 99), ("name", -1), ("category", 9), ("thread", 99), ("shapes", 9), ("grid", 0)]
+    ("column", "value"),
+    [("name", 99), ("name", -1), ("category", 9), ("thread", 99), ("shapes", 9), ("grid", 0)],
 )
 def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -> None:
     events = column_cache.read(trace)
@@ -172,6 +184,8 @@ def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -
 def test_columns_of_other_lengths_are_not_read(trace) -> None:
     events = column_cache.read(trace)
     column_cache._save(
-        column_cache.entry_of(trace), replace(events, python_id=events.python_id[1:]), column_cache._state(trace)
+        column_cache.entry_of(trace),
+        replace(events, python_id=events.python_id[1:]),
+        column_cache._state(trace),
     )
     assert column_cache._load(column_cache.entry_of(trace), column_cache._state(trace)) is None
