@@ -83,10 +83,10 @@ def _every_table(path: Path) -> object:
         if isinstance(view, cached_property)
     ]
     tables += [
-        operators.uncounted,
+        operators.ops_without_flops,
         *(operators.by(what) for what in GROUPINGS),
         ranges.by("name"),
-        ranges.parts,
+        ranges.attribution,
     ]
     tables += [memory.devices, memory.steps, memory.sizes, memory.events]
     with suppress(CaptureError):  # no memory events
