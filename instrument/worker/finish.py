@@ -16,7 +16,7 @@ from loguru import logger
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.config.instantiate import rebuilt_sink
+from instrument.config.instantiate import sink_of_class
 from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
@@ -122,7 +122,8 @@ def built(described: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[
     sinks = {}
     for name, about in described.items():
         try:
-            sinks[name] = rebuilt_sink(about)
+            options = {option: value for option, value in about.items() if option != "_target_"}
+            sinks[name] = sink_of_class(str(about.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)
