@@ -354,8 +354,8 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(lingers: dict[str, Any
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
     assert session.loop.run is not None
-    assert session.loop.run.delivery.exporter is not None
-    return session.loop.run.delivery.exporter._process
+    assert session.loop.run.capture_queue.exporter is not None
+    return session.loop.run.capture_queue.exporter._process
 
 
 def test_an_exception_in_training_does_not_wait_for_the_exporter(

@@ -281,7 +281,7 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "export_timeout_s": 60}
     with Session(active=1, repeat=2, **given) as session:
         assert session.loop.run is not None
-        exporter = session.loop.run.delivery.exporter
+        exporter = session.loop.run.capture_queue.exporter
         assert exporter is not None
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()

@@ -1,0 +1,231 @@
+"""`CaptureQueue`: from the raw traces that a run saves to its finished captures."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from loguru import logger
+
+from instrument.capture import Capture
+from instrument.config.schema import ProfilerConfig
+from instrument.sinks import Sink
+from instrument.worker import job, queue, rank_report, retention
+from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
+from instrument.worker.job import Job
+from instrument.worker.process import Exporter
+from instrument.worker.run_lock import RunLock
+from instrument.worker.upload import Uploader
+
+# How long the lowest of several ranks waits at the end for what the others finish themselves as well.
+_PATIENT_S = 2.0
+
+
+class CaptureQueue:
+    """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
+
+    With `profiler.export=process` that happens on a thread which waits for the worker and needs next to no time.
+    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the worker, or this process on a
+    thread. None is removed before it has arrived.
+
+    Attributes:
+        run: the run's id, which its captures bear.
+        rank: of this process.
+        lock: tells others that the run is alive; held from the first window on.
+        taken: how many windows were saved.
+        exporter: the worker's side here; None with `profiler.export=inline`.
+        to_finish: what was saved and this process finishes itself.
+        sinks_here: those that run in this process.
+        inline: those that must run here though the worker runs the others.
+    """
+
+    def __init__(
+        self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], rank: int, world_size: int
+    ) -> None:
+        self.output_dir = output_dir
+        self.run = uuid4().hex
+        self.rank = rank
+        self.lock = RunLock(output_dir, self.run)
+        self.taken = 0
+        self._config = config
+        self._captures = captures
+        self._failed: set[str] = set()
+        self._dropped: list[str] = []
+        self.to_finish: list[Path] = []
+        self._unsent: set[Path] = set()
+        self._enforcing = Lock()
+        self.inline = self._chosen_inline() if config.export == "process" else {}
+        self._job = Job(
+            run=self.run,
+            rank=rank,
+            world_size=world_size,
+            ranks=config.ranks,
+            folder=str(output_dir),
+            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self.inline},
+            upload_to=config.upload_to,
+            upload_options=config.upload_options,
+            timeout_s=config.export_timeout_s,
+        )
+        here = config.export == "inline" or bool(self.inline)  # the last sink runs
+        self._uploader = (
+            Uploader(config.upload_to, config.upload_options, self._sent) if config.upload_to and here else None
+        )
+        self.exporter = (
+            Exporter(self._without_upload(self._job) if here else self._job, self.lock, self._arrived, self._sent)
+            if config.export == "process"
+            else None
+        )
+        self.sinks_here = config.sinks if self.exporter is None else self.inline
+        self._remembered = False
+        with ctrl_c_passes():
+            self.notice()
+
+    def notice(self) -> None:
+        """Have the sinks that run here look at what is around: a window has just been recorded, or the run begins."""
+        tell_sinks(self.sinks_here, "notice", self._failed)
+
+    def prepare(self) -> None:
+        """Hold the run's lock, and keep a copy of the job for `instrument export`; called when a window begins."""
+        held = self.lock.hold()
+        if not self._remembered:
+            self._remembered = True
+            if hasattr(os, "getuid"):  # of a file that was made there: a network's file system may change it
+                self._job.owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+            job.remember(self._job)
+
+    def has_room(self, name: str) -> bool:
+        """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
+        if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
+            return True
+        if not self._dropped:
+            logger.warning(
+                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
+                "until it has caught up. Record less often, or give it a core.",
+                self._config.export_queue,
+                name,
+            )
+        self._dropped.append(name)
+        return False
+
+    def finish_inline(self) -> None:
+        """With `profiler.export=inline`: finish what was taken.
+
+        Raises:
+            OSError: the trace cannot be compressed; it stays queued.
+        """
+        with ctrl_c_passes():
+            while self.to_finish:
+                folder = self.to_finish.pop(0)
+                self._arrived(finish(folder, self._config.sinks, failed=self._failed))
+
+    def close(self, cut: str | None) -> None:
+        """Finish what is not finished yet; for the worker and for what is sent wait as long as the config allows.
+
+        Where an exception ended the run, other ranks may stand in a collective until this process ends: the worker is
+        waited for two seconds at most, and what is to be sent not at all. The worker sends by itself, and for this
+        process `instrument export` does.
+        """
+        self.finish_inline()
+        began, raised = time.monotonic(), cut is not None and cut.startswith("exception ")
+        try:
+            if self.exporter is not None:
+                self.exporter.close(failed=raised)
+            if self._uploader is not None and cut is None:
+                self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
+            with ctrl_c_passes():
+                if cut is not None:
+                    tell_sinks(self.sinks_here, "hurry", self._failed)
+                tell_sinks(self.sinks_here, "close", self._failed)
+            self._remove_oldest()
+        finally:  # also where Ctrl-C ends the waiting
+            self.say_what_is_left()
+            self._release()
+        if len(self._dropped) > 1:
+            logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
+        if self.exporter is None and self._captures and self._captures[-1].folder is not None:
+            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
+
+    def _release(self) -> None:
+        """Let go of the run; what is left, the worker or `instrument export` does."""
+        done = not self._unsent and not (self.taken and queue.queued_of(self._job))
+        self.lock.release(done=done)
+        if done and self._remembered:
+            job.forget(self.run)
+
+    def say_what_is_left(self) -> None:
+        """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
+        left = self.exporter.pending if self.exporter is not None else []
+        if left:
+            logger.warning(
+                "Left to the exporter, which goes on by itself: {}. Should it not come to an end, "
+                "`instrument export {}` finishes what there is.",
+                ", ".join(map(queue.name_of, left)),
+                self.output_dir,
+            )
+        if unsent := sorted(folder.name for folder in self._unsent):
+            alone = "The exporter goes on by itself; later " if self.exporter and self.exporter.sending else ""
+            what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
+            logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
+
+    @staticmethod
+    def _without_upload(whole: Job) -> Job:
+        return msgspec.structs.replace(whole, upload_to=None, upload_options={})
+
+    def _chosen_inline(self) -> dict[str, Any]:
+        """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
+        names = self._config.inline_sinks
+        if not names:
+            return {}
+        logger.info("Only this process can run the sink {}: it does, on a thread beside training.", " and ".join(names))
+        last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
+        return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
+
+    def finish_without_exporter(self, folder: Path, error: Exception) -> None:
+        """Finish a window that the exporter could not be told of, where that is possible here."""
+        if isinstance(error, RuntimeError):  # no thread can be started
+            if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
+                self._failed.add("thread")
+                logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
+            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self.inline}
+            with ctrl_c_passes():
+                self._arrived(finish(folder, sinks, failed=self._failed))
+        elif "exporter" not in self._failed:
+            self._failed.add("exporter")
+            what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            logger.error(what, error, self.output_dir)
+
+    def _arrived(self, folder: Path) -> None:
+        for name, sink in self.inline.items():
+            run_sink(name, sink, Capture.load(folder), folder, self._failed)
+        self._captures.append(Capture.load(folder))
+        logger.info("Recorded {}", folder)
+        if self._config.upload_to is not None:
+            self._unsent.add(folder)
+        self._remove_oldest()
+        if self._uploader is not None:
+            self._uploader.submit(folder)
+
+    def _sent(self, folder: Path, arrived: bool) -> None:
+        if arrived:
+            self._unsent.discard(folder)
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; asked again when one has arrived."""
+        keep, budget = self._config.keep, self._config.disk_budget
+        with self._enforcing:
+            removed = retention.enforce(self.output_dir, self.run, self.rank, keep, budget, self._is_needed)
+            if removed:
+                self._captures[:] = [capture for capture in self._captures if capture.folder not in removed]
+
+    def _is_needed(self, folder: Path) -> bool:
+        """Whether a capture is still on its way into `captures`, or to be sent."""
+        if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
+            return True
+        sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))
+        return folder in self._unsent or any(sink.busy_with(folder) for sink in sinks)
