@@ -479,7 +479,12 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
             (folder / "here.txt").write_text(str(os.getpid()))
 
     url = f"file://{tmp_path}/there"
-    record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
+    session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
+    run = session.loop.run
+    assert run is not None
+    assert run.capture_queue.exporter is not None
+    assert run.capture_queue.exporter._job.upload_to is None, "the worker sends nothing"
+    assert run.capture_queue.exporter._job.owner == os.getuid(), "and takes only folders of this user"
     assert {"here.txt", "table.txt", "capture.json"} <= set(names(tmp_path / "there" / ALL[0]))
 
 

@@ -15,33 +15,36 @@ from loguru import logger
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.sinks import Sink
-from instrument.worker import job, queue, rank_report, retention
+from instrument.worker import job, queue, rank_report, retention, upload
 from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
-from instrument.worker.upload import Uploader
+from instrument.worker.upload import SINK_NAME, Upload
 
 # How long the lowest of several ranks waits at the end for what the others finish themselves as well.
 _PATIENT_S = 2.0
+# How long each sink may take to close where training has failed.
+_CLOSING_S = 5.0
 
 
 class CaptureQueue:
-    """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
+    """Takes a run's windows once their raw traces are saved, and has each finished, uploaded and kept or removed.
 
-    With `profiler.export=process` that happens on a thread which waits for the worker and needs next to no time.
-    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the worker, or this process on a
-    thread. None is removed before it has arrived.
+    The session's `captures` gets each capture once all sinks have run on it, and loses those that retention removes.
+    With `profiler.export=process` the worker finishes them, and a thread here, which needs next to no time, takes them
+    in. Uploading is the last sink: where this process runs sinks behind the worker's, it uploads too.
 
     Attributes:
-        run: the run's id, which its captures bear.
+        output_dir: the folder for captures.
+        run: the run's id, which stands in each `capture.json`; it is of this rank alone.
         rank: of this process.
         lock: tells others that the run is alive; held from the first window on.
         taken: how many windows were saved.
-        exporter: the worker's side here; None with `profiler.export=inline`.
-        to_finish: what was saved and this process finishes itself.
-        sinks_here: those that run in this process.
-        inline: those that must run here though the worker runs the others.
+        exporter: the trainer's handle on the worker; None with `profiler.export=inline`.
+        to_finish: queued folders that this process has to finish itself.
+        inline: the user's sinks that only this process can run, while the worker runs the others.
+        sinks_here: all sinks that run in this process, in order.
     """
 
     def __init__(
@@ -57,7 +60,6 @@ class CaptureQueue:
         self._failed: set[str] = set()
         self._dropped: list[str] = []
         self.to_finish: list[Path] = []
-        self._unsent: set[Path] = set()
         self._enforcing = Lock()
         self.inline = self._chosen_inline() if config.export == "process" else {}
         self._job = Job(
@@ -71,16 +73,18 @@ class CaptureQueue:
             upload_options=config.upload_options,
             timeout_s=config.export_timeout_s,
         )
-        here = config.export == "inline" or bool(self.inline)  # the last sink runs
-        self._uploader = (
-            Uploader(config.upload_to, config.upload_options, self._sent) if config.upload_to and here else None
-        )
+        self.sinks_here = dict(self.inline if config.export == "process" else config.sinks)
+        self._upload: Upload | None = None
+        self._worker_job = self._job
+        if config.upload_to and (config.export == "inline" or self.inline):  # the last sink runs here
+            self._upload = Upload(url=config.upload_to, options=config.upload_options, on_done=self._remove_oldest)
+            self.sinks_here[SINK_NAME] = self._upload
+            self._worker_job = msgspec.structs.replace(self._job, upload_to=None, upload_options={})
         self.exporter = (
-            Exporter(self._without_upload(self._job) if here else self._job, self.lock, self._arrived, self._sent)
+            Exporter(self._worker_job, self.lock, self._take_capture, self._remove_oldest)
             if config.export == "process"
             else None
         )
-        self.sinks_here = config.sinks if self.exporter is None else self.inline
         self._remembered = False
         with ctrl_c_passes():
             self.notice()
@@ -95,7 +99,8 @@ class CaptureQueue:
         if not self._remembered:
             self._remembered = True
             if hasattr(os, "getuid"):  # of a file that was made there: a network's file system may change it
-                self._job.owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+                owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+                self._job.owner = self._worker_job.owner = owner
             job.remember(self._job)
 
     def has_room(self, name: str) -> bool:
@@ -121,7 +126,7 @@ class CaptureQueue:
         with ctrl_c_passes():
             while self.to_finish:
                 folder = self.to_finish.pop(0)
-                self._arrived(finish(folder, self._config.sinks, failed=self._failed))
+                self._take_capture(finish(folder, self.sinks_here, failed=self._failed))
 
     def close(self, cut: str | None) -> None:
         """Finish what is not finished yet; for the worker and for what is sent wait as long as the config allows.
@@ -135,12 +140,12 @@ class CaptureQueue:
         try:
             if self.exporter is not None:
                 self.exporter.close(failed=raised)
-            if self._uploader is not None and cut is None:
-                self._uploader.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
+            if self._upload is not None:
+                left_s = max(0.1, began + self._config.export_timeout_s - time.monotonic())
+                self._upload.close(left_s if cut is None else 0.0)
+            others = {name: sink for name, sink in self.sinks_here.items() if sink is not self._upload}
             with ctrl_c_passes():
-                if cut is not None:
-                    tell_sinks(self.sinks_here, "hurry", self._failed)
-                tell_sinks(self.sinks_here, "close", self._failed)
+                tell_sinks(others, "close", self._failed, None if cut is None else _CLOSING_S)
             self._remove_oldest()
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
@@ -152,7 +157,7 @@ class CaptureQueue:
 
     def _release(self) -> None:
         """Let go of the run; what is left, the worker or `instrument export` does."""
-        done = not self._unsent and not (self.taken and queue.queued_of(self._job))
+        done = not self._unsent() and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self._remembered:
             job.forget(self.run)
@@ -167,14 +172,10 @@ class CaptureQueue:
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
             )
-        if unsent := sorted(folder.name for folder in self._unsent):
+        if unsent := self._unsent():
             alone = "The exporter goes on by itself; later " if self.exporter and self.exporter.sending else ""
             what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
-
-    @staticmethod
-    def _without_upload(whole: Job) -> Job:
-        return msgspec.structs.replace(whole, upload_to=None, upload_options={})
 
     def _chosen_inline(self) -> dict[str, Any]:
         """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
@@ -193,27 +194,28 @@ class CaptureQueue:
                 logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
             sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self.inline}
             with ctrl_c_passes():
-                self._arrived(finish(folder, sinks, failed=self._failed))
+                self._take_capture(finish(folder, sinks, failed=self._failed))
         elif "exporter" not in self._failed:
             self._failed.add("exporter")
             what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
             logger.error(what, error, self.output_dir)
 
-    def _arrived(self, folder: Path) -> None:
-        for name, sink in self.inline.items():
-            run_sink(name, sink, Capture.load(folder), folder, self._failed)
+    def _take_capture(self, folder: Path) -> None:
+        """Run the sinks that only this process can run on a finished capture, and keep it in `captures`."""
+        if self.exporter is not None:
+            for name, sink in self.sinks_here.items():
+                run_sink(name, sink, Capture.load(folder), folder, self._failed)
         self._captures.append(Capture.load(folder))
         logger.info("Recorded {}", folder)
-        if self._config.upload_to is not None:
-            self._unsent.add(folder)
         self._remove_oldest()
-        if self._uploader is not None:
-            self._uploader.submit(folder)
 
-    def _sent(self, folder: Path, arrived: bool) -> None:
-        if arrived:
-            self._unsent.discard(folder)
-            self._remove_oldest()
+    def _unsent(self) -> list[str]:
+        """The names of the captures that have not arrived at `profiler.upload_to`, as each says itself."""
+        folders = [capture.folder for capture in self._captures if capture.folder and capture.folder.exists()]
+        return sorted(folder.name for folder in folders if self._is_unsent(folder))
+
+    def _is_unsent(self, folder: Path) -> bool:
+        return self._config.upload_to is not None and not upload.has_arrived(folder, self._config.upload_to)
 
     def _remove_oldest(self) -> None:
         """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; asked again when one has arrived."""
@@ -228,4 +230,4 @@ class CaptureQueue:
         if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
             return True
         sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))
-        return folder in self._unsent or any(sink.busy_with(folder) for sink in sinks)
+        return self._is_unsent(folder) or any(sink.busy_with(folder) for sink in sinks)

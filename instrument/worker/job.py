@@ -39,8 +39,7 @@ class Job(msgspec.Struct, kw_only=True):
         upload_to: the URL below which finished captures are sent; None: they are not.
         upload_options: fsspec's options for it.
         timeout_s: seconds that one capture may take.
-        given_up: folders that a worker before this one has died at.
-        unsent: finished captures that a worker before this one has not sent.
+        given_up: names of the queued folders and captures that a worker before this one has died at.
         world_size: how many ranks the run has; with more than one, the lowest that records writes their common table.
         ranks: which of them record, as `profiler.ranks` says it.
     """
@@ -54,7 +53,6 @@ class Job(msgspec.Struct, kw_only=True):
     upload_options: dict[str, Any] = {}
     timeout_s: float = 600.0
     given_up: list[str] = []
-    unsent: list[str] = []
     world_size: int = 1
     ranks: str | list[int] = "all"
 
@@ -79,7 +77,7 @@ def remember(job: Job) -> None:
         found = place.stat()
         sinks = {name: about for name, about in job.sinks.items() if blanked(about) == about}
         kept = msgspec.structs.replace(
-            job, folder=str(place), sinks=sinks, upload_options=public(job.upload_options), given_up=[], unsent=[]
+            job, folder=str(place), sinks=sinks, upload_options=public(job.upload_options), given_up=[]
         )
         about = {"device": found.st_dev, "inode": found.st_ino, "job": msgspec.to_builtins(kept)}
         with files.replacing(folder / f"{job.run}.json", mode=0o600) as file:

@@ -196,10 +196,13 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def queued_of(job: Job) -> list[Path]:
     """The queued folders of a job's run and rank that its user owns, oldest first."""
-    return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
+    return [folder for folder in queued(Path(job.folder)) if is_queued_of(folder, job)]
 
 
-def _is_of(folder: Path, job: Job) -> bool:
+def is_queued_of(folder: Path, job: Job) -> bool:
+    """Whether a folder is queued, of a job's run and rank, and owned by its user."""
+    if not is_queued(folder):
+        return False
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False

@@ -19,15 +19,18 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from loguru import logger
+from pydantic import Field, PrivateAttr
 
 from instrument.analysis.views import NOTE_FILE, files_of
+from instrument.capture import Capture
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
 from instrument.redact import without_secrets
+from instrument.sinks import Sink
 from instrument.storage import filesystem
 from instrument.worker import waiting
 
@@ -36,21 +39,35 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _LONGEST = 64
 
 
-class Uploader:
-    """Sends finished captures one after the other, on a thread of its own; `told` hears of each whether it arrived.
+# What the sink is called among a run's sinks, where no sink of the user's can have the name.
+SINK_NAME = "profiler.upload_to"
+
+
+class Upload(Sink):
+    """Sends finished captures one after the other, on a thread of its own; runs behind all other sinks.
 
     One that fails is tried again after a while, six times in all, and then when another has arrived; while the server
     is away each of the others has one try, and so has one that nothing but a change there will help: no such bucket, no
     right to write. What cannot be sent is said once and kept.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], told: Callable[[Path, bool], None]) -> None:
-        self._url, self._options, self._told = url, options, told
-        self._changed = Condition()
-        self._pending: list[Path] = []
-        self._left: list[Path] = []  # tried in vain
-        self._thread: Thread | None = None
-        self._said = self._closed = False
+    needs_final_folder: ClassVar[bool] = True
+
+    url: str
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    on_done: Callable[[], Any] = Field(lambda: None, repr=False)
+    """Called on its thread after the last try at a capture."""
+
+    _changed: Condition = PrivateAttr(default_factory=Condition)
+    _pending: list[Path] = PrivateAttr(default_factory=list)
+    _left: list[Path] = PrivateAttr(default_factory=list)  # tried in vain
+    _thread: Thread | None = PrivateAttr(None)
+    _said: bool = PrivateAttr(False)
+    _closed: bool = PrivateAttr(False)
+
+    def write(self, capture: Capture, folder: Path) -> None:  # noqa: ARG002
+        """Have a finished capture sent."""
+        self.submit(folder)
 
     def submit(self, folder: Path) -> None:
         """Have a finished capture sent; one that there is no room for, or no thread any more, is left."""
@@ -65,10 +82,12 @@ class Uploader:
                 self._thread = None
                 self._pending.clear()
             self._changed.notify_all()
-        if full:
-            self._told(folder, False)
 
-    def close(self, timeout_s: float | None) -> None:
+    def busy_with(self, folder: Path) -> bool:
+        """Whether a capture has a try ahead of it; one that was tried in vain has that only when another arrives."""
+        return folder in self._pending
+
+    def close(self, timeout_s: float | None = None) -> None:
         """Wait until each has arrived or was left, at most the time allowed, and say what for; None: silently."""
         with self._changed:
             self._closed = True
@@ -86,7 +105,6 @@ class Uploader:
                     return
                 folder = self._pending[0]
             arrived = self._tried(folder)
-            self._told(folder, arrived)
             with self._changed:
                 self._pending.remove(folder)
                 if arrived:
@@ -95,15 +113,16 @@ class Uploader:
                 else:
                     self._left.append(folder)
                 self._changed.notify_all()
+            self.on_done()
 
     def _tried(self, folder: Path) -> bool:
         """Send one capture, with as many tries as it takes and may have; gives whether it arrived."""
         pauses = iter(() if self._left else _PAUSES_S)
         while True:
             try:
-                logger.info("Sent {} to {}", folder.name, send(folder, self._url, self._options))
+                logger.info("Sent {} to {}", folder.name, send(folder, self.url, self.options))
             except Exception as error:  # whatever a file system raises
-                reason = without_secrets(reason_of(error), self._options)
+                reason = without_secrets(reason_of(error), self.options)
                 pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
                     self._say(folder, reason)
@@ -120,7 +139,7 @@ class Uploader:
                 "{} cannot be sent to {} ({}) and is kept, as further ones are, untold: `instrument export {}` sends "
                 "them.",
                 folder.name,
-                self._url,
+                self.url,
                 reason.rstrip("."),
                 folder.parent,
             )
