@@ -361,7 +361,7 @@ def worker_of(session: Session) -> subprocess.Popen[str] | None:
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     lingers: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_HURRIED_S", 0.05)
+    monkeypatch.setattr(process, "_AFTER_FAILURE_S", 0.05)
     lingers["sinks"]["lingers"]["how"] = "write"
     session = Session(lingers, export_timeout_s=100_000)
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012

@@ -90,7 +90,7 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Have the sinks that run here look at what is around: a window has just been recorded, or the run begins."""
+        """Call `notice` of the sinks that run here, on the training thread: a window has ended, or the run begins."""
         tell_sinks(self.sinks_here, "notice", self._failed)
 
     def prepare(self) -> None:
@@ -104,7 +104,7 @@ class CaptureQueue:
             job.remember(self._job)
 
     def has_room(self, name: str) -> bool:
-        """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
+        """Whether the queue has room for a window that is about to begin; if not, warn once and count it as dropped."""
         if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
             return True
         if not self._dropped:
@@ -118,7 +118,7 @@ class CaptureQueue:
         return False
 
     def finish_inline(self) -> None:
-        """With `profiler.export=inline`: finish what was taken.
+        """Finish all windows in `to_finish`, as `profiler.export=inline` asks.
 
         Raises:
             OSError: the trace cannot be compressed; it stays queued.
@@ -128,24 +128,26 @@ class CaptureQueue:
                 folder = self.to_finish.pop(0)
                 self._take_capture(finish(folder, self.sinks_here, failed=self._failed))
 
-    def close(self, cut: str | None) -> None:
-        """Finish what is not finished yet; for the worker and for what is sent wait as long as the config allows.
+    def close(self, reason: str | None) -> None:
+        """Finish what is not finished yet, and wait for the worker and for uploads as long as the config allows.
 
-        Where an exception ended the run, other ranks may stand in a collective until this process ends: the worker is
-        waited for two seconds at most, and what is to be sent not at all. The worker sends by itself, and for this
-        process `instrument export` does.
+        Where an exception ended the run, other ranks may hang in a collective until this process ends. It then waits
+        two seconds at most for the worker, which goes on by itself, and not at all for its own uploads, which
+        `instrument export` does later.
+
+        Args:
+            reason: why the run ended before its time; None: it did not.
         """
         self.finish_inline()
-        began, raised = time.monotonic(), cut is not None and cut.startswith("exception ")
+        began, raised = time.monotonic(), reason is not None and reason.startswith("exception ")
         try:
             if self.exporter is not None:
                 self.exporter.close(failed=raised)
-            if self._upload is not None:
-                left_s = max(0.1, began + self._config.export_timeout_s - time.monotonic())
-                self._upload.close(left_s if cut is None else 0.0)
+            if self._upload is not None and reason is None:
+                self._upload.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
             others = {name: sink for name, sink in self.sinks_here.items() if sink is not self._upload}
             with ctrl_c_passes():
-                tell_sinks(others, "close", self._failed, None if cut is None else _CLOSING_S)
+                tell_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
             self._remove_oldest()
         finally:  # also where Ctrl-C ends the waiting
             self.say_what_is_left()
@@ -153,17 +155,17 @@ class CaptureQueue:
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S)
+            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if reason else _PATIENT_S)
 
     def _release(self) -> None:
-        """Let go of the run; what is left, the worker or `instrument export` does."""
+        """Release the run's lock, and forget its job if nothing is left for the worker or `instrument export`."""
         done = not self._unsent() and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self._remembered:
             job.forget(self.run)
 
     def say_what_is_left(self) -> None:
-        """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
+        """Warn of windows that the exporter has not finished, and of captures that were not uploaded."""
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
@@ -178,7 +180,7 @@ class CaptureQueue:
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
     def _chosen_inline(self) -> dict[str, Any]:
-        """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
+        """The sinks that only this process can run; if there are any, those with `last` run here too, behind them."""
         names = self._config.inline_sinks
         if not names:
             return {}
@@ -187,7 +189,7 @@ class CaptureQueue:
         return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
 
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
-        """Finish a window that the exporter could not be told of, where that is possible here."""
+        """Finish a window here because no thread could be started; where the worker cannot start, only say so."""
         if isinstance(error, RuntimeError):  # no thread can be started
             if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
                 self._failed.add("thread")
@@ -218,7 +220,7 @@ class CaptureQueue:
         return self._config.upload_to is not None and not upload.has_arrived(folder, self._config.upload_to)
 
     def _remove_oldest(self) -> None:
-        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; asked again when one has arrived."""
+        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; called again after each upload."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(self.output_dir, self.run, self.rank, keep, budget, self._is_needed)

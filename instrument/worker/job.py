@@ -31,7 +31,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The job of one rank of one run.
 
     Attributes:
-        run: the run's id, 32 hexadecimal digits, which each of its captures bears in capture.json.
+        run: the run's id, 32 hexadecimal digits, which stands in the capture.json of each capture.
         rank: whose captures they are.
         folder: the folder for captures.
         owner: the user id that the run's files have there; None where the system has none.

@@ -46,7 +46,7 @@ _NICENESS = 10
 _END = "end"
 _GRACE_S = 1.0
 # How long the end of a run waits for the worker where training has failed; for its sinks to close; and for its end.
-_HURRIED_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
+_AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
 _answering = RLock()
 
 
@@ -112,7 +112,7 @@ class Exporter:
         Where training has `failed`, wait two seconds at most, and not for what is to be sent: others may wait for this
         process to end. With what is still to be done then, the worker goes on by itself before it ends.
         """
-        timeout_s = min(_HURRIED_S, self._job.timeout_s) if failed else self._job.timeout_s
+        timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
                 waiting.wait(self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter")

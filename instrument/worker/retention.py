@@ -77,7 +77,7 @@ def captures_of(folder: Path, run: str, rank: int) -> list[Path]:
     return [place for *_, place in sorted(found)]
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=2_048)
 def _origin(path: Path, modified_ns: int) -> _Origin | None:  # noqa: ARG001 # with another time it is another file
     """What a `capture.json` says; None: it cannot be read.
 

@@ -37,8 +37,6 @@ from instrument.worker import waiting
 # How long is waited before each further try at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _LONGEST = 64
-
-
 # What the sink is called among a run's sinks, where no sink of the user's can have the name.
 SINK_NAME = "profiler.upload_to"
 
@@ -62,7 +60,7 @@ class Upload(Sink):
     _pending: list[Path] = PrivateAttr(default_factory=list)
     _left: list[Path] = PrivateAttr(default_factory=list)  # tried in vain
     _thread: Thread | None = PrivateAttr(None)
-    _said: bool = PrivateAttr(False)
+    _failure_reported: bool = PrivateAttr(False)
     _closed: bool = PrivateAttr(False)
 
     def write(self, capture: Capture, folder: Path) -> None:  # noqa: ARG002
@@ -104,7 +102,7 @@ class Upload(Sink):
                 if not self._pending:
                     return
                 folder = self._pending[0]
-            arrived = self._tried(folder)
+            arrived = self._send_with_retries(folder)
             with self._changed:
                 self._pending.remove(folder)
                 if arrived:
@@ -115,7 +113,7 @@ class Upload(Sink):
                 self._changed.notify_all()
             self.on_done()
 
-    def _tried(self, folder: Path) -> bool:
+    def _send_with_retries(self, folder: Path) -> bool:
         """Send one capture, with as many tries as it takes and may have; gives whether it arrived."""
         pauses = iter(() if self._left else _PAUSES_S)
         while True:
@@ -125,16 +123,16 @@ class Upload(Sink):
                 reason = without_secrets(reason_of(error), self.options)
                 pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
-                    self._say(folder, reason)
+                    self._report_failure(folder, reason)
                     return False
                 logger.debug("{} is not sent yet ({}); the next try is in {:g} s.", folder.name, reason, pause)
                 time.sleep(pause)
             else:
                 return True
 
-    def _say(self, folder: Path, reason: str) -> None:
-        if not self._said:
-            self._said = True
+    def _report_failure(self, folder: Path, reason: str) -> None:
+        if not self._failure_reported:
+            self._failure_reported = True
             logger.error(
                 "{} cannot be sent to {} ({}) and is kept, as further ones are, untold: `instrument export {}` sends "
                 "them.",
