@@ -10,7 +10,7 @@ It answers with JSON objects, one a line:
 - `began`: the queued folder that it works on from now on, so that the trainer knows it should the process die;
 - `done`, `place`: the queued folder that it is through with, and its capture, or null where it could not be finished;
 - `busy`: all captures whose files a sink still needs, as the one that uploads them;
-- `looked`: it has finished what was there, and waits for the next line;
+- `looked`: so many lines it has read, and after the last of them finished what was there;
 - `closed`: its sinks are closed.
 
 It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, and outlives the trainer until its queue
@@ -70,7 +70,8 @@ class Exporter:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: list[Path] = []
+        self._pending: dict[Path, int] = {}  # in order, each with the number of the line that announced it
+        self._lines = 0  # written to the present process, after the job
         self._sending: list[Path] = []
         self._has_begun = False  # the present process, with any folder
         self._closed = False  # its sinks
@@ -96,14 +97,15 @@ class Exporter:
         with self._changed:
             if not folder.exists() and _capture_of(folder).exists():
                 return  # the worker, which looks for itself, was faster
-            self._pending.append(folder)
+            self._pending[folder] = self._lines + 1
             if self._process is not None:
+                self._lines += 1
                 _write(self._process, "")
                 return
             try:
                 self._start()
             except Exception:
-                self._pending.remove(folder)
+                del self._pending[folder]
                 raise
 
     def close(self, *, failed: bool) -> None:
@@ -155,6 +157,8 @@ class Exporter:
         self._has_begun = self._closed = False
         _write(process, to_line(self._job).rstrip())
         _write(process, "")
+        self._lines = 1
+        self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Take in what a process answers until it ends, and then see what it has left undone."""
@@ -178,9 +182,9 @@ class Exporter:
         with self._changed:
             self._process = None
             if at is None and self._pending and not self._has_begun:
-                at = self._pending[0]  # one that cannot even begin is not asked again for the same window
+                at = next(iter(self._pending))  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
-                self._pending.remove(at)
+                del self._pending[at]
             elif at is None and self._sending:
                 at = self._sending.pop(0)
             if at is not None:
@@ -196,12 +200,11 @@ class Exporter:
                 self._on_finished(Path(answer["place"]))
         finally:
             with self._changed:
-                if folder in self._pending:
-                    self._pending.remove(folder)
+                self._pending.pop(folder, None)
                 self._closed = self._closed or "closed" in answer
                 self._changed.notify_all()
         if "looked" in answer:
-            self._drop_lost()
+            self._drop_lost(answer["looked"])
 
     def _take_busy(self, busy: list[Path]) -> None:
         with self._changed:
@@ -210,15 +213,19 @@ class Exporter:
         if {*were} - {*busy}:
             self._on_sent()
 
-    def _drop_lost(self) -> None:
-        """Wait no longer for folders that somebody has removed or damaged: nobody will finish them."""
-        pending = self.pending  # looked at without the lock, for which the training loop may wait
-        lost = [f for f in pending if not queue.is_queued_of(f, self._job) and not _capture_of(f).exists()]
+    def _drop_lost(self, lines: int) -> None:
+        """Wait no longer for folders that the worker has looked for and not found: nobody will finish them.
+
+        The number of the line tells, and no look at the folder: beside a training loop that holds the interpreter's
+        lock each look at a file may take 5 ms, and windows would be dropped meanwhile.
+        """
+        with self._changed:
+            lost = [folder for folder, line in self._pending.items() if line <= lines]
+            for folder in lost:
+                del self._pending[folder]
+            self._changed.notify_all()
         if not lost:
             return
-        with self._changed:
-            self._pending = [folder for folder in self._pending if folder not in lost]
-            self._changed.notify_all()
         names = ", ".join(map(queue.name_of, lost))
         logger.error("The exporter cannot find or read {} in {}: somebody removed it.", names, self._job.folder)
 
@@ -285,7 +292,8 @@ def main() -> None:
         _allow(0)
         if place is not None:
             last = place
-            answer_busy(place)
+            if job.upload_to is not None:
+                answer_busy(place)
         _answer(answers, done=str(folder), place=str(place) if place else None)
     _allow(job.timeout_s)  # also for threads that a sink has left
     tell_sinks(sinks, "close", failed)
@@ -312,7 +320,7 @@ def _allow(seconds: float) -> None:
 
 def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
     """The folders to finish, as they come; each is given once, whatever becomes of it."""
-    seen, line = set(job.given_up), "\n"
+    seen, line, lines = set(job.given_up), "\n", 0
     while line:
         line = sys.stdin.readline()
         if line.strip() == _END:
@@ -321,7 +329,8 @@ def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
             if folder.name not in seen:
                 seen.add(folder.name)
                 yield folder
-        _answer(answers, looked=True)
+        lines += 1
+        _answer(answers, looked=lines)
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
