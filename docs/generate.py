@@ -67,7 +67,10 @@ def options_page() -> str:
     for title, names in groups.items():
         parts.append(f"## {title}")
         parts += [_option(rows[name]) for name in names if name in rows]
-    for title, model in (("Options of `modules`", ModulesConfig), ("Options of `timings`", TimingsConfig)):
+    for title, model in (
+        ("Options of `modules`", ModulesConfig),
+        ("Options of `timings`", TimingsConfig),
+    ):
         own = title.split("`")[1]
         file = PROFILER / ("timings.yaml" if own == "timings" else "_instrument_base.yaml")
         parts += [f"## {title}", _option_table(_rows(model, file, inside=own))]
@@ -91,10 +94,15 @@ def cli_page() -> str:
             "`instrument COMMAND --help` prints the same. No command but `graph`, which runs a model, loads torch. The "
             "exit status is 0, or 2 with one sentence on stderr."
         ),
-        _table(("command", ""), [(f"[`{a.dest}`](#{a.dest})", _cell(a.help or "")) for a in commands._choices_actions]),
+        _table(
+            ("command", ""),
+            [(f"[`{a.dest}`](#{a.dest})", _cell(a.help or "")) for a in commands._choices_actions],
+        ),
     ]
     for name, each in commands.choices.items():
-        arguments = [action for action in each._actions if not isinstance(action, argparse._HelpAction)]
+        arguments = [
+            action for action in each._actions if not isinstance(action, argparse._HelpAction)
+        ]
         rows = [(f"`{_spelled(action)}`", _cell(_help(action))) for action in arguments]
         parts += [f"## {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
     return "\n\n".join(parts) + "\n"
@@ -108,9 +116,21 @@ def _preset_rows() -> Iterator[tuple[str, ...]]:
         if given.get("graph"):
             continue
         sinks = ", ".join(f"[`{sink}`](#{sink})" for sink in given.pop("sinks", {}))
-        changed = {key: value for key, value in given.items() if not _is_default(value, schema[key])}
-        first = (PROFILER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        yield f"`{name}`", _cell(first), ", ".join(f"`{key}={_yaml(value)}`" for key, value in changed.items()), sinks
+        changed = {
+            key: value for key, value in given.items() if not _is_default(value, schema[key])
+        }
+        first = (
+            (PROFILER / f"{name}.yaml")
+            .read_text(encoding="utf-8")
+            .splitlines()[0]
+            .removeprefix("# ")
+        )
+        yield (
+            f"`{name}`",
+            _cell(first),
+            ", ".join(f"`{key}={_yaml(value)}`" for key, value in changed.items()),
+            sinks,
+        )
 
 
 def _is_default(value: Any, schema: Mapping[str, Any]) -> bool:
@@ -124,7 +144,12 @@ def _rows(model: type[BaseModel], file: Path, inside: str | None = None) -> Iter
     told, comments = _docstrings(model), _comments(file, inside)
     for name, field in schema["properties"].items():
         default = field.get("default", [] if field.get("type") == "array" else {})
-        yield name, _kind(field), "" if "$ref" in field else _yaml(default), told.get(name) or comments.get(name, "")
+        yield (
+            name,
+            _kind(field),
+            "" if "$ref" in field else _yaml(default),
+            told.get(name) or comments.get(name, ""),
+        )
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -135,8 +160,12 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
             kind = _read(base)
             sections = kind.docstring.parse("google") if kind.docstring else []
             attributes = (s for s in sections if s.kind is griffe.DocstringSectionKind.attributes)
-            found |= {each.name: each.description for section in attributes for each in section.value}
-            found |= {name: each.docstring.value for name, each in kind.members.items() if each.docstring}
+            found |= {
+                each.name: each.description for section in attributes for each in section.value
+            }
+            found |= {
+                name: each.docstring.value for name, each in kind.members.items() if each.docstring
+            }
     return found
 
 
@@ -164,10 +193,21 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return 'text such as `"4GB"`'
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
-    words = {"integer": "int", "number": "float", "string": "text", "boolean": "bool", "object": "mapping"}
+    words = {
+        "integer": "int",
+        "number": "float",
+        "string": "text",
+        "boolean": "bool",
+        "object": "mapping",
+    }
     kind = words.get(schema.get("type", ""), schema.get("type", "anything"))
-    least, above = schema.get("minimum", schema.get("ge")), schema.get("exclusiveMinimum", schema.get("gt"))
-    return kind + (f" ≥ {least:g}" if least is not None else f" > {above:g}" if above is not None else "")
+    least, above = (
+        schema.get("minimum", schema.get("ge")),
+        schema.get("exclusiveMinimum", schema.get("gt")),
+    )
+    return kind + (
+        f" ≥ {least:g}" if least is not None else f" > {above:g}" if above is not None else ""
+    )
 
 
 def _option(row: Row) -> str:
@@ -199,9 +239,15 @@ def _summary(kind: type) -> str:
 
 def _spelled(action: argparse.Action) -> str:
     """How an argument is written, as `--sort KEY`."""
-    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    value = action.metavar or (
+        "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+    )
     names = ", ".join(action.option_strings) or str(value)
-    return names if action.nargs == 0 or not action.option_strings else f"{names} {value or action.dest.upper()}"
+    return (
+        names
+        if action.nargs == 0 or not action.option_strings
+        else f"{names} {value or action.dest.upper()}"
+    )
 
 
 def _help(action: argparse.Action) -> str:

@@ -46,7 +46,9 @@ def _draw(command: str, lines: list[str]) -> None:
         console.print(_styled(line))
     no_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     own_fonts = no_fonts.replace("Fira Code, monospace", FONTS)
-    console.save_svg(str(DOCS / "assets" / "terminal.svg"), title="instrument", code_format=own_fonts)
+    console.save_svg(
+        str(DOCS / "assets" / "terminal.svg"), title="instrument", code_format=own_fonts
+    )
 
 
 def _styled(line: str) -> Text:
@@ -57,7 +59,9 @@ def _styled(line: str) -> Text:
     if row and share:
         text.stylize("bold", 0, len(row[1]))
         hot = float(share[1])
-        text.stylize("bold red" if hot >= 20 else "yellow" if hot >= 5 else "dim", share.start(), share.end())
+        text.stylize(
+            "bold red" if hot >= 20 else "yellow" if hot >= 5 else "dim", share.start(), share.end()
+        )
     elif set(line) <= {"-", " "}:
         text.stylize("dim")
     return text

@@ -21,7 +21,9 @@ from instrument.integrations.accelerate import Trackers
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator(gradient_accumulation_steps=2, log_with="tensorboard", project_dir="runs")
+    accelerator = Accelerator(
+        gradient_accumulation_steps=2, log_with="tensorboard", project_dir="runs"
+    )
     accelerator.init_trackers("circle")
 
     points = torch.rand(2048, 2) * 2 - 1
@@ -47,7 +49,9 @@ def main() -> None:
 
     for capture in session.captures:
         (backward,) = capture.ranges.where(name="backward")
-        print(f"{capture.name}: backward took {backward.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step")
+        print(
+            f"{capture.name}: backward took {backward.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step"
+        )
 
 
 if __name__ == "__main__":

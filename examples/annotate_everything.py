@@ -116,7 +116,9 @@ def main() -> None:
     x = torch.ones(4, 8, requires_grad=True)
     layers = nn.Sequential(Layer(0), Layer(1))
     one_instance = profiled("one instance")(nn.Linear(8, 8))
-    untouched = instrument_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))  # not one line of it was edited
+    untouched = instrument_model(
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    )  # not one line of it was edited
     partial = profiled("partial")(functools.partial(torch.add, other=1))
     compiled = torch.compile(another, backend="eager")
     compiled(x)  # compile before the window

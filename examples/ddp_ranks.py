@@ -35,7 +35,9 @@ def report(capture: Capture, rank: int) -> None:
     (reduced,) = capture.operators.where(name="gloo:all_reduce")
     step_ms = sum(capture.steps.column("duration_ns")) / len(numbers) / 1e6
     reduced_ms = reduced.cpu_ns / len(numbers) / 1e6
-    print(f"rank {rank}, steps {numbers}: {step_ms:.3f} ms a step, {reduced_ms:.3f} ms of it in all_reduce")
+    print(
+        f"rank {rank}, steps {numbers}: {step_ms:.3f} ms a step, {reduced_ms:.3f} ms of it in all_reduce"
+    )
 
 
 def main() -> None:

@@ -24,7 +24,10 @@ def main() -> None:
 
     print("\nBy stage, and by kind of module:\n")
     for table in (profile.nodes.by("module_path", depth=1), profile.nodes.by("module_type")):
-        print(table.select([table.columns[0], "nodes", "median_ns", "share", "flops", "new_bytes"]), end="\n\n")
+        print(
+            table.select([table.columns[0], "nodes", "median_ns", "share", "flops", "new_bytes"]),
+            end="\n\n",
+        )
 
 
 if __name__ == "__main__":

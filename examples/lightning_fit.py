@@ -51,7 +51,11 @@ def main() -> None:
 
     profiler = ProfilerCallback("summary", wait=4)
     trainer = lightning.Trainer(
-        max_epochs=1, callbacks=[profiler], logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_epochs=1,
+        callbacks=[profiler],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     trainer.fit(Circle(), loader)
 

@@ -21,7 +21,13 @@ from torch import nn
 from instrument import Session, profiled
 
 STALLS_AT = 200
-TRIGGERS = {"file": {}, "signal": {}, "slow_step": {"factor": 20}, "non_finite_loss": {}, "memory_growth": {}}
+TRIGGERS = {
+    "file": {},
+    "signal": {},
+    "slow_step": {"factor": 20},
+    "non_finite_loss": {},
+    "memory_growth": {},
+}
 
 
 def batches(stalls_at=STALLS_AT):
@@ -42,7 +48,9 @@ def main() -> None:
     print(f"kill -USR2 {os.getpid()} records the next steps", flush=True)
 
     # at_steps=[]: no window on schedule, only what triggers ask for
-    session = Session(at_steps=[], warmup=1, active=3, sinks={"table": {"rows": 5}}, triggers=TRIGGERS)
+    session = Session(
+        at_steps=[], warmup=1, active=3, sinks={"table": {"rows": 5}}, triggers=TRIGGERS
+    )
     with suppress(KeyboardInterrupt), session:
         for points, distance in session.steps(batches()):
             with profiled("forward"):

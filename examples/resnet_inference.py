@@ -51,7 +51,10 @@ class ResNet18(nn.Module):
         )
         widths = [64, 64, 128, 256, 512]
         self.layer1, self.layer2, self.layer3, self.layer4 = (
-            nn.Sequential(BasicBlock(before, width, stride=1 if before == width else 2), BasicBlock(width, width, 1))
+            nn.Sequential(
+                BasicBlock(before, width, stride=1 if before == width else 2),
+                BasicBlock(width, width, 1),
+            )
             for before, width in pairwise(widths)
         )
         self.fc = nn.Linear(512, 1000)
@@ -89,15 +92,24 @@ def main() -> None:
 
     heading("3. Execution time")
     operators = record(model, inputs, record_shapes=True).operators
-    times = ["name", "calls", "self_cpu_ns", "cpu_ns"] + ["self_device_ns", "device_ns"] * (where == "device")
+    times = ["name", "calls", "self_cpu_ns", "cpu_ns"] + ["self_device_ns", "device_ns"] * (
+        where == "device"
+    )
     print(operators.sort(f"{where}_ns").head(10).select(times))
     print("\nBy input shape, those with the most time of their own:\n")
-    print(operators.by("input_shapes").sort(f"self_{where}_ns").head(10).select([*times, "input_shapes"]))
+    print(
+        operators.by("input_shapes")
+        .sort(f"self_{where}_ns")
+        .head(10)
+        .select([*times, "input_shapes"])
+    )
 
     heading("4. Memory")
     operators = record(model, inputs, profile_memory=True).operators
     memory = ["name", "calls", f"self_{where}_bytes", f"{where}_bytes"]
-    print("What each operator itself allocated and did not free, and with the operators that it called:\n")
+    print(
+        "What each operator itself allocated and did not free, and with the operators that it called:\n"
+    )
     print(operators.sort(f"self_{where}_bytes").head(10).select(memory))
 
     heading("5. Trace")
@@ -115,7 +127,9 @@ def main() -> None:
     print("Open it in https://www.speedscope.app, or draw it: flamegraph.pl stacks.txt > flame.svg")
 
     heading("8. Long-running jobs")
-    print("One step waits, one warms up, two are recorded, and all that twice; the table sink logs each window.\n")
+    print(
+        "One step waits, one warms up, two are recorded, and all that twice; the table sink logs each window.\n"
+    )
     session = Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}})
     predict = session.record(model.__call__, name="model_inference")
     for _ in range(8):

@@ -19,7 +19,9 @@ def main() -> None:
     set_seed(0)
     text = torch.tensor(list(b"the quick brown fox jumps over the lazy dog. " * 100))
     examples = [{"input_ids": chunk, "labels": chunk} for chunk in text.split(32)[:-1]]
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=32, vocab_size=128))
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=32, vocab_size=128)
+    )
     arguments = TrainingArguments(
         output_dir="checkpoints",
         max_steps=10,
@@ -32,12 +34,18 @@ def main() -> None:
         use_cpu=True,
     )
     profiler = ProfilerCallback("summary", wait=3, modules={"depth": 3})
-    Trainer(model, arguments, train_dataset=examples, eval_dataset=examples[:16], callbacks=[profiler]).train()
+    Trainer(
+        model, arguments, train_dataset=examples, eval_dataset=examples[:16], callbacks=[profiler]
+    ).train()
 
     for capture in profiler.session.captures:
-        for row in capture.ranges.where(lambda row: row.name in ("data", "forward", "backward", "optimizer")):
+        for row in capture.ranges.where(
+            lambda row: row.name in ("data", "forward", "backward", "optimizer")
+        ):
             if row.depth == 0:
-                print(f"{capture.name}: {row.name} took {row.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step")
+                print(
+                    f"{capture.name}: {row.name} took {row.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step"
+                )
 
 
 if __name__ == "__main__":

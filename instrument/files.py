@@ -21,7 +21,9 @@ from typing import IO, Any
 MOST_METADATA_BYTES = 64 << 20
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe that nobody writes into would wait for ever
+_NO_WAIT = getattr(
+    os, "O_NONBLOCK", 0
+)  # opening a pipe that nobody writes into would wait for ever
 
 
 def is_regular(path: Path) -> bool:
@@ -104,13 +106,19 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no regular file of one name, which alone is written on", str(target))
+        raise OSError(
+            errno.EINVAL, "is no regular file of one name, which alone is written on", str(target)
+        )
     return os.fdopen(handle, "a+b", buffering)
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
     linked = error.errno in (errno.ELOOP, errno.EMLINK)
-    return OSError(error.errno, "is a symbolic link, which is not followed", str(path)) if linked else error
+    return (
+        OSError(error.errno, "is a symbolic link, which is not followed", str(path))
+        if linked
+        else error
+    )
 
 
 def write(target: Path, content: str | bytes) -> None:
@@ -133,7 +141,9 @@ def make_folder(base: Path, *names: str) -> Path:
         except FileExistsError:
             if not is_folder(base):
                 raise OSError(
-                    errno.ENOTDIR, "is no folder, or a link to one, which is not followed", str(base)
+                    errno.ENOTDIR,
+                    "is no folder, or a link to one, which is not followed",
+                    str(base),
                 ) from None
     return base
 
@@ -144,7 +154,10 @@ def state_folder() -> Path:
     Raises:
         RuntimeError: the user has no home.
     """
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "torch-instrument"
+    return (
+        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        / "torch-instrument"
+    )
 
 
 def encodable(value: Any) -> Any:
@@ -164,7 +177,9 @@ def python_running(module: str, *arguments: str) -> list[str]:
 
     Unlike `python -m` it imports nothing from the current folder, which may be somebody's download.
     """
-    code = f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"
+    code = (
+        f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"
+    )
     return [sys.executable, "-c", code, *arguments]
 
 

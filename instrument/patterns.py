@@ -132,7 +132,9 @@ class Pattern:
         repeat = tokens.pop()
         if tokens and tokens[-1]["repeat"]:
             raise ValueError(f"{repeat.string!r} is not understood from {tokens[-1][0]!r} on")
-        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(repeat[0][0], _bounds(repeat))
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(
+            repeat[0][0], _bounds(repeat)
+        )
         return lambda after: self._repeat(part, least, most, after)
 
     def _single(self, tokens: list[re.Match[str]]) -> _Part:
@@ -193,7 +195,9 @@ def check_pattern(names: str) -> None:
     """
     option = f"profiler.communication holds {names!r}, which"
     try:
-        everything = re.compile(f"(?:{names})").search("")  # in brackets, as it is read among others
+        everything = re.compile(f"(?:{names})").search(
+            ""
+        )  # in brackets, as it is read among others
     except re.error as error:
         raise ConfigError(
             f"{option} is no regular expression ({error.msg}); give some for kernel names, such as [my_all_reduce]."

@@ -32,7 +32,13 @@ def to_trace(name: str) -> str:
     """The name in characters that Kineto leaves alone; most names are that already."""
     if name.startswith(STEP_PREFIX):
         return f"{_MARK}%{ord(name[0]):X}{quote(name[1:], _SAFE, errors='surrogatepass')}"
-    if name.isascii() and name.isprintable() and not name.startswith(_MARK) and '"' not in name and "\\" not in name:
+    if (
+        name.isascii()
+        and name.isprintable()
+        and not name.startswith(_MARK)
+        and '"' not in name
+        and "\\" not in name
+    ):
         return name
     return _MARK + quote(name, _SAFE, errors="surrogatepass")
 

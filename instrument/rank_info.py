@@ -29,7 +29,12 @@ def rank_info() -> RankInfo:
     Where nobody tells the local rank, it is the rank.
     """
     dist = sys.modules.get("torch.distributed")  # where a process group was made, it is loaded
-    if _number("RANK") is None and dist is not None and dist.is_available() and dist.is_initialized():
+    if (
+        _number("RANK") is None
+        and dist is not None
+        and dist.is_available()
+        and dist.is_initialized()
+    ):
         return _placed(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"))
     for names in _LAUNCHERS:
         rank, world_size, local_rank = map(_number, names)

@@ -34,7 +34,9 @@ _COUNTED = re.compile("(tokens|keys)$")  # where a number tells how many
 # A name and what stands between it and its value in an override, a mapping, JSON, YAML, a header or a query.
 _NAMED = re.compile(r"""(?<![\w.\-])([\w.\-]+)[\\"'\])]*\s*[=:]>?\s*""")
 _SWITCH = "true|false|yes|no|on|off|none|null|~"
-_PLAIN_VALUE = re.compile(rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I)
+_PLAIN_VALUE = re.compile(
+    rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I
+)
 
 # Words of a command line: what asks for values (`--token`, `Authorization:`) or for one (`API_KEY`, `-p`), and what
 # ends them.
@@ -68,9 +70,16 @@ def blanked(value: Any, name: str = "") -> Any:
     if _is_secret(name) and not _is_plain(name, str(value)):
         return _HIDDEN
     if isinstance(value, Mapping):
-        return {_by_form(key) if isinstance(key, str) else key: blanked(item, str(key)) for key, item in value.items()}
+        return {
+            _by_form(key) if isinstance(key, str) else key: blanked(item, str(key))
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return blanked_words(value) if all(isinstance(item, str) for item in value) else [blanked(v) for v in value]
+        return (
+            blanked_words(value)
+            if all(isinstance(item, str) for item in value)
+            else [blanked(v) for v in value]
+        )
     return blanked_words([value])[0] if isinstance(value, str) else value
 
 
@@ -82,14 +91,18 @@ def blanked_words(words: Iterable[str]) -> list[str]:
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
-    for word in map(_by_form, words):  # first, so that no key in a URL's query counts as the name of what follows
+    for word in map(
+        _by_form, words
+    ):  # first, so that no key in a URL's query counts as the name of what follows
         if _asks(before, word):
             hiding, only_one = True, _ASKS_FOR_ONE.fullmatch(before) is not None
         elif only_one or _OPTION.fullmatch(word) or _OVERRIDE.fullmatch(word):
             hiding = False
         start = 0 if hiding or open_brackets > 0 else _secret_at(word)
         hidden = word[start:]
-        if open_brackets > 0 or hidden.startswith(("{", "[")):  # a mapping or list that the shell has cut at its blanks
+        if open_brackets > 0 or hidden.startswith(
+            ("{", "[")
+        ):  # a mapping or list that the shell has cut at its blanks
             open_brackets += sum(map(hidden.count, "{[")) - sum(map(hidden.count, "]}"))
         shown.append(word[:start] + (_HIDDEN if hidden else ""))
         before = word
@@ -110,11 +123,15 @@ def holds_password(url: str) -> bool:
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
     """Of options that may hold secrets those that cannot be one: what is true or false, and addresses and places."""
-    kept = {name: public(value) if isinstance(value, Mapping) else value for name, value in options.items()}
+    kept = {
+        name: public(value) if isinstance(value, Mapping) else value
+        for name, value in options.items()
+    }
     return {
         name: value
         for name, value in kept.items()
-        if isinstance(value, bool | dict) or (name in _NO_SECRETS and "@" not in str(value) and blanked(value) == value)
+        if isinstance(value, bool | dict)
+        or (name in _NO_SECRETS and "@" not in str(value) and blanked(value) == value)
     }
 
 
@@ -126,7 +143,8 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
     return _SECRET.search(rests[0]) is not None or (
-        not surely and any(_MAYBE_SECRET.search(rest) and not _HARMLESS.search(rest) for rest in rests)
+        not surely
+        and any(_MAYBE_SECRET.search(rest) and not _HARMLESS.search(rest) for rest in rests)
     )
 
 
@@ -142,7 +160,9 @@ def _secret_at(text: str) -> int:
     """Where in a text the first value under a secret's name begins; the text's length where there is none."""
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
-        alone = not text[: named.start()].strip("+~")  # as in `password=true, or so`: all that follows is the value
+        alone = not text[: named.start()].strip(
+            "+~"
+        )  # as in `password=true, or so`: all that follows is the value
         plain = value and _is_plain(named[1], value[2]) and not (alone and value.end() < len(text))
         if not plain and _is_secret(named[1]):
             return named.end()
@@ -156,14 +176,21 @@ def _asks(before: str, word: str) -> bool:
     if before == "-p":
         return re.fullmatch(_NUMBER, word) is None
     if _ASKS_FOR_ONE.fullmatch(before):
-        return _is_secret(before, surely=True) and not (_is_plain(before, word) or _OVERRIDE.fullmatch(word))
+        return _is_secret(before, surely=True) and not (
+            _is_plain(before, word) or _OVERRIDE.fullmatch(word)
+        )
     named = _ASKS.search(before)
-    return named is not None and _is_secret(name := named[1] or named[2]) and not _is_plain(name, word)
+    return (
+        named is not None and _is_secret(name := named[1] or named[2]) and not _is_plain(name, word)
+    )
 
 
 def _by_form(text: str) -> str:
     """A text without what is a secret by its form: the user, password and query of URLs, and tokens."""
-    return _TOKEN.sub(_HIDDEN, re.sub(_QUERY, rf"\1{_HIDDEN}", re.sub(f"{_PASSWORD}|{_USER}", f"://{_HIDDEN}@", text)))
+    return _TOKEN.sub(
+        _HIDDEN,
+        re.sub(_QUERY, rf"\1{_HIDDEN}", re.sub(f"{_PASSWORD}|{_USER}", f"://{_HIDDEN}@", text)),
+    )
 
 
 def _leaves(value: Any) -> set[str]:

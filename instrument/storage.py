@@ -66,7 +66,9 @@ def _check_protocol(url: str) -> None:
         ) from None
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or protocol
-        raise MissingPackage(f"A place such as {protocol}://…", package, _EXTRAS.get(package)) from None
+        raise MissingPackage(
+            f"A place such as {protocol}://…", package, _EXTRAS.get(package)
+        ) from None
 
 
 def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, str]:
@@ -95,10 +97,16 @@ def captures(url: str) -> list[str]:
         found = _listed(fs, path)
         if path in found or f"{path}/{_METADATA}" in found:
             return [url]
-        below = [name for name in found if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]]
+        below = [
+            name
+            for name in found
+            if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]
+        ]
         below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
         if not below:
-            raise CaptureError(f"There is no capture at or below {url}: give its URL, or that of a folder above it.")
+            raise CaptureError(
+                f"There is no capture at or below {url}: give its URL, or that of a folder above it."
+            )
         return [url.rstrip("/") + name[len(path) : -len(_METADATA) - 1] for name in below]
 
 
@@ -113,11 +121,17 @@ def fetch(url: str) -> Path:
         if Path(path).name in ("", ".."):
             raise CaptureError(f"{url} names no capture: give the URL of one.")
         found = _listed(fs, path)
-        wanted = [path] if path in found else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
+        wanted = (
+            [path]
+            if path in found
+            else [f"{path}/{_METADATA}", *(f"{path}/{name}" for name in _TRACES)]
+        )
         here = [name for name in wanted if name in found][:2]
         if path not in found and wanted[0] not in found:
             raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
-        state = repr([url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]])
+        state = repr(
+            [url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]]
+        )
         kept = _cache() / hashlib.sha256(state.encode()).hexdigest()[:32]
         _fill(kept, fs, path, here)
         os.utime(kept)
@@ -138,7 +152,9 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
             by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
         if not by_path:
             return {}
-        data = fs.cat_ranges(list(by_path), None, None, on_error="return")  # `cat` takes [1] in a name for a pattern
+        data = fs.cat_ranges(
+            list(by_path), None, None, on_error="return"
+        )  # `cat` takes [1] in a name for a pattern
         return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
 
 
@@ -150,7 +166,9 @@ def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     about = fs.info(path)
     if about["type"] == "file":
         return {path: about}
-    found = {name: about for name, about in fs.find(path, detail=True).items() if about["type"] == "file"}
+    found = {
+        name: about for name, about in fs.find(path, detail=True).items() if about["type"] == "file"
+    }
     return {name: about for name, about in found.items() if _is_below(fs, path, name)}
 
 
@@ -194,7 +212,9 @@ def _cache() -> Path:
 def _keep_in_bounds(cache: Path) -> None:
     """Remove what was not used for longest while too much is kept; never what was used last."""
     with suppress(OSError):  # another process does the same
-        kept = sorted(cache.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+        kept = sorted(
+            cache.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime_ns, reverse=True
+        )
         total = 0
         for number, folder in enumerate(kept):
             total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

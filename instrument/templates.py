@@ -31,7 +31,11 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # here, as most runs render nothing
+    from jinja2 import (
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+    )  # here, as most runs render nothing
     from markupsafe import Markup
 
     environment = Environment(

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 def duration(ns: float) -> str:
     """A time in nanoseconds as text with three decimals in the unit that suits it."""
-    for limit, divisor, unit in ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms")):
+    for limit, divisor, unit in (
+        (1_000, 1, "ns"),
+        (1_000_000, 1e3, "µs"),
+        (1_000_000_000, 1e6, "ms"),
+    ):
         if abs(ns) < limit:
             return f"{ns / divisor:.3f} {unit}" if divisor > 1 else f"{ns:.0f} ns"
     return f"{ns / 1e9:.3f} s"

@@ -29,13 +29,18 @@ def interpreters(python: str) -> Iterator[str]:
     """What may be this Python, on PATH or among pyenv's."""
     if found := shutil.which(f"python{python}"):
         yield found
-    yield from map(str, sorted((Path.home() / ".pyenv" / "versions").glob(f"{python}.*/bin/python"), reverse=True))
+    yield from map(
+        str,
+        sorted((Path.home() / ".pyenv" / "versions").glob(f"{python}.*/bin/python"), reverse=True),
+    )
 
 
 def interpreter(python: str) -> str | None:
     """One that runs and is of this version: pyenv puts commands on PATH that refuse to."""
     for path in interpreters(python):
-        version = subprocess.run([path, "-c", "import sys; print(sys.version)"], capture_output=True, text=True).stdout
+        version = subprocess.run(
+            [path, "-c", "import sys; print(sys.version)"], capture_output=True, text=True
+        ).stdout
         if version.startswith(f"{python}."):
             return path
     return None
@@ -45,7 +50,9 @@ def run(*command: str) -> str:
     """All that a command prints, shown as it comes; what fails shows in the table."""
     print("+", *command, flush=True)
     told = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             told.append(line)
@@ -59,7 +66,15 @@ def tested(python: str, torch: str) -> tuple[str, ...]:
     with TemporaryDirectory(prefix="instrument-compat-") as folder:
         own = f"{folder}/bin/python"
         run(base, "-m", "venv", folder)
-        install = (own, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install")
+        install = (
+            own,
+            "-m",
+            "pip",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+            "install",
+        )
         run(*install, f"torch=={torch}")
         run(*install, f"torch=={torch}", "-e", ".[test]")
         versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
@@ -72,8 +87,15 @@ def tested(python: str, torch: str) -> tuple[str, ...]:
 def main(chosen: list[str]) -> int:
     """Print the table of the pairs chosen, or of all; 1 where a test failed or nothing ran."""
     rows = [tested(*pair) for pair in PAIRS if not chosen or "/".join(pair) in chosen]
-    print("\n| Python | torch | core suite |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), sep="\n")
-    return int(not rows or any("passed" not in row[2] or re.search("failed|error", row[2]) for row in rows))
+    print(
+        "\n| Python | torch | core suite |",
+        "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        sep="\n",
+    )
+    return int(
+        not rows or any("passed" not in row[2] or re.search("failed|error", row[2]) for row in rows)
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def log() -> Iterator[Log]:
     """Collect the log; an error that no test asked for fails it."""
     lines = Log()
-    handler = logger.add(lambda message: lines.append(str(message).rstrip("\n")), format="{level} {message}", level=0)
+    handler = logger.add(
+        lambda message: lines.append(str(message).rstrip("\n")), format="{level} {message}", level=0
+    )
     yield lines
     logger.remove(handler)
     if not lines.errors_expected:

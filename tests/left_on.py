@@ -21,14 +21,21 @@ class Before:
     """How things stood before a test: the handlers of the log and of signals."""
 
     def __init__(self) -> None:
-        module_calls._changes = 0  # of a class; after hundreds of windows, as of the tests before, the wrapper stays in
+        module_calls._changes = (
+            0  # of a class; after hundreds of windows, as of the tests before, the wrapper stays in
+        )
         module_calls._refresh()
         self._handlers = _log_handlers()
         self._signals = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore(self) -> list[str]:
         """Turn off what the test left on, and tell what that was."""
-        return [*_sessions_stopped(), *_profiler_stopped(), *_annotations_disarmed(), *self._handlers_restored()]
+        return [
+            *_sessions_stopped(),
+            *_profiler_stopped(),
+            *_annotations_disarmed(),
+            *self._handlers_restored(),
+        ]
 
     def _handlers_restored(self) -> Iterator[str]:
         for number, handler in self._signals.items():

@@ -18,9 +18,19 @@ REDUCES = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, 
 CPU, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
 
 
-def span(name: str, start_us: float, length_us: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
+def span(
+    name: str, start_us: float, length_us: float, category: str = "cpu_op", **args: Any
+) -> dict[str, Any]:
     where = DEVICE if category == "kernel" else CPU
-    return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, "args": args, **where}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start_us,
+        "dur": length_us,
+        "args": args,
+        **where,
+    }
 
 
 def annotation(name: str, start_us: float, length_us: float) -> dict[str, Any]:
@@ -35,7 +45,12 @@ def steps() -> list[dict[str, Any]]:
             annotation(f"ProfilerStep#{number}", start, 1000),
             annotation("forward", start + 100, 600),
             annotation("attention", start + 200, 400),
-            span("aten::mm", start + 250, 300, **{"Input Dims": [[8, 3], [3, 4]], "External id": number}),
+            span(
+                "aten::mm",
+                start + 250,
+                300,
+                **{"Input Dims": [[8, 3], [3, 4]], "External id": number},
+            ),
             span("aten::relu", start + 800, 50, **{"Input Dims": [[8, 4]]}),
         ]
     return events
@@ -53,7 +68,9 @@ def kernels() -> list[dict[str, Any]]:
     return events
 
 
-def synchronous_steps(own_us: int, *, device: bool = False, later_us: float = 0) -> list[dict[str, Any]]:
+def synchronous_steps(
+    own_us: int, *, device: bool = False, later_us: float = 0
+) -> list[dict[str, Any]]:
     """Steps 3 and 4 of 1000 µs on one rank of several: work of its own, then an all-reduce that ends after 900.
 
     On the CPU the work is the range `forward` and the all-reduce gloo's; on a device both are kernels, launched within
@@ -63,17 +80,25 @@ def synchronous_steps(own_us: int, *, device: bool = False, later_us: float = 0)
     for number, start in ((3, later_us), (4, 1000 + later_us)):
         events.append(annotation(f"ProfilerStep#{number}", start, 1000))
         if device:
-            for k, (name, at, until) in enumerate((("gemm", 30, 30 + own_us), (REDUCES, 30 + own_us, 900))):
+            for k, (name, at, until) in enumerate(
+                (("gemm", 30, 30 + own_us), (REDUCES, 30 + own_us, 900))
+            ):
                 launch = {"correlation": 10 * number + k}
                 events.append(span("cudaLaunchKernel", start + 10 * k, 5, "cuda_runtime", **launch))
                 events.append(span(name, start + at, until - at, "kernel", **launch))
         else:
             reduces = annotation("gloo:all_reduce", start + own_us, 900 - own_us) | {"tid": 2}
-            events += [annotation("forward", start, own_us), span("aten::mm", start, own_us), reduces]
+            events += [
+                annotation("forward", start, own_us),
+                span("aten::mm", start, own_us),
+                reduces,
+            ]
     return events
 
 
-def write_rank(output: Path, rank: int, events: list[dict[str, Any]], world_size: int = 4, **changed: Any) -> Capture:
+def write_rank(
+    output: Path, rank: int, events: list[dict[str, Any]], world_size: int = 4, **changed: Any
+) -> Capture:
     """The capture of one rank of several, with the summary that an exporter writes."""
     name = f"steps_000003-000004_rank{rank}"
     capture = write_capture(output, events, name, rank=rank, world_size=world_size, **changed)
@@ -82,14 +107,31 @@ def write_rank(output: Path, rank: int, events: list[dict[str, Any]], world_size
 
 
 def write_capture(
-    output: Path, events: list[dict[str, Any]], name: str = "steps_3-4", *, base_ns: int = 0, **changed: Any
+    output: Path,
+    events: list[dict[str, Any]],
+    name: str = "steps_3-4",
+    *,
+    base_ns: int = 0,
+    **changed: Any,
 ) -> Capture:
     """A capture folder as the session makes it."""
     folder = output / name
     folder.mkdir(parents=True)
-    trace = {"schemaVersion": 1, "traceEvents": events, "baseTimeNanoseconds": base_ns, "traceName": "trace.json"}
+    trace = {
+        "schemaVersion": 1,
+        "traceEvents": events,
+        "baseTimeNanoseconds": base_ns,
+        "traceName": "trace.json",
+    }
     (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
-    window = {"first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 2, "truncated": False, "reason": None}
+    window = {
+        "first_step": 3,
+        "last_step": 4,
+        "steps": 2,
+        "planned_steps": 2,
+        "truncated": False,
+        "reason": None,
+    }
     metadata = {
         "format": 1,
         "name": name,

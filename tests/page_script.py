@@ -44,11 +44,17 @@ def blocks(text: str) -> list[Block]:
 
 def script(page: Sequence[Block], left_out: Callable[[str], bool]) -> str:
     """The script; Python blocks that `left_out` names have no part in it."""
-    lines = [f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from page_script import command"]
+    lines = [
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from page_script import command"
+    ]
     for block in page:
         body: list[str] = []
         if block.language == "bash":
-            body = [f"command({line!r})" for line in block.body.splitlines() if not line.startswith(_NOT_RUN)]
+            body = [
+                f"command({line!r})"
+                for line in block.body.splitlines()
+                if not line.startswith(_NOT_RUN)
+            ]
         elif block.language == "python" and not block.file and not left_out(block.body):
             body = block.body.splitlines()
         lines += [""] * (block.line - len(lines)) + body

@@ -19,7 +19,9 @@ from instrument import Session, Trigger
 from instrument.record import trigger_runner
 from instrument.triggers import Step
 
-trigger_runner.POLL_SECONDS = 0.02  # so that all hear well before the step, however busy the machine
+trigger_runner.POLL_SECONDS = (
+    0.02  # so that all hear well before the step, however busy the machine
+)
 FOLDER = Path(os.environ["FOLDER"])
 
 
@@ -68,7 +70,9 @@ class Touch(Trigger):
 def touched(model: nn.Module) -> None:
     """Rank 0 touches the file of the trigger, which all of them see."""
     folder = FOLDER / "touched"
-    asked_for(model, triggers={"file": {}, "touch": Touch(path=folder / "record")}, output_dir=folder)
+    asked_for(
+        model, triggers={"file": {}, "touch": Touch(path=folder / "record")}, output_dir=folder
+    )
 
 
 def killed(model: nn.Module) -> None:
@@ -84,7 +88,9 @@ SCENARIOS: dict[str, Callable[[nn.Module], None]] = {
     "all": scheduled,
     "two": lambda model: scheduled(model, ranks=[0, 3], output_dir=FOLDER / "two"),
     "first": lambda model: scheduled(model, ranks="first_per_node", output_dir=FOLDER / "first"),
-    "fired": lambda model: asked_for(model, triggers={"mine": OnRank(rank=1)}, output_dir=FOLDER / "fired"),
+    "fired": lambda model: asked_for(
+        model, triggers={"mine": OnRank(rank=1)}, output_dir=FOLDER / "fired"
+    ),
     "fired_of_two": lambda model: asked_for(
         model, triggers={"mine": OnRank(rank=3)}, ranks=[1, 3], output_dir=FOLDER / "fired_of_two"
     ),

@@ -38,7 +38,9 @@ def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
             backends.disarm()
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    result.raw = sorted((e for e in events if e.get("cat") == "user_annotation"), key=lambda e: e["ts"])
+    result.raw = sorted(
+        (e for e in events if e.get("cat") == "user_annotation"), key=lambda e: e["ts"]
+    )
     result.ranges = [(e["name"], _parent(e, result.raw)) for e in result.raw]
 
 

@@ -45,8 +45,13 @@ dist.destroy_process_group()
 def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> None:
     """Two processes on this machine, whose clock is one; the second takes 250 ms longer for its data, or as loaded."""
     command = [sys.executable, "-c", DDP, str(tmp_path)]
-    environment = [{**os.environ, "RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"} for rank in "01"]
-    started = [subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True) for each in environment]
+    environment = [
+        {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"} for rank in "01"
+    ]
+    started = [
+        subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True)
+        for each in environment
+    ]
     told = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], told
     out = tmp_path / "out"
@@ -58,14 +63,22 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
     assert "Rank 1 on " in text
     (slow,) = window.stragglers
     assert (slow.rank, slow.range) == (1, "load")
-    loads = [Capture.load(path).ranges.where(path="load")[0].cpu_ns_per_step for path in window.paths]
+    loads = [
+        Capture.load(path).ranges.where(path="load")[0].cpu_ns_per_step for path in window.paths
+    ]
     assert slow.range_excess_ns == pytest.approx(loads[1] - loads[0], abs=1)
     assert slow.others_exposed_communication_ns > slow.exposed_communication_ns
     clocks = window.clocks
     assert clocks.column("matched") == [3, 3]
-    assert abs(clocks[1].offset_ns) < 125e6, "which the ranks begin their steps apart does not count"
+    assert abs(clocks[1].offset_ns) < 125e6, (
+        "which the ranks begin their steps apart does not count"
+    )
     for capture in map(Capture.load, window.paths):
-        assert window.ranges.where(path="load")[0].calls == 2 * capture.ranges.where(path="load")[0].calls == 6
+        assert (
+            window.ranges.where(path="load")[0].calls
+            == 2 * capture.ranges.where(path="load")[0].calls
+            == 6
+        )
 
 
 Sleeping = Callable[[int], None]
@@ -93,13 +106,17 @@ def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
             slept.append(seconds)
             before(len(slept))
 
-        monkeypatch.setattr(rank_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
+        monkeypatch.setattr(
+            rank_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+        )
         return slept
 
     return act
 
 
-def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, asleep: Any, log: Log) -> None:
+def test_the_end_of_a_run_waits_for_the_others_summaries(
+    tmp_path: Path, asleep: Any, log: Log
+) -> None:
     def arrive(count: int) -> None:
         if count in (2, 4):
             write_rank(tmp_path, count // 2, synchronous_steps(100), 3)
@@ -108,11 +125,15 @@ def test_the_end_of_a_run_waits_for_the_others_summaries(tmp_path: Path, asleep:
     own = write_rank(tmp_path, 0, synchronous_steps(100), 3)
     conclude(own)
     assert len(slept) == 4
-    assert (tmp_path / "ranks.txt").read_text(encoding="utf-8") == f"{as_text(Run.load(tmp_path).windows[0])}\n"
+    assert (tmp_path / "ranks.txt").read_text(
+        encoding="utf-8"
+    ) == f"{as_text(Run.load(tmp_path).windows[0])}\n"
     assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
 
 
-def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(tmp_path: Path, asleep: Any) -> None:
+def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(
+    tmp_path: Path, asleep: Any
+) -> None:
     chosen = {"ranks": "first_per_node"}
 
     def arrive(count: int) -> None:
@@ -129,7 +150,9 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, lo
     slept = asleep()
     own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
     conclude(own)
-    assert sum(slept) == pytest.approx(3, abs=0.5), "nothing more is on its way, as on a node with a disk of its own"
+    assert sum(slept) == pytest.approx(3, abs=0.5), (
+        "nothing more is on its way, as on a node with a disk of its own"
+    )
     assert log.at("INFO")[0].endswith(
         f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` tells of all"
     )
@@ -144,27 +167,40 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, lo
 
 @pytest.mark.parametrize(
     ("chosen", "rank", "world_size", "is_left"),
-    [("all", 0, 2, True), ("all", 1, 2, False), ("all", 0, 1, False), ([3, 1], 1, 4, True), ([3, 1], 3, 4, False)],
+    [
+        ("all", 0, 2, True),
+        ("all", 1, 2, False),
+        ("all", 0, 1, False),
+        ([3, 1], 1, 4, True),
+        ([3, 1], 3, 4, False),
+    ],
 )
 def test_the_lowest_rank_that_records_leaves_the_table(
     tmp_path: Path, asleep: Any, chosen: Any, rank: int, world_size: int, is_left: bool
 ) -> None:
     ranks = [0, 1] if chosen == "all" else chosen
-    made = [write_rank(tmp_path, each, synchronous_steps(100), world_size, config={"ranks": chosen}) for each in ranks]
+    made = [
+        write_rank(tmp_path, each, synchronous_steps(100), world_size, config={"ranks": chosen})
+        for each in ranks
+    ]
     slept = asleep()
     conclude(next(capture for capture in made if capture.metadata["rank"] == rank))
     assert slept == []
     assert (tmp_path / "ranks.txt").exists() == is_left
 
 
-def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(tmp_path: Path, asleep: Any) -> None:
+def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(
+    tmp_path: Path, asleep: Any
+) -> None:
     slept = asleep()
     conclude(write_rank(tmp_path, 0, synchronous_steps(100), 2))
     assert sum(slept) == pytest.approx(3, abs=0.5)
     assert not (tmp_path / "ranks.txt").exists()
 
 
-def test_the_command_prints_the_newest_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_newest_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for rank, own_us in enumerate((100, 400, 105)):
         write_rank(tmp_path, rank, synchronous_steps(own_us), 3)
         earlier = write_capture(
@@ -193,7 +229,19 @@ def test_the_command_prints_the_newest_window(tmp_path: Path, capsys: pytest.Cap
     ) in out
     assert "\nClocks: at most 0 ns from rank 0's, known to ±0 ns.\n" in out
     ranges = [line.split() for line in out.splitlines()[-2:]]
-    assert ranges[0] == ["forward", "3", "6", "100.000", "µs", "105.000", "µs", "400.000", "µs", "1", "2.86"]
+    assert ranges[0] == [
+        "forward",
+        "3",
+        "6",
+        "100.000",
+        "µs",
+        "105.000",
+        "µs",
+        "400.000",
+        "µs",
+        "1",
+        "2.86",
+    ]
     assert ranges[1][:3] == ["gloo:all_reduce", "3", "6"]
     for name in ("steps_000001-000002", f"{tmp_path}/steps_000001-000002"):
         assert main(["ranks", str(tmp_path), "--window", name]) == 0
@@ -213,21 +261,58 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["ranks", str(tmp_path), "--json", "--trace", str(tmp_path / "all.json.gz")]) == 0
     out, err = capsys.readouterr()
     said, (window,) = json.loads(out), Run.load(tmp_path).windows
-    assert (said["name"], said["missing"], said["notes"]) == (window.name, [2], ["Missing of 3 ranks: rank 2."])
+    assert (said["name"], said["missing"], said["notes"]) == (
+        window.name,
+        [2],
+        ["Missing of 3 ranks: rank 2."],
+    )
     for view in ("ranks", "breakdown", "stragglers", "ranges", "clocks"):
         assert said[view] == [row._asdict() for row in getattr(window, view)]
     assert err.splitlines()[0].startswith("instrument: left out: The trace file ")
     assert err.splitlines()[1] == f"The traces of 2 ranks are in {tmp_path / 'all.json.gz'}"
-    assert len(Capture.load(tmp_path / "all.json.gz").events) == 2 * len(Capture.load(window.paths[0]).events)
-    assert main(["ranks", str(tmp_path), "--rows", "1", "--sort", "calls", "--columns", "calls,device_min_ns"]) == 0
+    assert len(Capture.load(tmp_path / "all.json.gz").events) == 2 * len(
+        Capture.load(window.paths[0]).events
+    )
+    assert (
+        main(
+            [
+                "ranks",
+                str(tmp_path),
+                "--rows",
+                "1",
+                "--sort",
+                "calls",
+                "--columns",
+                "calls,device_min_ns",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "Ranks, 1 of 2\n" in out
     assert [line.split() for line in out.splitlines()[-4:]][::3] == [
-        ["A", "step's", "ranges", "over", "the", "ranks", "(the", "1", "of", "2", "with", "the", "most", "calls)"],
+        [
+            "A",
+            "step's",
+            "ranges",
+            "over",
+            "the",
+            "ranks",
+            "(the",
+            "1",
+            "of",
+            "2",
+            "with",
+            "the",
+            "most",
+            "calls)",
+        ],
         ["forward", "4", "-"],
     ]
     assert main(["ranks", str(tmp_path), "--columns", "cals"]) == 2
-    assert capsys.readouterr().err.endswith("The view ranges has no column 'cals'; did you mean 'calls'?\n")
+    assert capsys.readouterr().err.endswith(
+        "The view ranges has no column 'cals'; did you mean 'calls'?\n"
+    )
 
 
 def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: Log) -> None:

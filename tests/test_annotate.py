@@ -63,7 +63,9 @@ class Methods:
         return "static"
 
 
-def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given(tmp_path: Path) -> None:
+def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given(
+    tmp_path: Path,
+) -> None:
     with recorded(tmp_path) as seen:
         assert named(3) == 7
     assert seen.ranges == [("named", None), ("plain", "named")]
@@ -89,7 +91,11 @@ def test_the_marked_object_is_what_it_was() -> None:
 
 def test_methods_of_every_kind(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
-        assert (Methods().method(), Methods.class_method(), Methods.static_method()) == ("method", "Methods", "static")
+        assert (Methods().method(), Methods.class_method(), Methods.static_method()) == (
+            "method",
+            "Methods",
+            "static",
+        )
     assert seen.names == ["Methods.method", "inner class method", "outer static method"]
 
 
@@ -177,18 +183,27 @@ def test_one_object_entered_from_two_threads_ends_each_threads_own_range(tmp_pat
     assert block._open == {}
 
 
-def test_the_public_way_to_open_a_range_writes_the_same_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_public_way_to_open_a_range_writes_the_same_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def events() -> list[dict[str, Any]]:
         with recorded(tmp_path) as seen, profiled("outer"):
             named(1)
         changing = {"ts", "dur", "External id", "Ev Idx"}
         return [
-            {k: v for k, v in (event | event["args"]).items() if k not in {*changing, "args"}} for event in seen.raw
+            {k: v for k, v in (event | event["args"]).items() if k not in {*changing, "args"}}
+            for event in seen.raw
         ]
 
     cheap = events()
-    monkeypatch.setattr(backends, "torch_backend", backends.Backend(backends._open_publicly, backends._close_publicly))
-    assert backends._torch().open is not backends._open_publicly, "this torch has no cheap way to compare with"
+    monkeypatch.setattr(
+        backends,
+        "torch_backend",
+        backends.Backend(backends._open_publicly, backends._close_publicly),
+    )
+    assert backends._torch().open is not backends._open_publicly, (
+        "this torch has no cheap way to compare with"
+    )
     assert events() == cheap
     assert len(cheap) == 3
 
@@ -226,14 +241,21 @@ def test_ranges_are_pushed_and_popped_where_no_block_fits(tmp_path: Path) -> Non
         with profiled("block"):
             torch.ones(1)
         assert [range_pop(), range_push("second"), range_pop(), range_pop()] == [1, 1, 1, 0]
-    assert seen.ranges == [("outer", None), ("inner", "outer"), ("block", "inner"), ("second", "outer")]
+    assert seen.ranges == [
+        ("outer", None),
+        ("inner", "outer"),
+        ("block", "inner"),
+        ("second", "outer"),
+    ]
 
 
 def test_a_thread_pops_its_own_ranges_alone(tmp_path: Path) -> None:
     depths: list[int] = []
     with recorded(tmp_path, all_threads=True) as seen:
         range_push("mine")
-        other = threading.Thread(target=lambda: depths.extend([range_push("theirs"), range_pop(), range_pop()]))
+        other = threading.Thread(
+            target=lambda: depths.extend([range_push("theirs"), range_pop(), range_pop()])
+        )
         other.start()
         other.join()
         assert range_pop() == 0
@@ -267,7 +289,9 @@ def test_moments_are_in_the_trace_and_no_ranges(tmp_path: Path) -> None:
 
 def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    emitting = backends.Backend(lambda name: told.append(f"open {name}"), lambda _: told.append("close"), told.append)
+    emitting = backends.Backend(
+        lambda name: told.append(f"open {name}"), lambda _: told.append("close"), told.append
+    )
     backends.arm(emitting)
     mark("now")
     range_push("pushed")

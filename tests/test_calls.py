@@ -30,7 +30,9 @@ def windows(session: Session) -> list[list[int]]:
 
 def calls(session: Session, name: str) -> list[int]:
     """How often the range of this name was called, by window."""
-    return [sum(row.calls for row in capture.ranges.where(name=name)) for capture in session.captures]
+    return [
+        sum(row.calls for row in capture.ranges.where(name=name)) for capture in session.captures
+    ]
 
 
 def test_without_a_schedule_the_first_call_is_the_window(tmp_path: Path) -> None:
@@ -170,7 +172,10 @@ def test_calls_side_by_side_give_steps_one_after_another_and_a_range_each(tmp_pa
     (capture,) = session.captures
     steps = capture.steps
     assert steps.column("number") == list(range(4, 16))
-    ends = [start + length for start, length in zip(steps.column("start_ns"), steps.column("duration_ns"))]
+    ends = [
+        start + length
+        for start, length in zip(steps.column("start_ns"), steps.column("duration_ns"))
+    ]
     assert all(end <= start for end, start in zip(ends, steps.column("start_ns")[1:]))
     assert capture.metadata["window"]["truncated"] is False
     (row,) = [row for row in capture.ranges if row.name.endswith("predict")]
@@ -215,7 +220,11 @@ def test_in_a_server_without_requests_time_ends_the_window(
         time.sleep(0.01)
     (capture,) = session.captures
     about = capture.metadata["window"]
-    assert (about["steps"], about["truncated"], about["reason"]) == (1, True, "profiler.max_window_s=0.2 was reached")
+    assert (about["steps"], about["truncated"], about["reason"]) == (
+        1,
+        True,
+        "profiler.max_window_s=0.2 was reached",
+    )
     assert not backends.armed
     predict()
     assert not session.running, "the next call finds that nothing is ahead"
@@ -248,7 +257,10 @@ def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) ->
     predict = Session("disabled").record(lambda x: x + 1)
     assert [predict(1), predict(2)] == [2, 3]
     log.errors_expected = True
-    session, company = Session(output_dir=tmp_path / "one"), Session(output_dir=tmp_path / "two", active=5)
+    session, company = (
+        Session(output_dir=tmp_path / "one"),
+        Session(output_dir=tmp_path / "two", active=5),
+    )
     predict = session.record(lambda x: x + 1)
     with company:
         assert [predict(1), predict(2)] == [2, 3]
@@ -274,7 +286,9 @@ def test_what_is_no_function_is_refused() -> None:
     assert str(module.value) == (
         "session.record was given a Linear, but it takes a function or method: of a module give model.__call__."
     )
-    with pytest.raises(ConfigError, match=r"^session\.record was given stream, an asynchronous generator"):
+    with pytest.raises(
+        ConfigError, match=r"^session\.record was given stream, an asynchronous generator"
+    ):
         session.record(stream)
 
 

@@ -28,7 +28,9 @@ from instrument.sinks.table import TableSink
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "instrument", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, encoding="utf-8")
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, encoding="utf-8"
+    )
 
 
 def test_show_prints_what_the_table_sink_wrote(tmp_path: Path) -> None:
@@ -57,7 +59,9 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
         return capsys.readouterr().out.removesuffix("\n")
 
     assert shown() == render(capture)
-    assert shown("--sort", "cpu_time_total", "--rows", "2") == render(capture, sort="cpu_ns", rows=2)
+    assert shown("--sort", "cpu_time_total", "--rows", "2") == render(
+        capture, sort="cpu_ns", rows=2
+    )
     assert ("name", *GROUPINGS) == show.GROUPINGS
     for by in ("input_shapes", "thread", "step", "range"):
         assert shown("--by", by) == render(capture, by=by)
@@ -65,14 +69,19 @@ def test_the_options_reach_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown("--ranges") == render(capture, operators=False)
     assert shown("--ops") == render(capture, ranges=False)
     real = record(tmp_path / "real.json", with_stack=True)
-    assert main(["show", str(real), "--by", "stack", "--stack-depth", "1", "--rows", "200", "--ops"]) == 0
+    assert (
+        main(["show", str(real), "--by", "stack", "--stack-depth", "1", "--rows", "200", "--ops"])
+        == 0
+    )
     text = capsys.readouterr().out
     assert "aten::mm" in text
     indented = [line.startswith("    ") for line in text.splitlines()]
     assert not any(before and after for before, after in pairwise(indented)), "one frame each"
 
 
-def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_view_that_is_a_table_is_offered_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     views = {name for name, view in vars(Views).items() if isinstance(view, cached_property)}
     offered = {option: view.split(".")[0] for option, (view, _) in show.VIEWS.items()}
     assert set(offered.values()) == views - {"events", "links", "work", "categories"}
@@ -84,9 +93,15 @@ def test_every_view_that_is_a_table_is_offered_and_no_other(tmp_path: Path, caps
         )
 
 
-def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_column_of_the_ranges_sorts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     node = {"Sequence number": 5, "Fwd thread id": 1}
-    events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
+    events = [
+        *steps(),
+        span("aten::t", 210, 5, **{"Sequence number": 5}),
+        span("TBackward0", 1700, 60, **node),
+    ]
     capture = write_capture(tmp_path, [*events, annotation("late", 3000, 5)])
 
     def first(*options: str) -> list[str]:
@@ -100,7 +115,9 @@ def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, capsys: pytest.Ca
         assert first("--ranges", "--sort", column) == order, column
     assert first("--ranges", "--sort", "backward_ns", "--rows", "1") == ["forward"]
     assert first("--sort", "min_ns") == [row.path for row in capture.ranges.sort("min_ns")]
-    assert first("--sort", "self_cpu_ns")[0] == "forward", "the operators have that column: the tree stays"
+    assert first("--sort", "self_cpu_ns")[0] == "forward", (
+        "the operators have that column: the tree stays"
+    )
     assert main(["show", str(capture.folder), "--ranges", "--sort", "bakward_ns"]) == 2
     assert capsys.readouterr().err == (
         "instrument: The ranges cannot be sorted by 'bakward_ns'; did you mean 'backward_ns'?\n"
@@ -125,7 +142,9 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
     assert found.keys() == {"kernels", "operators"}
-    assert found["operators"] == [row._asdict() for row in capture.operators.by("step").sort("calls").head(2)]
+    assert found["operators"] == [
+        row._asdict() for row in capture.operators.by("step").sort("calls").head(2)
+    ]
     assert main(["show", str(capture.folder), "--json", "--sort", "cals"]) == 2
     assert "The views cannot be sorted by 'cals'; did you mean 'calls'?" in capsys.readouterr().err
 
@@ -136,7 +155,19 @@ def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     folder = write_capture(tmp_path, events).folder
 
     def shown(*options: str) -> list[str]:
-        assert main(["show", str(folder), "--steps", "--columns", "number,start_ns,duration_ns", *options]) == 0
+        assert (
+            main(
+                [
+                    "show",
+                    str(folder),
+                    "--steps",
+                    "--columns",
+                    "number,start_ns,duration_ns",
+                    *options,
+                ]
+            )
+            == 0
+        )
         return capsys.readouterr().out.splitlines()[3:]
 
     header = ["number     start  duration", "------  --------  --------"]
@@ -145,12 +176,17 @@ def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert shown("--sort", "duration_ns", "--rows", "1") == ["Steps, 1 of 2", *header, fourth]
     assert main(["show", str(folder), "--steps", "--sort", "duratoin_ns"]) == 2
     said = capsys.readouterr().err
-    assert said == "instrument: The view steps has no column 'duratoin_ns'; did you mean 'duration_ns'?\n"
+    assert (
+        said
+        == "instrument: The view steps has no column 'duratoin_ns'; did you mean 'duration_ns'?\n"
+    )
     assert main(["show", str(write_capture(tmp_path, [], "none").folder), "--steps"]) == 0
     assert capsys.readouterr().out.endswith("\nSteps: there are none.\n")
 
 
-def test_several_views_follow_each_other_below_one_heading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_views_follow_each_other_below_one_heading(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_capture(tmp_path, steps() + kernels()).folder
 
     def parts(*options: str) -> list[str]:
@@ -158,11 +194,17 @@ def test_several_views_follow_each_other_below_one_heading(tmp_path: Path, capsy
         return capsys.readouterr().out.rstrip("\n").split("\n\n")
 
     heading, breakdown = parts("--breakdown")
-    assert parts("--breakdown", "--kernels", "--breakdown") == [heading, breakdown, *parts("--kernels")[1:]]
+    assert parts("--breakdown", "--kernels", "--breakdown") == [
+        heading,
+        breakdown,
+        *parts("--kernels")[1:],
+    ]
     assert parts("--kernels", "--ranges") == [*parts("--ranges"), *parts("--kernels")[1:]]
     assert parts("--ops", "--ranges") == parts()
     by_name = parts("--kernels", "--ops", "--sort", "name", "--columns", "calls")
-    assert len({len(part.splitlines()[1].split()) for part in by_name[1:]}) == 1, "both have the name and the calls"
+    assert len({len(part.splitlines()[1].split()) for part in by_name[1:]}) == 1, (
+        "both have the name and the calls"
+    )
 
 
 THEIRS = """
@@ -184,11 +226,16 @@ def test_any_sink_runs_afterwards(tmp_path: Path) -> None:
 
     def export(*arguments: object) -> str:
         command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8"
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    assert export(folder, "--sink", "their_sink.Calls", *options) == f"The their_sink.Calls sink ran on {folder}.\n"
+    assert (
+        export(folder, "--sink", "their_sink.Calls", *options)
+        == f"The their_sink.Calls sink ran on {folder}.\n"
+    )
     expected = "{'a': {'b': 3}, 'to': True} [('ProfilerStep*', 2, 2000000)]"
     assert (folder / "calls.txt").read_text() == expected
     export("--sink", "their_sink.Calls", folder, *options[:2], "--to", "elsewhere", options[2])
@@ -206,25 +253,45 @@ def test_every_sink_that_ships_runs_on_captures_and_traces(
     folder = write_capture(tmp_path / "profile", steps()).folder
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
     before = trace.read_bytes()
-    for sink in set(presets.shipped("sinks")) - {"wandb", "mlflow"}:  # what these send is read in their own tests
+    for sink in set(presets.shipped("sinks")) - {
+        "wandb",
+        "mlflow",
+    }:  # what these send is read in their own tests
         for path in (folder, trace):
             assert main(["export", str(path), "--sink", sink]) == 0, sink
             assert main(["export", str(path), "--sink", sink, "--to", "to"]) == 0, sink
     capsys.readouterr()
     assert trace.read_bytes() == before
-    for each in (folder, tmp_path / "real", tmp_path / "to" / "steps_3-4", tmp_path / "to" / "real"):
+    for each in (
+        folder,
+        tmp_path / "real",
+        tmp_path / "to" / "steps_3-4",
+        tmp_path / "to" / "real",
+    ):
         assert {"table.txt", "stacks.txt"} <= {path.name for path in each.iterdir()}, each
-    tables = [(each / "table.txt").read_text(encoding="utf-8").splitlines() for each in (folder, tmp_path / "real")]
-    assert tables[0][2:-1] == tables[1][2:-1], "but for where it lies and why something was not recorded"
+    tables = [
+        (each / "table.txt").read_text(encoding="utf-8").splitlines()
+        for each in (folder, tmp_path / "real")
+    ]
+    assert tables[0][2:-1] == tables[1][2:-1], (
+        "but for where it lies and why something was not recorded"
+    )
 
 
-def test_options_without_a_sink_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_a_sink_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_capture(tmp_path, steps())
     assert main(["export", str(tmp_path), "upload_to=s3://b"]) == 2
-    assert "upload_to=s3://b is an option of a sink, but there is no --sink NAME." in capsys.readouterr().err
+    assert (
+        "upload_to=s3://b is an option of a sink, but there is no --sink NAME."
+        in capsys.readouterr().err
+    )
 
 
-def test_of_many_captures_the_newest_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_captures_the_newest_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(14):
         folder = write_capture(tmp_path, steps(), f"steps_{number:02}").folder
         assert folder
@@ -232,7 +299,9 @@ def test_of_many_captures_the_newest_are_named(tmp_path: Path, capsys: pytest.Ca
     assert main(["show", str(tmp_path)]) == 0
     first, *others, last = capsys.readouterr().err.splitlines()
     assert first.startswith(f"Showing the newest of 14 captures, {tmp_path / 'steps_13'}")
-    assert [Path(line.strip()).name for line in others] == [f"steps_{k:02}" for k in range(12, 2, -1)]
+    assert [Path(line.strip()).name for line in others] == [
+        f"steps_{k:02}" for k in range(12, 2, -1)
+    ]
     assert last == "  and 3 more"
 
 
@@ -248,7 +317,9 @@ def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
     assert capsys.readouterr().out == f"The parquet sink ran on {both[0]}, {both[1]}.\n"
     assert sorted(path.name for path in lake.iterdir()) == ["run=a", "run=b"]
     assert main(["export", str(tmp_path), "--sink", "table", "--to", str(tmp_path / "to")]) == 0
-    written = [path.relative_to(tmp_path / "to") for path in sorted((tmp_path / "to").rglob("*.txt"))]
+    written = [
+        path.relative_to(tmp_path / "to") for path in sorted((tmp_path / "to").rglob("*.txt"))
+    ]
     assert written == [Path(day, "profile", "steps_3-4", "table.txt") for day in ("a", "b")]
     (both[0] / "capture.json").write_text("{")
     capsys.readouterr()
@@ -272,9 +343,23 @@ def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
     home.mkdir(parents=True)
     monkeypatch.chdir(home)
     before = set(tmp_path.rglob("*"))
-    for sink, *options in (["table"], ["tensorboard"], ["parquet"], ["chrome_trace", "copy_to=copies"]):
-        assert main(["export", f"file://{tmp_path}/there/good", "--sink", sink, "--to", "out", *options]) == 0
-    written = {path for path in set(tmp_path.rglob("*")) - before if tmp_path / "cache" not in [path, *path.parents]}
+    for sink, *options in (
+        ["table"],
+        ["tensorboard"],
+        ["parquet"],
+        ["chrome_trace", "copy_to=copies"],
+    ):
+        assert (
+            main(
+                ["export", f"file://{tmp_path}/there/good", "--sink", sink, "--to", "out", *options]
+            )
+            == 0
+        )
+    written = {
+        path
+        for path in set(tmp_path.rglob("*")) - before
+        if tmp_path / "cache" not in [path, *path.parents]
+    }
     called = "evil" if "evil" in name else "good"
     assert home / "out" / called / "table.txt" in written
     assert home / "copies" / f"{called}.json.gz" in written
@@ -283,8 +368,24 @@ def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
 
 def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(tmp_path: Path) -> None:
     trace = record(tmp_path / "theirs.json")
-    assert main(["export", str(trace), "--sink", "parquet", "--to", str(tmp_path / "to"), "rank=3", "run=r"]) == 0
-    files = [path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert (
+        main(
+            [
+                "export",
+                str(trace),
+                "--sink",
+                "parquet",
+                "--to",
+                str(tmp_path / "to"),
+                "rank=3",
+                "run=r",
+            ]
+        )
+        == 0
+    )
+    files = [
+        path.relative_to(tmp_path / "to") for path in (tmp_path / "to").rglob("*") if path.is_file()
+    ]
     assert files == [Path("parquet/run=r/rank=3/window=theirs/events.parquet")]
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["parquet"]
 
@@ -293,8 +394,14 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
     (tmp_path / "their_sink.py").write_text(THEIRS)
     folder = write_capture(tmp_path / "runs", steps()).folder
     for arguments, sentence in (
-        (["nowhere", "--sink", "table"], "There is no capture at nowhere; give a capture folder or a trace file."),
-        ([folder, "--sink", "table", "row=3"], "The table sink has no option 'row'; did you mean 'rows'?"),
+        (
+            ["nowhere", "--sink", "table"],
+            "There is no capture at nowhere; give a capture folder or a trace file.",
+        ),
+        (
+            [folder, "--sink", "table", "row=3"],
+            "The table sink has no option 'row'; did you mean 'rows'?",
+        ),
         (
             [folder, "--sink", "table", "rows=[1"],
             "The option 'rows=[1' cannot be read; write key=value, as in rows=30.",
@@ -308,7 +415,10 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
             f"'mine' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
-        ([folder, "--sink", "no_such.Sink"], "The sink no_such.Sink cannot be built: No module named 'no_such'"),
+        (
+            [folder, "--sink", "no_such.Sink"],
+            "The sink no_such.Sink cannot be built: No module named 'no_such'",
+        ),
         (
             [folder, "--sink", "their_sink.Cals"],
             "The sink their_sink.Cals cannot be built: module 'their_sink' has no attribute 'Cals'",
@@ -323,11 +433,15 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
         ),
     ):
         command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8"
+        )
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"instrument: {sentence}\n")
 
 
-def test_a_folder_of_captures_shows_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_captures_shows_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     inner = tmp_path / "day" / "profile"
     names = ["old", "newest", "middle"]
     folders = [write_capture(inner, steps(), name).folder for name in names]
@@ -343,13 +457,17 @@ def test_a_folder_of_captures_shows_the_newest(tmp_path: Path, capsys: pytest.Ca
     )
 
 
-def test_a_folder_with_one_capture_says_nothing_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_one_capture_says_nothing_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_capture(tmp_path, steps())
     assert main(["show", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_a_name_that_is_near_no_column_gets_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_near_no_column_gets_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_capture(tmp_path, steps()).folder
     assert main(["show", str(folder), "--columns", "calls,foo"]) == 2
     said = "instrument: The table has no column 'foo'; it knows 'name', 'calls', "
@@ -366,8 +484,14 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
             [tmp_path / "nowhere"],
             f"There is no capture at {tmp_path / 'nowhere'}; give a capture folder or a trace file.",
         ),
-        ([empty], f"{empty} holds no capture: give a capture's folder, a folder above it, or a trace file."),
-        ([broken], f"The trace file {broken} is cut short: its JSON does not end; copy or record it again."),
+        (
+            [empty],
+            f"{empty} holds no capture: give a capture's folder, a folder above it, or a trace file.",
+        ),
+        (
+            [broken],
+            f"The trace file {broken} is cut short: its JSON does not end; copy or record it again.",
+        ),
         (
             [capture.folder, "--sort", "self_cup_ns"],
             "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?",
@@ -394,10 +518,15 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
         (["show"], "the following arguments are required: PATH"),
         (["shwo"], "invalid choice: 'shwo'"),
         (["show", "x", "rows=3"], "unrecognized arguments: rows=3"),
-        (["export", "x", "--sink", "table", "rows=3", "rows", "--all=3"], "unrecognized arguments: rows --all=3"),
+        (
+            ["export", "x", "--sink", "table", "rows=3", "rows", "--all=3"],
+            "unrecognized arguments: rows --all=3",
+        ),
     ],
 )
-def test_a_wrong_command_line(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2

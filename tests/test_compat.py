@@ -12,20 +12,31 @@ def test_the_documentation_tells_of_declared_environments_alone_in_which_all_pas
     text = (compat.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (3\.\d+)\.\d+ \| ([\d.]+)(?:\+\w+)? \| \d+ passed", text, re.MULTILINE)
     assert rows
-    assert len(rows) == len(set(rows)) == len(re.findall(r"^\| 3\.\d+\.\d+ \|.*passed", text, re.MULTILINE))
+    assert (
+        len(rows)
+        == len(set(rows))
+        == len(re.findall(r"^\| 3\.\d+\.\d+ \|.*passed", text, re.MULTILINE))
+    )
     assert set(rows) <= set(compat.PAIRS)
     assert "failed" not in "".join(re.findall(r"^\| 3\.\d+\.\d+ \|.*", text, re.MULTILINE))
 
 
 def test_the_oldest_and_the_newest_torch_are_those_declared() -> None:
     assert {torch for _, torch in compat.PAIRS} == {compat.OLDEST, compat.BETWEEN, compat.NEWEST}
-    parts = [tuple(map(int, torch.split("."))) for torch in (compat.OLDEST, compat.BETWEEN, compat.NEWEST)]
+    parts = [
+        tuple(map(int, torch.split(".")))
+        for torch in (compat.OLDEST, compat.BETWEEN, compat.NEWEST)
+    ]
     assert parts == sorted(set(parts))
-    assert f"torch {compat.OLDEST.removesuffix('.0')} or newer" in (compat.ROOT / "README.md").read_text("utf-8")
+    assert f"torch {compat.OLDEST.removesuffix('.0')} or newer" in (
+        compat.ROOT / "README.md"
+    ).read_text("utf-8")
 
 
 def test_an_interpreter_is_one_that_runs(monkeypatch) -> None:
-    monkeypatch.setattr(compat, "interpreters", lambda python: iter([sys.executable] if python != "2.0" else []))
+    monkeypatch.setattr(
+        compat, "interpreters", lambda python: iter([sys.executable] if python != "2.0" else [])
+    )
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert compat.interpreter(own) == sys.executable
     assert compat.interpreter("3.1") is None, "another version answers"
@@ -34,9 +45,14 @@ def test_an_interpreter_is_one_that_runs(monkeypatch) -> None:
 
 
 def test_what_fails_shows_in_the_table(monkeypatch, capsys) -> None:
-    rows = {("3.10", compat.NEWEST): "5 passed, 1 skipped", ("3.11", compat.OLDEST): "1 failed, 4 passed"}
+    rows = {
+        ("3.10", compat.NEWEST): "5 passed, 1 skipped",
+        ("3.11", compat.OLDEST): "1 failed, 4 passed",
+    }
     monkeypatch.setattr(
-        compat, "tested", lambda python, torch: (python, torch, rows.get((python, torch), "did not run"))
+        compat,
+        "tested",
+        lambda python, torch: (python, torch, rows.get((python, torch), "did not run")),
     )
     assert compat.main([f"3.10/{compat.NEWEST}"]) == 0
     assert f"| 3.10 | {compat.NEWEST} | 5 passed, 1 skipped |" in capsys.readouterr().out

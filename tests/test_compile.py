@@ -25,7 +25,10 @@ X = torch.ones(2, 4)
 BACKENDS = [
     "eager",
     "aot_eager",
-    pytest.param("inductor", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")),
+    pytest.param(
+        "inductor",
+        marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler"),
+    ),
 ]
 # A range that inductor opens itself, in torch before 2.13.
 INDUCTORS = "## Call CompiledFxGraph"
@@ -87,7 +90,9 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert {(row.name, row.region) for row in capture.swallowed} == {
         (name, "0/0") for name in ("marked", "block", "layer {self.index}")
     }
-    assert "Inside compiled region 0/0, not timed: layer {self.index}, marked, block" in render(capture)
+    assert "Inside compiled region 0/0, not timed: layer {self.index}, marked, block" in render(
+        capture
+    )
     assert capture.metadata["graphs_compiled"] == 0
 
 
@@ -95,7 +100,9 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()
     compiled = torch.compile(net, backend=backend, fullgraph=True)
-    session = Session({"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}, model=compiled)
+    session = Session(
+        {"wait": 2, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}, model=compiled
+    )
     run(session, compiled)
     assert graphs() == (1, 0)
     (capture,) = session.captures
@@ -103,7 +110,9 @@ def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) 
     assert paths == ["outside", "outside/Sequential"]
     assert capture.metadata["modules_not_seen"] == ["0", "0.linear", "1", "1.linear"]
     few = "0 (with 1 inside), 1 (with 1 inside)"
-    assert f"Modules not called in this window, or inside a compiled region: {few}" in render(capture)
+    assert f"Modules not called in this window, or inside a compiled region: {few}" in render(
+        capture
+    )
 
 
 def test_a_compiled_function_is_recorded_around_its_region(tmp_path: Path) -> None:
@@ -167,7 +176,9 @@ def test_export_and_the_older_tracers(tmp_path: Path) -> None:
         assert torch.equal(exported.module()(X), expected)
     assert torch.equal(torch.fx.symbolic_trace(net)(X), expected)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.trace", DeprecationWarning)  # of a newer torch
+        warnings.filterwarnings(
+            "ignore", "`torch.jit.trace", DeprecationWarning
+        )  # of a newer torch
         traced = torch.jit.trace(net, X)
     assert torch.equal(traced(X), expected)
 
@@ -201,7 +212,10 @@ def test_ranges_of_an_instrumented_model_do_not_stay_in_the_compiled_code(tmp_pa
 
 def test_a_marked_module_in_a_compiled_region_is_told(tmp_path: Path) -> None:
     inside = profiled("inside")(nn.Linear(4, 4))
-    compiled, outside = torch.compile(nn.Sequential(inside), backend="eager"), profiled("outside")(nn.Linear(4, 4))
+    compiled, outside = (
+        torch.compile(nn.Sequential(inside), backend="eager"),
+        profiled("outside")(nn.Linear(4, 4)),
+    )
     with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
         outside(compiled(X))
         session.step()
@@ -225,7 +239,9 @@ class Broken(nn.Module):
 @pytest.mark.parametrize("compile_within", [False, True])
 @pytest.mark.parametrize("how", ["torch.compile", "Module.compile"])
 @pytest.mark.parametrize("hooked", [False, True])
-def test_no_window_compiles_anew(tmp_path: Path, compile_within: bool, how: str, hooked: bool) -> None:
+def test_no_window_compiles_anew(
+    tmp_path: Path, compile_within: bool, how: str, hooked: bool
+) -> None:
     """Whatever the model has in it: hooks of its owner's, and parts that are not compiled."""
     net: Any = nn.Sequential(Layer(), Broken(), Layer(1))
     if hooked:

@@ -41,10 +41,19 @@ class Never:
         ({"wait": -1}, "profiler.wait is -1, but it must be 0 or more."),
         ({"export_queue": 0}, "profiler.export_queue is 0, but it must be 1 or more."),
         ({"warmup": "x"}, "profiler.warmup is 'x', but it must be a whole number."),
-        ({"record_shapes": "maybe"}, "profiler.record_shapes is 'maybe', but it must be true or false."),
+        (
+            {"record_shapes": "maybe"},
+            "profiler.record_shapes is 'maybe', but it must be true or false.",
+        ),
         ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
-        ({"sinks": 3}, "profiler.sinks is 3, but it must be a mapping from names to what each of them holds."),
-        ({"activities": "cpu"}, "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda]."),
+        (
+            {"sinks": 3},
+            "profiler.sinks is 3, but it must be a mapping from names to what each of them holds.",
+        ),
+        (
+            {"activities": "cpu"},
+            "profiler.activities is 'cpu', but it must be a list such as [cpu, cuda].",
+        ),
         (
             {"activities": ["gpu"]},
             "profiler.activities holds 'gpu', which is no activity: choose from cpu, cuda, xpu, mtia, hpu, "
@@ -84,12 +93,21 @@ class Never:
         ),
         ({"max_window_s": 0}, "profiler.max_window_s is 0, but it must be more than 0."),
         ({"active": True}, "profiler.active is True, but it must be a whole number."),
-        ({"at_steps": [True, 5], "active": 1}, "profiler.at_steps.0 is True, but it must be a whole number."),
+        (
+            {"at_steps": [True, 5], "active": 1},
+            "profiler.at_steps.0 is True, but it must be a whole number.",
+        ),
         ({"max_window_s": True}, "profiler.max_window_s is True, but it must be a number."),
         ({"disk_budget": False}, "profiler.disk_budget is False, but it must be a whole number."),
-        ({"timings": {"every": True}}, "profiler.timings.every is True, but it must be a whole number."),
+        (
+            {"timings": {"every": True}},
+            "profiler.timings.every is True, but it must be a whole number.",
+        ),
         ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
-        ({"metadata": {"traceEvents": 1}}, "profiler.metadata cannot hold 'traceEvents': torch writes that key."),
+        (
+            {"metadata": {"traceEvents": 1}},
+            "profiler.metadata cannot hold 'traceEvents': torch writes that key.",
+        ),
         (
             {"metadata": {"when": {1}}},
             "profiler.metadata 'when' is of type set, which JSON cannot hold; give it as text.",
@@ -126,14 +144,26 @@ class Never:
             "lower profiler.active, or leave out 12.",
         ),
         ({"at_steps": [-1], "active": 3}, "profiler.at_steps.0 is -1, but it must be 0 or more."),
-        ({"phases": ["val"]}, "profiler.phases.0 is 'val', but it must be 'train', 'validation', 'test' or 'predict'."),
+        (
+            {"phases": ["val"]},
+            "profiler.phases.0 is 'val', but it must be 'train', 'validation', 'test' or 'predict'.",
+        ),
         (
             {"triggers": {"slow_step": {"factr": 2}}},
             "The slow_step trigger has no option 'factr'; did you mean 'factor'?",
         ),
-        ({"triggers": {"signal": {"name": "SIGUSR3"}}}, "The signal trigger knows no 'SIGUSR3'; did you mean 'SIGUSR"),
-        ({"triggers": ["slow"]}, "profiler.triggers.slow is no trigger that ships (those are file, "),
-        ({"sinks": {"stacks": {}}}, "The stacks sink needs profiler.with_stack=true, but it is false."),
+        (
+            {"triggers": {"signal": {"name": "SIGUSR3"}}},
+            "The signal trigger knows no 'SIGUSR3'; did you mean 'SIGUSR",
+        ),
+        (
+            {"triggers": ["slow"]},
+            "profiler.triggers.slow is no trigger that ships (those are file, ",
+        ),
+        (
+            {"sinks": {"stacks": {}}},
+            "The stacks sink needs profiler.with_stack=true, but it is false.",
+        ),
         (
             {"sinks": {"tabel": {}}},
             "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, mlflow, parquet, stacks, "
@@ -144,8 +174,14 @@ class Never:
             "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list holds names of "
             "those that ship: give a mapping from a name of yours to it.",
         ),
-        ({"sinks": {"mine": TableSink}}, "profiler.sinks.mine is the class TableSink: give an instance, TableSink()."),
-        ({"sinks": TableSink(rows=3)}, "but it must be a mapping from names to what each of them holds."),
+        (
+            {"sinks": {"mine": TableSink}},
+            "profiler.sinks.mine is the class TableSink: give an instance, TableSink().",
+        ),
+        (
+            {"sinks": TableSink(rows=3)},
+            "but it must be a mapping from names to what each of them holds.",
+        ),
         (
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
             "must have a method write(self, capture, folder).",
@@ -161,14 +197,32 @@ class Never:
             "profiler.communication holds 'a|', which every kernel's name matches; give a part of those that are "
             "communication, such as my_all_reduce.",
         ),
-        ({"emit": ["nvtxx"]}, "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'."),
+        (
+            {"emit": ["nvtxx"]},
+            "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'.",
+        ),
         ({"emit": []}, "profiler.emit is [], but it needs at least one."),
-        ({"modules": {"dept": 2}}, "profiler.modules.dept is not an option; did you mean profiler.modules.depth?"),
-        ({"modules": 2}, "profiler.modules is 2, but it must hold options such as enabled and depth."),
-        ({"timings": 5}, "profiler.timings is 5, but it must hold options such as every and device."),
-        ({"timings": {"evry": 5}}, "profiler.timings.evry is not an option; did you mean profiler.timings.every?"),
+        (
+            {"modules": {"dept": 2}},
+            "profiler.modules.dept is not an option; did you mean profiler.modules.depth?",
+        ),
+        (
+            {"modules": 2},
+            "profiler.modules is 2, but it must hold options such as enabled and depth.",
+        ),
+        (
+            {"timings": 5},
+            "profiler.timings is 5, but it must hold options such as every and device.",
+        ),
+        (
+            {"timings": {"evry": 5}},
+            "profiler.timings.evry is not an option; did you mean profiler.timings.every?",
+        ),
         ({"timings": {"every": 0}}, "profiler.timings.every is 0, but it must be 1 or more."),
-        ({"active": -1, "timings": {}}, "profiler.active is -1, but a window needs at least one step."),
+        (
+            {"active": -1, "timings": {}},
+            "profiler.active is -1, but a window needs at least one step.",
+        ),
         (
             {"triggers": {"mine": {"k": 2}}},
             "profiler.triggers.mine is no trigger that ships (those are file, memory_growth, non_finite_loss, "
@@ -196,20 +250,30 @@ def test_a_wrong_option_of_a_sink_reads_as_if_the_sink_were_built_by_hand() -> N
 
 
 def test_a_disabled_config_looks_at_nothing_further() -> None:
-    config = ProfilerConfig(enabled=False, repeat=5, sinks={"stacks": {}, "other": {"_target_": "not.there"}})
+    config = ProfilerConfig(
+        enabled=False, repeat=5, sinks={"stacks": {}, "other": {"_target_": "not.there"}}
+    )
     assert not config.enabled
 
 
 def test_activities_are_accepted_in_torch_spelling_too() -> None:
-    assert ProfilerConfig(activities=[ProfilerActivity.CPU, "CUDA", "cpu"]).activities == ["cpu", "cuda"]
+    assert ProfilerConfig(activities=[ProfilerActivity.CPU, "CUDA", "cpu"]).activities == [
+        "cpu",
+        "cuda",
+    ]
     types = ["GPU_MEMCPY", "CUDA_RUNTIME"]
-    assert ProfilerConfig(activities=["CPU", {ProfilerActivity.CUDA: types}]).activities == ["cpu", {"cuda": types}]
+    assert ProfilerConfig(activities=["CPU", {ProfilerActivity.CUDA: types}]).activities == [
+        "cpu",
+        {"cuda": types},
+    ]
 
 
 def test_flops_turn_shapes_on_and_say_so() -> None:
     config = ProfilerConfig(with_flops=True)
     assert config.record_shapes
-    assert config.notes == ["profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."]
+    assert config.notes == [
+        "profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."
+    ]
     assert ProfilerConfig(with_flops=True, record_shapes=True).notes == []
 
 
@@ -330,7 +394,9 @@ def test_each_trigger_that_ships_lists_all_its_options_with_their_defaults(name:
 
 
 def test_what_was_disabled_keeps_its_sinks_when_it_is_enabled() -> None:
-    disabled = ProfilerConfig(enabled=False, sinks={"table": {"rows": 3}, "stacks": None}, triggers=["slow_step"])
+    disabled = ProfilerConfig(
+        enabled=False, sinks={"table": {"rows": 3}, "stacks": None}, triggers=["slow_step"]
+    )
     config = as_config(disabled, enabled=True, active=2)
     assert {name: sink.rows for name, sink in config.sinks.items()} == {"table": 3}
     assert list(config.triggers) == ["slow_step"]

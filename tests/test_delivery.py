@@ -85,9 +85,13 @@ def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     assert min(cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")) > 0
     foot = (capture.folder / "table.txt").read_text().splitlines()[-1]
     more = cost["recorded_step_ns"] / cost["unrecorded_step_ns"] - 1
-    assert foot.startswith(f"Cost of recording: a recorded step took {duration(cost['recorded_step_ns'])}, ")
+    assert foot.startswith(
+        f"Cost of recording: a recorded step took {duration(cost['recorded_step_ns'])}, "
+    )
     assert f" before the window ({more:+.0%}); the loop stood still " in foot
-    assert render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
+    assert (
+        render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
+    )
     told = dict(scalars(capture))
     assert told["cost/recorded_step_ms"] == cost["recorded_step_ns"] / 1e6
     assert told["cost/end_ms"] == (cost["stop_ns"] + cost["save_ns"]) / 1e6
@@ -108,7 +112,9 @@ def test_what_is_not_known_of_the_cost_is_not_told(tmp_path: Path) -> None:
     assert not [tag for tag, _ in scalars(older) if tag.startswith("cost/")]
 
 
-def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+def test_each_window_counts_its_own_cost_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
     log.errors_expected = True
     save, now = RecordedWindow.save, [0]
     monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
@@ -118,14 +124,24 @@ def test_each_window_counts_its_own_cost_alone(tmp_path: Path, monkeypatch: pyte
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(RecordedWindow, "save", fails_once)
-    options = {"warmup": 1, "active": 1, "repeat": 2, "export": "inline", "output_dir": str(tmp_path)}
+    options = {
+        "warmup": 1,
+        "active": 1,
+        "repeat": 2,
+        "export": "inline",
+        "output_dir": str(tmp_path),
+    }
     with Session(options) as session:
         for took_ns in (300, 301, 5, 7):
             now[0] += took_ns
             session.step()
     (capture,) = session.captures
-    assert capture.metadata["cost"]["recorded_step_ns"] == 7, "and nothing of the lost window's step"
-    assert capture.metadata["cost"]["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
+    assert capture.metadata["cost"]["recorded_step_ns"] == 7, (
+        "and nothing of the lost window's step"
+    )
+    assert capture.metadata["cost"]["unrecorded_steps"] == 0, (
+        "steps of the warm-up are none to compare with"
+    )
 
 
 def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
@@ -133,11 +149,16 @@ def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
         for _ in session.steps(range(3)):
             torch.ones(2).sum()
     (capture,) = session.captures
-    assert (capture.metadata["cost"]["unrecorded_step_ns"], capture.metadata["cost"]["unrecorded_steps"]) == (None, 0)
+    assert (
+        capture.metadata["cost"]["unrecorded_step_ns"],
+        capture.metadata["cost"]["unrecorded_steps"],
+    ) == (None, 0)
     assert "before the window" not in render(capture)
 
 
-def test_freeing_what_torch_recorded_counts_as_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeing_what_torch_recorded_counts_as_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     freed, save = [], RecordedWindow.save
 
     def saved(self: RecordedWindow, path: Path, **options: Any) -> None:
@@ -170,14 +191,18 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
         assert other.stdout.readline() == "holds\n"
         (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
         queue.tidy(tmp_path)
-        assert len(on_disk(tmp_path)) == 3, "whatever its process number is, and on whatever machine it runs"
+        assert len(on_disk(tmp_path)) == 3, (
+            "whatever its process number is, and on whatever machine it runs"
+        )
         other.kill()
     queue.tidy(tmp_path)
     assert on_disk(tmp_path) == []
 
 
 def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path) -> None:
-    unlocked, unnamed, old = (queue.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old"))
+    unlocked, unnamed, old = (
+        queue.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old")
+    )
     (unnamed / "owner").unlink()
     os.utime(old, (0, 0))
     (tmp_path / ".link.partial").symlink_to(tmp_path / "elsewhere")

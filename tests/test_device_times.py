@@ -68,7 +68,11 @@ def ranged(times: DeviceTimes, cuda: FakeCuda, name: str, ns: int) -> None:
 
 
 def device_calls(times: DeviceTimes) -> dict[str, tuple[int, int]]:
-    return {name: (tally.calls, tally.total_ns) for name, row in times.rows.items() if (tally := row.turn()).calls}
+    return {
+        name: (tally.calls, tally.total_ns)
+        for name, row in times.rows.items()
+        if (tally := row.turn()).calls
+    }
 
 
 def test_device_times_are_read_once_the_device_is_past_them() -> None:
@@ -146,7 +150,9 @@ def test_a_range_that_ends_in_another_stream_waits_for_both() -> None:
     assert FakeEvent.made == 4
 
 
-def test_a_device_that_fails_is_told_once_and_left_alone(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_is_told_once_and_left_alone(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.errors_expected = True
 
     def fails(_: FakeEvent) -> None:
@@ -158,11 +164,15 @@ def test_a_device_that_fails_is_told_once_and_left_alone(log: Log, monkeypatch: 
     for _ in range(3):
         ranged(times, cuda, "range", 10)
         times.collect()
-    assert log.at("ERROR") == ["Timings know no device times from here on: an illegal memory access was encountered"]
+    assert log.at("ERROR") == [
+        "Timings know no device times from here on: an illegal memory access was encountered"
+    ]
     assert FakeEvent.made == 1
 
 
-def test_device_times_stand_beside_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_times_stand_beside_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cuda = FakeCuda()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(timings, "DeviceTimes", lambda: DeviceTimes(cuda))

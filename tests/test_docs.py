@@ -39,7 +39,13 @@ def run(command: list[str] | str, folder: Path) -> str:
         shell=isinstance(command, str),
         cwd=folder,
         # one thread: the models are small, and other tests want the cores
-        env={**os.environ, "PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **ONE_THREAD},
+        env={
+            **os.environ,
+            "PATH": path,
+            "PWD": str(folder),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            **ONE_THREAD,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -89,21 +95,31 @@ def test_each_block_runs(page: str, recorded: Recorded, tmp_path: Path) -> None:
 
 def test_the_table_shown_is_the_one_printed(recorded: Recorded) -> None:
     """The columns that the documentation shows are those of today."""
-    shown = next(block.body for block in BLOCKS["docs/getting-started.md"] if block.language == "text")
+    shown = next(
+        block.body for block in BLOCKS["docs/getting-started.md"] if block.language == "text"
+    )
     headings = [line.split() for line in shown.splitlines() if line.startswith("name ")]
     assert len(headings) == 2
-    assert [line.split() for line in recorded.printed.splitlines() if line.startswith("name ")] == headings
+    assert [
+        line.split() for line in recorded.printed.splitlines() if line.startswith("name ")
+    ] == headings
     for name in ("attention_block", "loss_fn", "forward", "backward", "optimizer", "data"):
-        assert re.search(rf"^ *{name} +\d+ +[\d.]+ [mµn]?s", recorded.printed, flags=re.MULTILINE), name
+        assert re.search(
+            rf"^ *{name} +\d+ +[\d.]+ [mµn]?s", recorded.printed, flags=re.MULTILINE
+        ), name
 
 
-@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
     command = re.search(r"`instrument show TRACE (--breakdown [^`]+)`", PAGES["docs/device.md"])
     assert command
     trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
     printed = run(f"instrument show {trace} {command[1]}", tmp_path)
-    shown = next(block.body for block in BLOCKS["docs/device.md"] if block.body.startswith("Breakdown"))
+    shown = next(
+        block.body for block in BLOCKS["docs/device.md"] if block.body.startswith("Breakdown")
+    )
     assert shown == printed.partition("\n\n")[2]
     said = run(f"instrument show {trace} --rows 1", tmp_path)
     binds = re.search(r'"(CPU-bound: \d+% [^"]+)"', PAGES["docs/device.md"].replace("\n", " "))
@@ -111,7 +127,9 @@ def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
     assert binds[1] in said
 
 
-@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 def test_what_is_shown_of_eight_ranks_is_printed(tmp_path: Path) -> None:
     traces = Path(os.environ["INSTRUMENT_TRACES"])
     files = [str(traces / f"a100_megatron_tp8_rank{rank}.json.gz") for rank in range(8)]
@@ -141,7 +159,9 @@ def test_every_option_is_told() -> None:
     """None is without a text, or in no group."""
     page = PAGES["docs/options.md"]
     assert "## Others" not in page
-    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page.partition("## Which steps")[2], re.MULTILINE)
+    assert not re.findall(
+        r"^\| `\w+` \|.*\|  \|$", page.partition("## Which steps")[2], re.MULTILINE
+    )
     sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
     titles = [section.splitlines()[0] for section in sections]
     assert len(titles) > 40
@@ -150,7 +170,9 @@ def test_every_option_is_told() -> None:
 
 def test_every_page_can_be_found() -> None:
     """Zensical says nothing of a page in its navigation that does not exist, nor of one that is in none."""
-    listed = re.findall(r'"([\w-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r'"([\w-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"), re.MULTILINE
+    )
     assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
@@ -163,7 +185,9 @@ def test_links_of_the_readme_lead_somewhere() -> None:
             assert (ROOT / path).is_file(), path
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.MULTILINE)
-                assert anchor in {re.sub(r"\W+", "-", title.lower()).strip("-") for title in titles}, f"{path}#{anchor}"
+                assert anchor in {
+                    re.sub(r"\W+", "-", title.lower()).strip("-") for title in titles
+                }, f"{path}#{anchor}"
 
 
 def test_the_readme_stays_short() -> None:

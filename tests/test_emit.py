@@ -35,7 +35,11 @@ def test_the_same_ranges_reach_every_tool_that_is_named(tmp_path: Path, calls: l
             torch.ones(1)
         seen = list(calls)
         session.step()
-    both = [f"{tool} {what}" for what in ("range_push outer", "range_push inner") for tool in ("nvtx", "itt")]
+    both = [
+        f"{tool} {what}"
+        for what in ("range_push outer", "range_push inner")
+        for tool in ("nvtx", "itt")
+    ]
     assert seen == [*both, *["itt range_pop", "nvtx range_pop"] * 2]
     assert calls[-2:] == ["nvtx mark window ends", "itt mark window ends"]
     assert [row.path for row in session.captures[0].ranges] == ["outer", "outer/inner"]
@@ -79,7 +83,8 @@ def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
 
     def tool(name: str) -> backends.Backend:
         return backends.Backend(
-            lambda label: told.append(f"{name} opens {label}"), lambda _: told.append(f"{name} closes")
+            lambda label: told.append(f"{name} opens {label}"),
+            lambda _: told.append(f"{name} closes"),
         )
 
     def ranged(label: str) -> list[str]:
@@ -94,7 +99,12 @@ def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
         assert ranged("before") == ["run opens before", "run closes"]
         backends.arm(window)
         backends.arm(window)  # a second time changes nothing
-        assert ranged("during") == ["window opens during", "run opens during", "run closes", "window closes"]
+        assert ranged("during") == [
+            "window opens during",
+            "run opens during",
+            "run closes",
+            "window closes",
+        ]
         backends.disarm(window)
         assert ranged("after") == ["run opens after", "run closes"]
         backends.disarm(window)
@@ -109,7 +119,9 @@ def test_everyone_who_armed_gets_the_ranges_until_disarmed() -> None:
         backends.disarm()
 
 
-def test_nvtx_without_cuda_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvtx_without_cuda_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.version.cuda is not None:  # then torch has NVTX, also on a machine without a device
 
         def missing(_: str) -> None:
@@ -133,11 +145,16 @@ def test_the_real_nvtx_takes_ranges_and_marks_also_without_a_device(tmp_path: Pa
     assert [row.name for row in session.captures[0].ranges] == ["mine"]
 
 
-def test_itt_where_torch_lacks_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_itt_where_torch_lacks_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(itt, "is_available", lambda: False)
     with pytest.raises(ConfigError) as raised:
         Session({"emit": ["torch", "itt"], "output_dir": str(tmp_path)}).start()
-    assert str(raised.value) == "profiler.emit names itt, but this torch was built without it: leave itt out."
+    assert (
+        str(raised.value)
+        == "profiler.emit names itt, but this torch was built without it: leave itt out."
+    )
 
 
 @pytest.mark.skipif(not itt.is_available(), reason="this torch has no ITT")

@@ -34,7 +34,9 @@ def left_over(folder: Path) -> list[str]:
 
 
 def test_each_window_has_the_graph_of_its_steps(tmp_path: Path) -> None:
-    with Session(wait=1, warmup=1, active=2, repeat=2, output_dir=tmp_path, execution_trace=True) as session:
+    with Session(
+        wait=1, warmup=1, active=2, repeat=2, output_dir=tmp_path, execution_trace=True
+    ) as session:
         for _ in range(8):
             step()
             session.step()
@@ -47,7 +49,9 @@ def test_each_window_has_the_graph_of_its_steps(tmp_path: Path) -> None:
         assert capture.trace_path is not None
         with gzip.open(capture.trace_path) as file:
             events = json.load(file)["traceEvents"]
-        recorded = {event["args"]["Record function id"] for event in events if event.get("cat") == "cpu_op"}
+        recorded = {
+            event["args"]["Record function id"] for event in events if event.get("cat") == "cpu_op"
+        }
         linked = {a["value"] for node in graph for a in node["attrs"] if a["name"] == "rf_id"}
         assert len(recorded) > 10
         assert recorded <= linked, "each operator of the trace is a node"
@@ -92,16 +96,29 @@ def test_an_observer_of_somebody_elses_goes_on(tmp_path: Path, log: Log) -> None
     assert "aten::mm" in capture.operators.column("name")
     assert capture.folder is not None
     assert not (capture.folder / "execution_trace.json").exists()
-    assert any("torch allows a process one observer, and another one is in use" in line for line in log.at("WARNING"))
+    assert any(
+        "torch allows a process one observer, and another one is in use" in line
+        for line in log.at("WARNING")
+    )
 
 
-def test_a_file_cut_short_is_not_kept(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExecutionTraceObserver, "cleanup", lambda self: Path(self.output_file_path).write_text('{"no'))
+def test_a_file_cut_short_is_not_kept(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ExecutionTraceObserver,
+        "cleanup",
+        lambda self: Path(self.output_file_path).write_text('{"no'),
+    )
     with Session(output_dir=tmp_path, execution_trace=True) as session:
         step()
     (capture,) = session.captures
     assert capture.folder is not None
-    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "summary.json", "trace.json.gz"]
+    assert sorted(path.name for path in capture.folder.iterdir()) == [
+        "capture.json",
+        "summary.json",
+        "trace.json.gz",
+    ]
     assert any("torch wrote no whole execution trace" in line for line in log.at("WARNING"))
     monkeypatch.undo()
     session = Session(output_dir=tmp_path, execution_trace=True)

@@ -95,8 +95,12 @@ def names(session: Session) -> list[str]:
 ALL = [f"steps_{n:06d}-{n:06d}_rank0" for n in range(3)]
 
 
-def test_another_process_makes_each_capture_and_its_words_arrive_in_order(profiler: dict[str, Any], log: Log) -> None:
-    session = run(profiler, sinks={"notes": {"_target_": "their_sinks.Notes", "word": "seen"}, "table": {}})
+def test_another_process_makes_each_capture_and_its_words_arrive_in_order(
+    profiler: dict[str, Any], log: Log
+) -> None:
+    session = run(
+        profiler, sinks={"notes": {"_target_": "their_sinks.Notes", "word": "seen"}, "table": {}}
+    )
     assert names(session) == ALL
     for capture in session.captures:
         assert capture.folder is not None
@@ -104,7 +108,9 @@ def test_another_process_makes_each_capture_and_its_words_arrive_in_order(profil
         assert word == "seen"
         assert int(pid) != os.getpid()
         assert "Operators" in (capture.folder / "table.txt").read_text()
-        assert str(capture.folder) in (capture.folder / "table.txt").read_text(), "where it lies in the end"
+        assert str(capture.folder) in (capture.folder / "table.txt").read_text(), (
+            "where it lies in the end"
+        )
         assert not (capture.folder / "trace.json").exists()
     said = [line for line in log.at("INFO") if line.startswith(("exporter: ", "Recorded "))]
     order = ["exporter: seen by another", "exporter: ", "Recorded "] * 3
@@ -125,28 +131,59 @@ def test_a_sink_is_closed_once_where_it_wrote_all_windows(
 
 def test_the_exporter_loads_no_torch(profiler: dict[str, Any]) -> None:
     code = "import sys, instrument.worker.process; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
-def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(profiler: dict[str, Any], log: Log) -> None:
+def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(
+    profiler: dict[str, Any], log: Log
+) -> None:
     class Here(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
             seen.append(
-                (os.getpid(), folder.name, (folder / "plain.txt").exists(), (folder / "trace.json.gz").exists())
+                (
+                    os.getpid(),
+                    folder.name,
+                    (folder / "plain.txt").exists(),
+                    (folder / "trace.json.gz").exists(),
+                )
             )
 
     seen: list[Any] = []
-    sinks = {"chrome_trace": {"keep": False}, "here": Here(), "plain": {"_target_": "their_sinks.Plain"}}
+    sinks = {
+        "chrome_trace": {"keep": False},
+        "here": Here(),
+        "plain": {"_target_": "their_sinks.Plain"},
+    }
     session = run(profiler, sinks=sinks)
     assert seen == [(os.getpid(), name, True, True) for name in ALL]
-    assert [capture.trace_path for capture in session.captures] == [None] * 3, "the last sink is still the last"
-    assert len([line for line in log.at("INFO") if line.startswith("Only this process can run the sink here")]) == 1
+    assert [capture.trace_path for capture in session.captures] == [None] * 3, (
+        "the last sink is still the last"
+    )
+    assert (
+        len(
+            [
+                line
+                for line in log.at("INFO")
+                if line.startswith("Only this process can run the sink here")
+            ]
+        )
+        == 1
+    )
 
 
 def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]) -> None:
     from their_sinks import Notes, Plain  # type: ignore[import-not-found]
 
-    sinks = {"notes": Notes(word="given"), "plain": {"_target_": "their_sinks.Plain", "word": "mapped"}, "own": Plain()}
+    sinks = {
+        "notes": Notes(word="given"),
+        "plain": {"_target_": "their_sinks.Plain", "word": "mapped"},
+        "own": Plain(),
+    }
     session = run(profiler, steps=1, sinks=sinks)
     assert session.config.inline_sinks == ["own"], "a plain object does not tell its options"
     (capture,) = session.captures
@@ -166,7 +203,9 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     output = Path(profiler["output_dir"])
     assert names(session) == [ALL[0], ALL[2]]
     (error,) = log.at("ERROR")
-    assert error.startswith(f"The exporter ended (SIGKILL) while it worked on {ALL[1]}, whose raw trace is kept")
+    assert error.startswith(
+        f"The exporter ended (SIGKILL) while it worked on {ALL[1]}, whose raw trace is kept"
+    )
     queued = output / f".{ALL[1]}.queued"
     assert queue.queued(output) == [queued]
 
@@ -180,7 +219,9 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     assert main(["export", str(output / "nowhere")]) == 2
 
 
-def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(profiler: dict[str, Any], log: Log) -> None:
+def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
+    profiler: dict[str, Any], log: Log
+) -> None:
     log.errors_expected = True
     sinks = {"sleeps": {"_target_": "their_sinks.SleepsOn", "step": 0}}
     with Session(profiler, sinks=sinks, export_timeout_s=4) as session:
@@ -193,7 +234,9 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(profiler: 
     while len(session.captures) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert names(session) == ALL[1:]
-    assert log.at("ERROR")[0].startswith("The exporter ended (profiler.export_timeout_s=4 were over) while it worked")
+    assert log.at("ERROR")[0].startswith(
+        "The exporter ended (profiler.export_timeout_s=4 were over) while it worked"
+    )
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python"])
@@ -209,7 +252,9 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
 
 
-def test_a_full_queue_drops_windows_and_names_them(profiler: dict[str, Any], log: Log, tmp_path: Path) -> None:
+def test_a_full_queue_drops_windows_and_names_them(
+    profiler: dict[str, Any], log: Log, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     with Session(profiler | {"repeat": 5}, sinks=sinks, export_queue=2) as session:
@@ -231,9 +276,13 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
     assert session.captures == []
-    assert f"Waits for the exporter, at most 1 s: 2 of 2 windows to go, now {ALL[0]}" in log.at("INFO")
+    assert f"Waits for the exporter, at most 1 s: 2 of 2 windows to go, now {ALL[0]}" in log.at(
+        "INFO"
+    )
     (warning,) = log.at("WARNING")
-    assert warning.startswith(f"Left to the exporter, which goes on by itself: {ALL[0]}, {ALL[1]}. ")
+    assert warning.startswith(
+        f"Left to the exporter, which goes on by itself: {ALL[0]}, {ALL[1]}. "
+    )
     gate.touch()
     log.errors_expected = True  # its own second may be over first
     for thread in threading.enumerate():
@@ -261,7 +310,12 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
     (queued / "trace.json").write_text("{}")
     assert finish(queued, {}, failed=set()) == tmp_path / "w"
     fourth = queue.stage(tmp_path, "w")
-    assert [queue.name_of(folder) for folder in (first, second, third, fourth)] == ["w", "w-2", "w-3", "w-4"]
+    assert [queue.name_of(folder) for folder in (first, second, third, fourth)] == [
+        "w",
+        "w-2",
+        "w-3",
+        "w-4",
+    ]
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
@@ -293,7 +347,9 @@ def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
 
-def test_a_path_among_those_of_imports_is_passed_on(profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_among_those_of_imports_is_passed_on(
+    profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
     assert names(run(profiler, steps=1)) == ALL[:1]
 
@@ -316,7 +372,9 @@ LINGERS = """
 
 
 @pytest.fixture
-def lingers(tmp_path: Path, profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def lingers(
+    tmp_path: Path, profiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """The config with one window, and a sink that stays when all is done."""
     (tmp_path / "lingering_sink.py").write_text(dedent(LINGERS))
     return profiler | {"repeat": 1, "sinks": {"lingers": {"_target_": "lingering_sink.Lingers"}}}
@@ -342,7 +400,9 @@ def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
 
 
 @pytest.mark.parametrize("how", ["thread", "close"])
-def test_the_worker_ends_in_its_time_whatever_a_sink_left(lingers: dict[str, Any], how: str) -> None:
+def test_the_worker_ends_in_its_time_whatever_a_sink_left(
+    lingers: dict[str, Any], how: str
+) -> None:
     lingers["sinks"]["lingers"]["how"] = how
     session = Session(lingers, export_timeout_s=3).start()
     session.step()
@@ -367,7 +427,9 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
         session.step()
         1 / 0  # noqa: B018
-    assert log.at("WARNING")[-1].startswith(f"Left to the exporter, which goes on by itself: {ALL[0]}. ")
+    assert log.at("WARNING")[-1].startswith(
+        f"Left to the exporter, which goes on by itself: {ALL[0]}. "
+    )
     worker = worker_of(session)
     assert worker is not None
     log.errors_expected = True  # of the death that follows
@@ -381,7 +443,9 @@ def wait_for_listeners() -> None:
             thread.join()
 
 
-def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(profiler: dict[str, Any]) -> None:
+def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
+    profiler: dict[str, Any],
+) -> None:
     """The worker looks for itself whenever it is told of any window."""
     submit = process.Exporter.submit
 
@@ -404,7 +468,9 @@ class Raises(Sink):
     what: str
 
     def write(self, capture: Capture, folder: Path) -> None:
-        raise {"keyboard": KeyboardInterrupt("by the sink"), "exit": SystemExit(3), "mute": Mute()}[self.what]
+        raise {"keyboard": KeyboardInterrupt("by the sink"), "exit": SystemExit(3), "mute": Mute()}[
+            self.what
+        ]
 
 
 class Mute(Exception):  # noqa: N818
@@ -427,7 +493,9 @@ def test_whatever_a_sink_raises_costs_that_sink_alone(
     assert "The raises sink failed on steps_000000-000000_rank0: " in error
 
 
-def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(tmp_path: Path, log: Log) -> None:
+def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(
+    tmp_path: Path, log: Log
+) -> None:
     class Pressed(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -435,7 +503,9 @@ def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(tmp_pat
     log.errors_expected = True
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
-        Session(active=1, repeat=2, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline") as session,
+        Session(
+            active=1, repeat=2, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline"
+        ) as session,
     ):
         session.step()
         pytest.fail("Ctrl-C was swallowed")
@@ -445,7 +515,12 @@ def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(tmp_pat
 @pytest.mark.parametrize("where", ["process", "inline"])
 @pytest.mark.parametrize("name", ["caf\udce9", "café ☃", "two\nlines", 'a "quoted" \\ one'])
 def test_a_folder_may_have_any_name(tmp_path: Path, name: str, where: str) -> None:
-    options = {"output_dir": tmp_path / name, "metadata": {name: [name]}, "export": where, "execution_trace": True}
+    options = {
+        "output_dir": tmp_path / name,
+        "metadata": {name: [name]},
+        "export": where,
+        "execution_trace": True,
+    }
     with Session(active=1, sinks={"table": {}}, **options) as session:
         session.add_metadata("half", f"{name}\ud800")
         session.step()
@@ -457,7 +532,9 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str, where: str) -> No
     assert "\ud800" not in str(about), "no reader takes half a character"
 
 
-def test_arguments_that_are_no_utf8_keep_no_window_back(profiler: dict[str, Any], tmp_path: Path) -> None:
+def test_arguments_that_are_no_utf8_keep_no_window_back(
+    profiler: dict[str, Any], tmp_path: Path
+) -> None:
     code = (
         "import torch\nfrom instrument import Session\n"
         f"with Session({profiler!r}, sinks={{'table': {{}}}}) as session:\n    session.step()\n"
@@ -486,7 +563,9 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
         session.step()
     assert session.step_number == 2
     (error,) = log.at("ERROR")
-    assert f"The folder {link} is a link to {scratch}, which is gone, so the window is lost" in error
+    assert (
+        f"The folder {link} is a link to {scratch}, which is gone, so the window is lost" in error
+    )
 
 
 def test_a_queued_window_that_somebody_removed_is_not_waited_for(
@@ -529,4 +608,6 @@ def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
     assert names(session) == ALL
     said = "No thread can be started (can't start new thread), so training waits while windows are finished."
     assert log.at("WARNING").count(said) == 1
-    assert all((capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures)
+    assert all(
+        (capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures
+    )

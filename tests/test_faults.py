@@ -83,7 +83,11 @@ class Trainer:
         return sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".run-"))
 
     def captures_so_far(self) -> list[Capture]:
-        return [Capture.load(folder) for folder in sorted(self.out.iterdir()) if not folder.name.startswith(".")]
+        return [
+            Capture.load(folder)
+            for folder in sorted(self.out.iterdir())
+            if not folder.name.startswith(".")
+        ]
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -116,11 +120,17 @@ LOOP = """
     ("fault", "status", "why"),
     [
         ("if step == 3: raise ValueError('of the training')", 1, "exception ValueError"),
-        ("if step == 3: os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "exception KeyboardInterrupt"),
+        (
+            "if step == 3: os.kill(os.getpid(), signal.SIGINT)",
+            -signal.SIGINT,
+            "exception KeyboardInterrupt",
+        ),
         ("if step == 3: sys.exit(7)", 7, "exception SystemExit"),
     ],
 )
-def test_what_leaves_the_loop_leaves_a_truncated_capture(tmp_path: Path, fault: str, status: int, why: str) -> None:
+def test_what_leaves_the_loop_leaves_a_truncated_capture(
+    tmp_path: Path, fault: str, status: int, why: str
+) -> None:
     trainer = Trainer(tmp_path, LOOP.format(fault=fault))
     log = trainer.ended()
     assert trainer.process.returncode == status
@@ -146,7 +156,9 @@ def test_an_interpreter_that_ends_without_stop_leaves_one_too(tmp_path: Path) ->
     assert reason(capture) == "the interpreter ended"
 
 
-def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(tmp_path: Path) -> None:
+def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(
+    tmp_path: Path,
+) -> None:
     body = """
         session = Session(output_dir=str(out), active=1000, export="inline", sinks=["table"]).start()
         train()
@@ -155,7 +167,9 @@ def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(t
     trainer = Trainer(tmp_path, body)
     trainer.ended()
     (capture,) = trainer.captures()
-    assert {"summary.json", "table.txt"} <= {file.name for file in (capture.folder or tmp_path).iterdir()}
+    assert {"summary.json", "table.txt"} <= {
+        file.name for file in (capture.folder or tmp_path).iterdir()
+    }
 
 
 def test_sigterm_is_held_back_until_the_step_ends(tmp_path: Path) -> None:
@@ -293,7 +307,10 @@ def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) 
     assert trainer.captures_so_far() == []
     (tmp_path / "open").touch()
     assert len(trainer.captures()) == 1
-    assert "Left to the exporter, which goes on by itself: steps_000000-000000_rank0. " in trainer.ended()
+    assert (
+        "Left to the exporter, which goes on by itself: steps_000000-000000_rank0. "
+        in trainer.ended()
+    )
 
 
 def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
@@ -344,7 +361,9 @@ def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> 
     trainer.ended()
 
 
-def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_says_so(tmp_path: Path) -> None:
+def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_says_so(
+    tmp_path: Path,
+) -> None:
     trainer = Trainer(tmp_path, GATED)
     trainer.wait_for("recorded")
     until((tmp_path / "at the gate").exists)
@@ -353,10 +372,18 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
     trainer.ended()
     (queued,) = queue.queued(trainer.out)
     (tmp_path / "open").touch()
-    following = Trainer(tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass").ended()
-    assert "An earlier run left steps_000000-000000_rank0 recorded but without its tables: `instrument ex" in following
+    following = Trainer(
+        tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass"
+    ).ended()
+    assert (
+        "An earlier run left steps_000000-000000_rank0 recorded but without its tables: `instrument ex"
+        in following
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "instrument", "export", str(queued)], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "instrument", "export", str(queued)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     (capture,) = trainer.captures()
@@ -367,7 +394,9 @@ def _children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_trainer_killed_while_torch_writes_leaves_no_capture_and_the_next_run_cleans_up(tmp_path: Path) -> None:
+def test_a_trainer_killed_while_torch_writes_leaves_no_capture_and_the_next_run_cleans_up(
+    tmp_path: Path,
+) -> None:
     trainer = Trainer(
         tmp_path,
         """
@@ -391,7 +420,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system of 24 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("only root may mount a small file system")
     yield folder
@@ -413,7 +444,9 @@ FULL = """
         session.step()
         say("training went on")
 """
-LEAVES_LITTLE = "(out.parent / 'ballast').write_bytes(b'x' * (os.statvfs(out).f_bavail * 4096 - {leaves}))"
+LEAVES_LITTLE = (
+    "(out.parent / 'ballast').write_bytes(b'x' * (os.statvfs(out).f_bavail * 4096 - {leaves}))"
+)
 
 
 # Too little to begin with, and too little for the whole trace.
@@ -421,8 +454,12 @@ LEAVES_LITTLE = "(out.parent / 'ballast').write_bytes(b'x' * (os.statvfs(out).f_
     ("leaves", "size", "told"),
     [(2**20, 1, "Less than 16 MiB are free"), (16.2 * 2**20, 20_000, "torch wrote no whole trace")],
 )
-def test_a_full_disk_costs_the_window_alone(small_disk: Path, leaves: float, size: int, told: str) -> None:
-    trainer = Trainer(small_disk, FULL.format(fault=LEAVES_LITTLE.format(leaves=int(leaves)), size=size))
+def test_a_full_disk_costs_the_window_alone(
+    small_disk: Path, leaves: float, size: int, told: str
+) -> None:
+    trainer = Trainer(
+        small_disk, FULL.format(fault=LEAVES_LITTLE.format(leaves=int(leaves)), size=size)
+    )
     trainer.wait_for("training went on")
     log = trainer.ended()
     assert trainer.process.returncode == 0, log

@@ -58,7 +58,12 @@ def test_only_a_regular_file_is_read(tmp_path: Path, secret: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.read_bytes(tmp_path / "missing")
     assert files.read_bytes(secret) == b"hunter2"
-    assert [files.is_regular(path) for path in (secret, link, pipe, tmp_path)] == [True, False, False, False]
+    assert [files.is_regular(path) for path in (secret, link, pipe, tmp_path)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_file_that_is_too_large_is_refused(secret: Path) -> None:
@@ -71,7 +76,9 @@ def test_a_folder_is_not_made_behind_a_link(tmp_path: Path, secret: Path) -> Non
     base = tmp_path / "base"
     base.symlink_to(tmp_path / "real")
     (tmp_path / "real").mkdir()
-    assert files.make_folder(base, "a", "b") == base / "a" / "b"  # the base is its owner's own choice
+    assert (
+        files.make_folder(base, "a", "b") == base / "a" / "b"
+    )  # the base is its owner's own choice
     assert files.make_folder(base, "a", "b").is_dir()
     (base / "out").symlink_to(secret.parent)
     with pytest.raises(OSError, match="not followed"):
@@ -91,7 +98,9 @@ def test_links_are_not_listed(tmp_path: Path, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-def test_nothing_is_added_to_a_file_through_another_name(tmp_path: Path, secret: Path, link: Any) -> None:
+def test_nothing_is_added_to_a_file_through_another_name(
+    tmp_path: Path, secret: Path, link: Any
+) -> None:
     link(tmp_path / "lines", secret)
     with pytest.raises(OSError, match=r"not followed|one name"):
         files.open_to_append(tmp_path / "lines")

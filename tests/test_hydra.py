@@ -49,7 +49,11 @@ def app(tmp_path: Path) -> Path:
 
 def run(app: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "their_app.py", *overrides], cwd=app, capture_output=True, text=True, check=False
+        [sys.executable, "their_app.py", *overrides],
+        cwd=app,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -71,19 +75,33 @@ def test_reading_presets_leaves_hydras_global_state_alone() -> None:
     ("overrides", "expected"),
     [
         (["profiler.active=5"], {"active": 5}),
-        (["profiler.record_shapes=true", "profiler.with_stack=true"], {"record_shapes": True, "with_stack": True}),
+        (
+            ["profiler.record_shapes=true", "profiler.with_stack=true"],
+            {"record_shapes": True, "with_stack": True},
+        ),
         (["profiler.activities=[cpu]"], {"activities": ["cpu"]}),
-        (["profiler.activities=[cpu,{cuda:[GPU_MEMCPY]}]"], {"activities": ["cpu", {"cuda": ["GPU_MEMCPY"]}]}),
+        (
+            ["profiler.activities=[cpu,{cuda:[GPU_MEMCPY]}]"],
+            {"activities": ["cpu", {"cuda": ["GPU_MEMCPY"]}]},
+        ),
         (
             ["+profiler.metadata.model=vit", "+profiler.metadata.n=12"],
             {"metadata": {"model": "vit", "n": 12}},
         ),
-        (["+profiler.experimental_config.verbose=true"], {"experimental_config": {"verbose": True}}),
-        (["profiler.execution_trace=true", "profiler.max_window_s=60"], {"execution_trace": True, "max_window_s": 60}),
+        (
+            ["+profiler.experimental_config.verbose=true"],
+            {"experimental_config": {"verbose": True}},
+        ),
+        (
+            ["profiler.execution_trace=true", "profiler.max_window_s=60"],
+            {"execution_trace": True, "max_window_s": 60},
+        ),
         (["profiler.output_dir=/tmp/there"], {"output_dir": "/tmp/there"}),
     ],
 )
-def test_options_are_overridden_as_any_of_hydras(overrides: list[str], expected: dict[str, object]) -> None:
+def test_options_are_overridden_as_any_of_hydras(
+    overrides: list[str], expected: dict[str, object]
+) -> None:
     with initialize(config_path=None, version_base=None):
         config = as_config(compose(overrides=["+profiler=trace", *overrides]).profiler)
     assert {name: getattr(config, name) for name in expected} == expected
@@ -96,29 +114,44 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
             return as_config(compose(overrides=["+profiler=trace", *overrides]).profiler).sinks
 
         assert list(sinks()) == ["table", "chrome_trace"]
-        chosen = sinks("profiler/sinks=[table,stacks]", "profiler.with_stack=true", "profiler.sinks.table.rows=30")
+        chosen = sinks(
+            "profiler/sinks=[table,stacks]",
+            "profiler.with_stack=true",
+            "profiler.sinks.table.rows=30",
+        )
         assert list(chosen) == ["table", "stacks"]
         assert chosen["table"].rows == 30  # type: ignore[attr-defined]
         lake = sinks("profiler/sinks=[table,parquet]", "profiler.sinks.parquet.dir=lake")["parquet"]
         assert lake.dir == "lake"  # type: ignore[attr-defined]
         assert list(sinks("~profiler.sinks.table")) == ["chrome_trace"]
-        assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == ["table", "chrome_trace", "mine"]
+        assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == [
+            "table",
+            "chrome_trace",
+            "mine",
+        ]
 
 
 def test_what_is_gone_is_refused_by_hydra_or_by_us() -> None:
     """Hydra refuses a name that no file or key has before we are asked; what it lets through, we answer."""
     with initialize(config_path=None, version_base=None):
-        with pytest.raises(MissingConfigException, match=r"Could not find 'profiler/graph'[\s\S]*summary"):
+        with pytest.raises(
+            MissingConfigException, match=r"Could not find 'profiler/graph'[\s\S]*summary"
+        ):
             compose(overrides=["+profiler=graph"])
         with pytest.raises(ConfigCompositionException, match=r"use \+profiler.graph=true"):
             compose(overrides=["+profiler=trace", "profiler.graph=true"])
         composed = compose(overrides=["+profiler=trace", "+profiler.graph=true"])
-    with pytest.raises(ConfigError, match=r"^profiler.graph is not an option any more: instrument.fx.profile_graph\("):
+    with pytest.raises(
+        ConfigError,
+        match=r"^profiler.graph is not an option any more: instrument.fx.profile_graph\(",
+    ):
         as_config(composed.profiler)
 
 
 def test_torchs_schedule_is_an_override() -> None:
-    function = "profiler.schedule={_target_: torch.profiler.schedule, wait: 2, warmup: 1, active: 3}"
+    function = (
+        "profiler.schedule={_target_: torch.profiler.schedule, wait: 2, warmup: 1, active: 3}"
+    )
     with initialize(config_path=None, version_base=None):
         config = as_config(compose(overrides=["+profiler=trace", function]).profiler)
     assert [config.schedule(step) for step in (1, 2, 5)] == ["NONE", "WARMUP", "RECORD_AND_SAVE"]
@@ -126,7 +159,11 @@ def test_torchs_schedule_is_an_override() -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_triggers_are_chosen_for_any_preset(name: str) -> None:
-    overrides = [f"+profiler={name}", "profiler/triggers=[signal,slow_step]", "profiler.triggers.slow_step.factor=2"]
+    overrides = [
+        f"+profiler={name}",
+        "profiler/triggers=[signal,slow_step]",
+        "profiler.triggers.slow_step.factor=2",
+    ]
     with initialize(config_path=None, version_base=None):
         composed = as_config(compose(overrides=[*overrides, "profiler.enabled=true"]).profiler)
     expected = ProfilerConfig(triggers={"signal": {}, "slow_step": {"factor": 2}})
@@ -140,18 +177,28 @@ def test_a_preset_can_stand_at_another_place_of_the_config() -> None:
 
 
 def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
-    for command in ("init -q", "add their_app.py", "-c user.name=me -c user.email=me@here commit -q -m first"):
+    for command in (
+        "init -q",
+        "add their_app.py",
+        "-c user.name=me -c user.email=me@here commit -q -m first",
+    ):
         subprocess.run(["git", *command.split()], cwd=app, check=True)
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=app, text=True).strip()
     done = run(app, "+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit")
     assert done.returncode == 0, done.stderr
     (folder,) = done.stdout.split("CAPTURES ")[1].split()
     assert Path(folder).parent.name == "profile"
-    assert Path(folder).parent.parent.parent.parent == app / "outputs", "the folder is in Hydra's run folder"
+    assert Path(folder).parent.parent.parent.parent == app / "outputs", (
+        "the folder is in Hydra's run folder"
+    )
     about = json.loads((Path(folder) / "capture.json").read_text())
     assert about["window"]["steps"] == 3
     assert about["git"] == {"commit": commit, "dirty": False}
-    assert about["overrides"] == ["+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit"]
+    assert about["overrides"] == [
+        "+profiler=trace",
+        "profiler.active=3",
+        "+profiler.metadata.model=vit",
+    ]
     assert about["command"] == ["their_app.py", *about["overrides"]]
     assert about["user_metadata"] == {"model": "vit"}
     assert "mine" in done.stderr, "the table names the range"
@@ -163,8 +210,12 @@ def test_each_job_of_a_sweep_has_its_own_folder(app: Path) -> None:
     found = sorted((app / "multirun").rglob("capture.json"))
     steps = [json.loads(p.read_text())["window"]["steps"] for p in found]
     assert steps == [1, 2]
-    assert [path.parent.parent.parent.name for path in found] == ["0", "1"], "in the folders of the jobs"
-    assert all((path.parent / "table.txt").exists() for path in found), "by the exporter of each job"
+    assert [path.parent.parent.parent.name for path in found] == ["0", "1"], (
+        "in the folders of the jobs"
+    )
+    assert all((path.parent / "table.txt").exists() for path in found), (
+        "by the exporter of each job"
+    )
 
 
 def test_what_hydra_itself_says_and_what_we_say(app: Path) -> None:
@@ -192,9 +243,13 @@ def test_a_config_can_itself_be_instantiated_by_hydra() -> None:
 
 def test_a_config_that_hydra_has_not_built_is_built() -> None:
     node = {"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": {"table": {"rows": 3}}}
-    assert as_config(OmegaConf.create(node)) == ProfilerConfig(active=2, sinks={"table": {"rows": 3}})
+    assert as_config(OmegaConf.create(node)) == ProfilerConfig(
+        active=2, sinks={"table": {"rows": 3}}
+    )
     assert as_config(node, active=4).active == 4
-    with pytest.raises(ConfigError, match=r"^profiler\._target_ is 'instrument.Nothing', which cannot be built: "):
+    with pytest.raises(
+        ConfigError, match=r"^profiler\._target_ is 'instrument.Nothing', which cannot be built: "
+    ):
         as_config({"_target_": "instrument.Nothing"})
 
 
@@ -220,7 +275,9 @@ def test_interpolations_are_looked_up_in_the_whole_config(monkeypatch: pytest.Mo
 def test_a_value_that_is_not_there_is_told(value: str, why: str) -> None:
     with pytest.raises(ConfigError) as raised:
         as_config(OmegaConf.create({"profiler": {"active": value}}).profiler)
-    assert str(raised.value).startswith(f"The profiler config has a value that OmegaConf cannot tell: {why}")
+    assert str(raised.value).startswith(
+        f"The profiler config has a value that OmegaConf cannot tell: {why}"
+    )
 
 
 @dataclass
@@ -249,7 +306,9 @@ def test_hydra_zen_builds_configs_with_every_option() -> None:
     assert set(ProfilerConfig.model_fields) < set(full.__dataclass_fields__)
     with pytest.raises(TypeError, match="actve"):
         full(actve=3)
-    expected = ProfilerConfig(active=3, modules=ModulesConfig(depth=1), sinks={"table": {"rows": 3}})
+    expected = ProfilerConfig(
+        active=3, modules=ModulesConfig(depth=1), sinks={"table": {"rows": 3}}
+    )
     table = zen.builds(TableSink, rows=3)
     app = zen.make_config(
         built=full(active=3, modules=zen.builds(ModulesConfig, depth=1), sinks={"table": table}),

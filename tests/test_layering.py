@@ -31,7 +31,9 @@ def test_the_contracts_of_who_may_import_whom_are_kept() -> None:
     assert "Contracts: 4 kept, 0 broken." in done.stdout
 
 
-@pytest.mark.parametrize("package", sorted(p.parent for p in ROOT.rglob("__init__.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "package", sorted(p.parent for p in ROOT.rglob("__init__.py")), ids=lambda p: p.name
+)
 def test_a_room_says_in_one_line_what_it_is(package: Path) -> None:
     doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
     assert doc, package
@@ -40,7 +42,16 @@ def test_a_room_says_in_one_line_what_it_is(package: Path) -> None:
 
 def test_no_file_has_a_name_that_says_nothing() -> None:
     for file in FILES:
-        assert file.stem not in {"utils", "util", "core", "common", "base", "helpers", "managers", "misc"}, file
+        assert file.stem not in {
+            "utils",
+            "util",
+            "core",
+            "common",
+            "base",
+            "helpers",
+            "managers",
+            "misc",
+        }, file
 
 
 def test_public_names_are_sorted_and_importable() -> None:
@@ -55,28 +66,50 @@ def test_public_names_are_sorted_and_importable() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import instrument", {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"}),
+        (
+            "import instrument",
+            {"torch", "numpy", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"},
+        ),
         ("import hydra_plugins.instrument", {"torch", "numpy", "pydantic"}),
         ("import instrument.conf", {"torch", "numpy", "pydantic"}),
-        ("from instrument import profiled", {"pydantic", "hydra", "omegaconf", "loguru", "msgspec", "torch._dynamo"}),
-        ("from instrument import Capture", {"torch", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"}),
+        (
+            "from instrument import profiled",
+            {"pydantic", "hydra", "omegaconf", "loguru", "msgspec", "torch._dynamo"},
+        ),
+        (
+            "from instrument import Capture",
+            {"torch", "pydantic", "hydra", "omegaconf", "loguru", "jinja2"},
+        ),
         ("from instrument import Sink", {"torch", "hydra", "omegaconf"}),
-        ("import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks", {"torch"}),
+        (
+            "import instrument.sinks.table, instrument.sinks.tensorboard, instrument.sinks.stacks",
+            {"torch"},
+        ),
         ("import instrument.sinks.stacks, instrument.sinks.memory", {"jinja2", "markupsafe"}),
         ("from instrument import ProfilerConfig; ProfilerConfig(active=3)", {"torch"}),
-        ("import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run", {"torch"}),
+        (
+            "import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run",
+            {"torch"},
+        ),
         ("import instrument.cli.command", {"torch", "numpy", "pydantic", "jinja2", "rich"}),
     ],
 )
 def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:
-    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*(set(sys.modules) - before))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*(set(sys.modules) - before))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert absent.isdisjoint(loaded), absent & set(loaded)
 
 
 def test_every_module_can_be_imported_where_the_system_is_no_unix() -> None:
     """As on Windows, which nobody has run: without fork, file locks and the signals that POSIX adds."""
-    modules = [f"instrument.{file.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}" for file in FILES]
+    modules = [
+        f"instrument.{file.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}"
+        for file in FILES
+    ]
     optional = ("integrations", "__main__", "__init__")
     code = f"""
         import os, signal, sys, torch, pydantic, hydra, loguru

@@ -22,7 +22,16 @@ from instrument.worker.job import Job, recall, remember
 
 TRACE = {
     "traceEvents": [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 5, "args": {}},
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::add",
+            "pid": 1,
+            "tid": 1,
+            "ts": 1,
+            "dur": 5,
+            "args": {},
+        },
     ]
 }
 WINDOW = "steps_000001-000002_rank0"
@@ -63,14 +72,19 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     ids=lambda sink: sink["_target_"].rpartition(".")[2],
 )
 def test_what_a_capture_asks_for_is_not_done(
-    tmp_path: Path, sink: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    sink: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("a file of the user's")
     run = tmp_path / "download"
     named = {key: value.format(here=tmp_path) for key, value in sink.items()}
     download(run, config={"sinks": {"theirs": named, "table": {"_target_": "os.remove"}}})
-    (run / "lies_here.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\nclass Sink: write = print")
+    (run / "lies_here.py").write_text(
+        f"open({str(tmp_path / 'made')!r}, 'w')\nclass Sink: write = print"
+    )
     monkeypatch.chdir(run)
     assert main(["export", "."]) == 0
     assert told(capsys) == (
@@ -87,7 +101,12 @@ def test_what_a_capture_asks_for_is_not_done(
 
 
 def test_what_the_defaults_need_was_recorded_or_they_do_not_run(tmp_path: Path, log: Log) -> None:
-    options = {"with_stack": True, "profile_memory": True, "sinks": {"named": Unbuildable()}, "export": "inline"}
+    options = {
+        "with_stack": True,
+        "profile_memory": True,
+        "sinks": {"named": Unbuildable()},
+        "export": "inline",
+    }
     with Session(active=1, output_dir=tmp_path / "out", **options) as session:
         torch.ones(8) + 1
         session.step()
@@ -110,7 +129,9 @@ class Unbuildable:
 
 
 @pytest.mark.parametrize("name", [f".{WINDOW}.queued", WINDOW])
-def test_a_capture_is_not_sent_where_it_says(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capture_is_not_sent_where_it_says(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     there = f"file://{tmp_path}/there"
     folder = download(tmp_path / "download", name=name, config={"upload_to": there})
     (tmp_path / "secret").write_text("hunter2")
@@ -122,7 +143,9 @@ def test_a_capture_is_not_sent_where_it_says(tmp_path: Path, name: str, capsys: 
     assert main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
     sent = files.regular_files(tmp_path / "there")
     assert "capture.json" in [path.name for path in sent]
-    assert not [path for path in sent if path.read_bytes() == b"hunter2"], "no link leads out of a capture"
+    assert not [path for path in sent if path.read_bytes() == b"hunter2"], (
+        "no link leads out of a capture"
+    )
 
 
 def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path: Path) -> None:
@@ -141,7 +164,15 @@ def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path:
 def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    names = ["table.txt", "stacks.txt", "memory.html", "summary.json", ".lock", "trace.json.gz", "trace.json.columns"]
+    names = [
+        "table.txt",
+        "stacks.txt",
+        "memory.html",
+        "summary.json",
+        ".lock",
+        "trace.json.gz",
+        "trace.json.columns",
+    ]
     folder = download(tmp_path / "download", config={"with_stack": True, "profile_memory": True})
     for name in names:
         (elsewhere / name).write_text("a file of the user's")
@@ -154,10 +185,14 @@ def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     main(["export", str(tmp_path / "download")])
     for sink in ("parquet", "tensorboard"):
         assert main(["export", str(tmp_path / "download" / WINDOW), "--sink", sink]) == 2
-    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(names, "a file of the user's")
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(
+        names, "a file of the user's"
+    )
 
 
-def test_a_trace_that_is_a_link_is_not_taken_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_is_a_link_is_not_taken_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = download(tmp_path / "download")
     (folder / "trace.json").unlink()
     (tmp_path / "secret").write_text("hunter2")
@@ -171,16 +206,23 @@ def test_folders_behind_links_are_not_looked_into(tmp_path: Path) -> None:
     download(tmp_path / "elsewhere")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "inner").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "run" / f".{WINDOW}.queued").symlink_to(tmp_path / "elsewhere" / f".{WINDOW}.queued")
+    (tmp_path / "run" / f".{WINDOW}.queued").symlink_to(
+        tmp_path / "elsewhere" / f".{WINDOW}.queued"
+    )
     assert queue.queued(tmp_path / "run", 5) == []
 
 
-def test_a_sink_named_by_the_user_finishes_what_is_queued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sink_named_by_the_user_finishes_what_is_queued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     download(tmp_path / "download", config={"sinks": {"table": {"_target_": "os.remove"}}})
     download(tmp_path / "download", name="whole")
     assert main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
     names = [WINDOW, "whole"]
-    assert told(capsys) == f"The table sink ran on {', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
+    assert (
+        told(capsys)
+        == f"The table sink ran on {', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
+    )
     for name in names:
         assert (tmp_path / "download" / name / "table.txt").exists()
 
@@ -203,7 +245,9 @@ def killed(tmp_path: Path, **options: Any) -> Path:
         "    torch.ones(2) + 1\n"
         "    session.step()\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL
+    )
     assert len(queue.queued(out)) == 1
     return out
 
@@ -226,9 +270,13 @@ def test_what_a_killed_run_has_left_is_finished_as_it_was_configured(
     sys.modules.pop("own_sink")
 
 
-def test_a_copy_of_that_folder_is_anybodys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_of_that_folder_is_anybodys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = killed(
-        tmp_path, sinks={"own": {"_target_": "own_sink.Own", "word": "x"}}, upload_to=f"file://{tmp_path}/there"
+        tmp_path,
+        sinks={"own": {"_target_": "own_sink.Own", "word": "x"}},
+        upload_to=f"file://{tmp_path}/there",
     )
     shutil.copytree(out, tmp_path / "copy")
     out.rename(tmp_path / "elsewhere")
@@ -236,10 +284,17 @@ def test_a_copy_of_that_folder_is_anybodys(tmp_path: Path, capsys: pytest.Captur
     assert "Not run, as only its run knows their options: own. " in told(capsys)
     assert not (tmp_path / "there").exists()
     shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
-    assert recall(out, json.loads((out / "steps_000000-000000_rank0" / "capture.json").read_text())["run"]) is None
+    assert (
+        recall(
+            out, json.loads((out / "steps_000000-000000_rank0" / "capture.json").read_text())["run"]
+        )
+        is None
+    )
 
 
-@pytest.mark.parametrize("run", ["../" * 3 + "etc/passwd", "f" * 31, "F" * 32, 5, None, ["f" * 32], "f" * 32 + "\n"])
+@pytest.mark.parametrize(
+    "run", ["../" * 3 + "etc/passwd", "f" * 31, "F" * 32, 5, None, ["f" * 32], "f" * 32 + "\n"]
+)
 def test_only_a_runs_id_is_looked_for(tmp_path: Path, run: Any) -> None:
     assert recall(tmp_path, run) is None
 
@@ -263,7 +318,9 @@ def test_a_run_that_has_left_nothing_is_not_remembered(tmp_path: Path) -> None:
     assert [*(tmp_path / "state").rglob("*.json")] == []
 
 
-def test_without_a_home_runs_are_recorded_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_runs_are_recorded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with Session(active=1, output_dir=tmp_path / "out", export="inline") as session:
@@ -284,7 +341,9 @@ def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: P
     (tmp_path / ".linked.queued").symlink_to(linked)
     assert queue.queued_of(job) == [own]
     job.owner = os.getuid() + 1
-    assert queue.queued_of(job) == [], "whoever may write into the folder cannot have the worker read for him"
+    assert queue.queued_of(job) == [], (
+        "whoever may write into the folder cannot have the worker read for him"
+    )
 
 
 PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download was imported')\n"
@@ -301,13 +360,25 @@ PLANTED = "open({made!r}, 'w').close()\nraise SystemExit('a module of a download
     ],
     ids=" ".join,
 )
-def test_no_command_imports_what_lies_in_the_folder_it_runs_in(tmp_path: Path, command: list[str]) -> None:
+def test_no_command_imports_what_lies_in_the_folder_it_runs_in(
+    tmp_path: Path, command: list[str]
+) -> None:
     """Modules that this package or those below it import, and some that are not installed."""
     run = tmp_path / "download"
     for rank in range(2):
         download(run, name=f"{WINDOW[:-1]}{rank}", rank=rank, world_size=2)
         download(run, name=f".steps_000007-000008_rank{rank}.queued", rank=rank)
-    for module in ("numpy", "msgspec", "loguru", "isal", "pyarrow", "instrument", "json", "sitecustomize", "gzip"):
+    for module in (
+        "numpy",
+        "msgspec",
+        "loguru",
+        "isal",
+        "pyarrow",
+        "instrument",
+        "json",
+        "sitecustomize",
+        "gzip",
+    ):
         (run / f"{module}.py").write_text(PLANTED.format(made=str(tmp_path / "made")))
     program = Path(sys.executable).with_name("instrument")
     done = subprocess.run([program, *command], cwd=run, capture_output=True, text=True)

@@ -41,7 +41,9 @@ class Generated:
     ],
     ids=["map", "map with a worker", "iterable", "iterable with a worker", "generator"],
 )
-def test_each_batch_is_a_step_that_holds_its_wait(tmp_path: Path, loader: Iterable[Any], ends: int) -> None:
+def test_each_batch_is_a_step_that_holds_its_wait(
+    tmp_path: Path, loader: Iterable[Any], ends: int
+) -> None:
     seen = []
     with Session(wait=1, phases=["train", "validation"], output_dir=tmp_path) as session:
         for epoch in range(2):
@@ -49,7 +51,9 @@ def test_each_batch_is_a_step_that_holds_its_wait(tmp_path: Path, loader: Iterab
                 seen.append(int(batch))
                 if epoch == 1 and batch == 2:
                     break
-            assert [int(batch) for batch in loader] == list(range(5)), "a loop of the user's own counts for nothing"
+            assert [int(batch) for batch in loader] == list(range(5)), (
+                "a loop of the user's own counts for nothing"
+            )
             with session.phase("validation"):
                 seen += [-int(batch) for batch in session.steps(loader)]
     assert seen == [0, 1, 2, 3, 4, -0, -1, -2, -3, -4, 0, 1, 2, -0, -1, -2, -3, -4]
@@ -70,10 +74,17 @@ def test_a_loader_within_a_loader_takes_no_steps(tmp_path: Path) -> None:
 
 def test_the_loader_answers_what_it_is_asked() -> None:
     data = list(range(8))
-    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))  # type: ignore[arg-type]
+    loader = DataLoader(
+        data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0)
+    )  # type: ignore[arg-type]
     for session in (Session("disabled"), Session(active=1)):
         steps: Any = session.steps(loader)
-        assert (len(steps), len(steps.dataset), steps.batch_size, steps.drop_last) == (2, 8, 2, False)
+        assert (len(steps), len(steps.dataset), steps.batch_size, steps.drop_last) == (
+            2,
+            8,
+            2,
+            False,
+        )
         steps.sampler.set_epoch(3)
         assert loader.sampler.epoch == 3  # type: ignore[attr-defined]
         steps.epochs_seen = 5
@@ -90,7 +101,12 @@ def test_the_loader_answers_what_it_is_asked() -> None:
 def test_the_special_methods_are_the_loaders_too() -> None:
     session = Session("disabled")
     batches: Any = session.steps(["a", "b"])
-    assert ("b" in batches, "c" in batches, batches[-1], list(batches[:1])) == (True, False, "b", ["a"])
+    assert ("b" in batches, "c" in batches, batches[-1], list(batches[:1])) == (
+        True,
+        False,
+        "b",
+        ["a"],
+    )
     assert bool(batches)
     assert not session.steps([])
     assert repr(batches) == "['a', 'b']"

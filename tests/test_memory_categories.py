@@ -31,7 +31,13 @@ def recorded(folder: Path, **options: Any) -> tuple[Capture, nn.Module, torch.op
     """Two steps of a small training, recorded from the second on."""
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    options = {"memory_categories": True, "export": "inline", "output_dir": folder, "sinks": {}, **options}
+    options = {
+        "memory_categories": True,
+        "export": "inline",
+        "output_dir": folder,
+        "sinks": {},
+        **options,
+    }
     with Session(wait=1, active=2, model=model, **options) as session:
         for _ in range(3):
             optimizer.zero_grad()
@@ -41,16 +47,22 @@ def recorded(folder: Path, **options: Any) -> tuple[Capture, nn.Module, torch.op
     return session.captures[0], model, optimizer
 
 
-def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(tmp_path: Path) -> None:
+def test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have(
+    tmp_path: Path,
+) -> None:
     capture, model, optimizer = recorded(tmp_path)
     rows = {row.category: row for row in capture.memory_categories}
     assert {row.device for row in capture.memory_categories} == {"cpu"}
     parameters = sum(each.numel() for each in model.parameters()) * FLOAT
     assert rows["parameter"].start_bytes == rows["parameter"].end_bytes == parameters
-    moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
+    moments = [
+        each for state in optimizer.state.values() for name, each in state.items() if name != "step"
+    ]
     state = sum(each.numel() for each in moments) * FLOAT
     steps = len(optimizer.state) * FLOAT
-    assert state <= rows["optimizer state"].end_bytes <= state + steps, "torch sees the counts of steps or not"
+    assert state <= rows["optimizer state"].end_bytes <= state + steps, (
+        "torch sees the counts of steps or not"
+    )
     assert rows["gradient"].end_bytes == parameters
     assert rows["activation"].max_bytes >= 2 * 16 * 64 * FLOAT
     assert rows["activation"].end_bytes == 0
@@ -66,17 +78,23 @@ def test_all_categories_together_change_as_the_trace_says(tmp_path: Path) -> Non
     assert abs(int(found.time_ns[-1] - line.time_ns[-1])) < 2_000
 
 
-def test_both_files_are_torchs_and_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_files_are_torchs_and_tell_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[MemoryProfileTimeline] = []
     keep = MemoryProfileTimeline.__init__
-    monkeypatch.setattr(MemoryProfileTimeline, "__init__", lambda self, of: (keep(self, of), made.append(self))[0])
+    monkeypatch.setattr(
+        MemoryProfileTimeline, "__init__", lambda self, of: (keep(self, of), made.append(self))[0]
+    )
     capture, *_ = recorded(tmp_path)
     assert capture.folder is not None
     for form, suffix in (("", ".json"), ("_raw", ".raw.json")):
         getattr(made[0], f"export_memory_timeline{form}")(str(tmp_path / f"torchs{suffix}"), "cpu")
     times, sizes = json.loads((capture.folder / "memory_categories_cpu.json").read_text())
     assert [times, sizes] == json.loads((tmp_path / "torchs.json").read_text())
-    raw = json.loads(gzip.decompress((capture.folder / "memory_categories_cpu.raw.json.gz").read_bytes()))
+    raw = json.loads(
+        gzip.decompress((capture.folder / "memory_categories_cpu.raw.json.gz").read_bytes())
+    )
     assert raw == json.loads((tmp_path / "torchs.raw.json").read_text())
     level = [0] * len(CATEGORIES)
     for _, _, size, category in raw:
@@ -84,14 +102,21 @@ def test_both_files_are_torchs_and_tell_the_same(tmp_path: Path, monkeypatch: py
     assert level == sizes[-1][1:]
 
 
-def test_it_turns_on_what_torch_needs_and_its_time_counts_as_standing_still(tmp_path: Path, log: Log) -> None:
+def test_it_turns_on_what_torch_needs_and_its_time_counts_as_standing_still(
+    tmp_path: Path, log: Log
+) -> None:
     config = ProfilerConfig(memory_categories=True)
     assert config.record_shapes
     assert config.profile_memory
     assert config.with_stack
     told = "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and with_stack on"
     assert [note.partition(":")[0] for note in config.notes] == [told]
-    assert ProfilerConfig(memory_categories=True, record_shapes=True, profile_memory=True, with_stack=True).notes == []
+    assert (
+        ProfilerConfig(
+            memory_categories=True, record_shapes=True, profile_memory=True, with_stack=True
+        ).notes
+        == []
+    )
 
 
 def test_what_torch_cannot_classify_costs_these_files_alone(
@@ -100,7 +125,9 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
     def fail(*_: Any) -> None:
         raise AssertionError("no such key")
 
-    monkeypatch.setattr(MemoryProfileTimeline, "export_memory_timeline_raw", fail)  # the other file is there already
+    monkeypatch.setattr(
+        MemoryProfileTimeline, "export_memory_timeline_raw", fail
+    )  # the other file is there already
     capture, *_ = recorded(tmp_path)
     told = "torch cannot tell the window's memory by category: no such key. The rest is kept."
     assert log.at("WARNING") == [told]
@@ -111,13 +138,18 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
     assert [*capture.folder.glob("*categories*"), *capture.folder.glob(".*")] == []
 
 
-def test_the_page_draws_them_and_show_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_draws_them_and_show_lists_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capture, *_ = recorded(tmp_path, sinks={"memory": {}})
     assert capture.folder is not None
     page = (capture.folder / "memory.html").read_text()
     assert page.count("<svg") == 2
     assert "<title>optimizer state</title>" in page
-    assert "<caption>By torch's categories, with what of before the window it uses</caption>" in unescape(page)
+    assert (
+        "<caption>By torch's categories, with what of before the window it uses</caption>"
+        in unescape(page)
+    )
     assert main(["show", str(capture.folder), "--memory-categories"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Memory categories")
@@ -135,7 +167,12 @@ def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
 
 def test_each_number_is_that_of_its_column(tmp_path: Path) -> None:
     nothing = [0] * 9
-    sizes = [[0, 100, *nothing[2:]], [0, 100, 0, 0, 0, 7, 0, 0, 0], [0, 100, 0, 0, 0, 9, 0, 0, 50], nothing]
+    sizes = [
+        [0, 100, *nothing[2:]],
+        [0, 100, 0, 0, 0, 7, 0, 0, 0],
+        [0, 100, 0, 0, 0, 9, 0, 0, 50],
+        nothing,
+    ]
     capture = by_hand(tmp_path, [[1_000_200, 1_000_200, 1_000_300, 1_000_400], sizes])
     (found,) = capture.categories
     assert found.device == "cuda:0"
@@ -146,11 +183,22 @@ def test_each_number_is_that_of_its_column(tmp_path: Path) -> None:
         ("cuda:0", "activation", 9, 9, 0, 0),
     ]
     first_event = by_hand(tmp_path / "other", [[1_000_200, 1_000_300], sizes[1:3]])
-    assert first_event.memory_categories.column("start_bytes") == [0, 0, 0], "none of it was there before"
+    assert first_event.memory_categories.column("start_bytes") == [0, 0, 0], (
+        "none of it was there before"
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [{}, [[1], []], [[], []], [[1], [[0, 1]]], [["1"], [[0] * 9]], [[2**60], [[0] * 9]], [[1], [[0] * 10]]]
+    "content",
+    [
+        {},
+        [[1], []],
+        [[], []],
+        [[1], [[0, 1]]],
+        [["1"], [[0] * 9]],
+        [[2**60], [[0] * 9]],
+        [[1], [[0] * 10]],
+    ],
 )
 def test_files_with_something_else_are_named(tmp_path: Path, content: Any) -> None:
     capture = by_hand(tmp_path, content)
@@ -178,11 +226,15 @@ def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
 
 def test_a_window_in_which_nothing_is_allocated_tells_what_it_uses(tmp_path: Path) -> None:
     one, other = torch.ones(1000), torch.ones(1000)
-    with Session(active=1, memory_categories=True, export="inline", output_dir=tmp_path, sinks={}) as session:
+    with Session(
+        active=1, memory_categories=True, export="inline", output_dir=tmp_path, sinks={}
+    ) as session:
         torch.equal(one, other)
         session.step()
     rows = session.captures[0].memory_categories
-    assert [(row.start_bytes, row.at_peak_bytes, row.end_bytes) for row in rows] == [(8000, 8000, 8000)]
+    assert [(row.start_bytes, row.at_peak_bytes, row.end_bytes) for row in rows] == [
+        (8000, 8000, 8000)
+    ]
     assert session.captures[0].categories[0].time_ns.tolist() == [0]
 
 
@@ -205,11 +257,16 @@ def test_a_damaged_file_costs_the_page_its_part(tmp_path: Path, log: Log) -> Non
 
 
 def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path, log: Log) -> None:
-    session = Session(active=3, memory_categories=True, export="inline", output_dir=tmp_path, sinks={})
+    session = Session(
+        active=3, memory_categories=True, export="inline", output_dir=tmp_path, sinks={}
+    )
     with pytest.raises(ZeroDivisionError), session:
         torch.ones(1 // len(session.captures))
     assert session.captures[0].categories == []
-    assert "The window is saved without memory by category, as the run ends before its time." in log.at("WARNING")
+    assert (
+        "The window is saved without memory by category, as the run ends before its time."
+        in log.at("WARNING")
+    )
 
 
 def test_a_torch_without_the_classification_is_no_hindrance(

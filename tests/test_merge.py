@@ -36,7 +36,9 @@ def ranks_of(document: dict[str, Any]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for event in document["traceEvents"]:
         if event["ph"] == "M" and event["name"] == "process_name":
-            found.setdefault(int(re.match(r"rank (\d+)", event["args"]["name"])[1]), set()).add(event["pid"])
+            found.setdefault(int(re.match(r"rank (\d+)", event["args"]["name"])[1]), set()).add(
+                event["pid"]
+            )
     return found
 
 
@@ -48,17 +50,27 @@ def alone(document: dict[str, Any], processes: set[int], path: Path) -> Capture:
 
 
 def metadata(name: str, value: Any, pid: int) -> dict[str, Any]:
-    key = {"process_name": "name", "process_labels": "labels", "process_sort_index": "sort_index"}[name]
+    key = {"process_name": "name", "process_labels": "labels", "process_sort_index": "sort_index"}[
+        name
+    ]
     return {"ph": "M", "name": name, "pid": pid, "tid": 0, "ts": 0, "args": {key: value}}
 
 
 def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
     """The ranks have the same processes, correlations, flows and names of operators."""
-    flows = [{"ph": ph, "cat": "ac2g", "name": "ac2g", "id": 3, "pid": 1, "tid": 1, "ts": 5} for ph in "sf"]
+    flows = [
+        {"ph": ph, "cat": "ac2g", "name": "ac2g", "id": 3, "pid": 1, "tid": 1, "ts": 5}
+        for ph in "sf"
+    ]
     text = {"ph": "b", "cat": "x", "name": "y", "id": "0x1f", "pid": 1, "tid": 1, "ts": 5}
     named = [metadata("process_name", "python", 1), metadata("process_labels", "CPU", 1)]
     sorted_ = [metadata("process_sort_index", 1, 1), metadata("process_sort_index", 2**24 + 3, 0)]
-    odd = span("aten::µ", 900, 1.5, **{"External id": 0, "Sequence number": 0, "Input Dims": [[1, [2]], "\\"]})
+    odd = span(
+        "aten::µ",
+        900,
+        1.5,
+        **{"External id": 0, "Sequence number": 0, "Input Dims": [[1, [2]], "\\"]},
+    )
     for rank in (0, 1):
         write_rank(tmp_path, rank, [*named, *sorted_, *steps(), *kernels(), *flows, text, odd], 2)
     (window,) = Run.load(tmp_path).windows
@@ -69,7 +81,12 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
     assert processes[0].isdisjoint(processes[1])
     own = strict(window.paths[0] / "trace.json.gz")["traceEvents"]
     assert len(events) == 2 * (len(own) + 1), "process 0 got a name"
-    assert [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"] == [0, 4, 1000, 1004]
+    assert [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"] == [
+        0,
+        4,
+        1000,
+        1004,
+    ]
     assert [e["args"]["labels"] for e in events if e["name"] == "process_labels"] == ["CPU", "CPU"]
     assert len({e["id"] for e in events if e["name"] == "ac2g"}) == 2
     assert [e["id"] for e in events if e["ph"] == "b"] == ["0x1f", "1.0x1f"]
@@ -79,16 +96,25 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
         for view in ("operators", "ranges", "steps", "kernels", "breakdown"):
             assert list(getattr(part, view)) == list(getattr(whole, view)), view
     both = Capture.load(tmp_path / "all.json.gz")
-    assert both.operators.where(name="aten::mm")[0].device_ns == 200_000, "each kernel counts where it was launched"
+    assert both.operators.where(name="aten::mm")[0].device_ns == 200_000, (
+        "each kernel counts where it was launched"
+    )
     assert [e["args"] for e in events if e["name"] == "aten::µ"] == [
-        {"External id": 0, "Sequence number": number, "Input Dims": [[1, [2]], "\\"]} for number in (0, 2**40)
+        {"External id": 0, "Sequence number": number, "Input Dims": [[1, [2]], "\\"]}
+        for number in (0, 2**40)
     ]
 
 
 def test_the_clocks_are_one(tmp_path: Path) -> None:
     """Rank 1 is 250.125 µs ahead and counts from another base; the all-reduces end together in the merged trace."""
     for rank, later in ((0, 4_000_000.5), (1, 2_000_250.625)):
-        write_rank(tmp_path, rank, synchronous_steps(100, later_us=later), 2, base_ns=10**18 + 2 * rank * 10**9)
+        write_rank(
+            tmp_path,
+            rank,
+            synchronous_steps(100, later_us=later),
+            2,
+            base_ns=10**18 + 2 * rank * 10**9,
+        )
     (window,) = Run.load(tmp_path).windows
     merge(window, tmp_path / "all.json")
     document = strict(tmp_path / "all.json")
@@ -100,7 +126,11 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
         "uncertainty_ns": 0,
         "matched": 2,
     }
-    ends = [round((e["ts"] + e["dur"]) * 1000) for e in document["traceEvents"] if e["name"] == "gloo:all_reduce"]
+    ends = [
+        round((e["ts"] + e["dur"]) * 1000)
+        for e in document["traceEvents"]
+        if e["name"] == "gloo:all_reduce"
+    ]
     assert ends == [4_000_900_500, 4_001_900_500] * 2
 
 
@@ -155,13 +185,19 @@ def test_a_real_job_merges_whole(tmp_path: Path) -> None:
     (window,) = Run.load(*TRACES.glob("a100_megatron_tp8_rank[0-2].json.gz")).windows
     merge(window, tmp_path / "all.json.gz")
     document = strict(tmp_path / "all.json.gz")
-    merged, parts = Capture.load(tmp_path / "all.json.gz"), [Capture.load(path) for path in window.paths]
+    merged, parts = (
+        Capture.load(tmp_path / "all.json.gz"),
+        [Capture.load(path) for path in window.paths],
+    )
     named = sum(
-        e["name"] == "process_name" and ":" in e["args"]["name"] and "ts" not in e for e in document["traceEvents"]
+        e["name"] == "process_name" and ":" in e["args"]["name"] and "ts" not in e
+        for e in document["traceEvents"]
     )
     assert merged.events.recorded == sum(part.events.recorded for part in parts) + named
     assert len(merged.events) == sum(len(part.events) for part in parts)
-    assert sum(merged.kernels.column("launch_ns")) == sum(sum(part.kernels.column("launch_ns")) for part in parts)
+    assert sum(merged.kernels.column("launch_ns")) == sum(
+        sum(part.kernels.column("launch_ns")) for part in parts
+    )
     for rank, pids in ranks_of(document).items():
         part = alone(document, pids, tmp_path / f"part{rank}.json")
         assert list(part.operators) == list(parts[rank].operators)

@@ -66,7 +66,9 @@ def test_what_is_added_counts_from_the_window_that_is_open(tmp_path: Path) -> No
     first, *rest = [capture.metadata["user_metadata"] for capture in session.captures]
     assert first == {"model": "vit", "before": 1}
     assert rest == [{"model": "resnet", "before": 1, "layers": [1, 2]}] * 2
-    assert all(about.items() <= top_level(c).items() for about, c in zip([first, *rest], session.captures))
+    assert all(
+        about.items() <= top_level(c).items() for about, c in zip([first, *rest], session.captures)
+    )
 
 
 def test_what_cannot_be_written_is_warned_of_and_ends_nothing(tmp_path: Path, log: Log) -> None:
@@ -81,26 +83,38 @@ def test_what_cannot_be_written_is_warned_of_and_ends_nothing(tmp_path: Path, lo
     ]
     (capture,) = session.captures
     assert capture.metadata["user_metadata"] == {"kept": 1}
-    assert "aten::is_nonzero" not in capture.operators.column("name"), "telling of a tensor runs no operators"
+    assert "aten::is_nonzero" not in capture.operators.column("name"), (
+        "telling of a tensor runs no operators"
+    )
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "train.py").write_text("steps = 1\n")
-    for command in ("init -q", "add train.py", "-c user.name=me -c user.email=me@here commit -q -m first"):
+    for command in (
+        "init -q",
+        "add train.py",
+        "-c user.name=me -c user.email=me@here commit -q -m first",
+    ):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     yield tmp_path
     metadata._git.cache_clear()
 
 
 def test_gits_commit_and_whether_the_tree_is_dirty(repository: Path) -> None:
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    commit = subprocess.check_output(
+        ["git", "rev-parse", "HEAD"], cwd=repository, text=True
+    ).strip()
     tag = "-c user.name=me -c user.email=me@here tag -a v1 -m first"
-    subprocess.run(["git", *tag.split()], cwd=repository, check=True)  # which `describe` would name instead
+    subprocess.run(
+        ["git", *tag.split()], cwd=repository, check=True
+    )  # which `describe` would name instead
     (repository / "notes.txt").write_text("not tracked")
     assert metadata._git(repository) == {"commit": commit, "dirty": False}
     (repository / "train.py").write_text("steps = 2\n")
-    assert metadata._git(repository) == {"commit": commit, "dirty": False}, "asked once in a process"
+    assert metadata._git(repository) == {"commit": commit, "dirty": False}, (
+        "asked once in a process"
+    )
     metadata._git.cache_clear()
     assert metadata._git(repository) == {"commit": commit, "dirty": True}
 
@@ -122,7 +136,9 @@ def test_no_program_is_run_that_a_repositorys_config_names(repository: Path, par
     assert not (repository / "made").exists()
 
 
-def test_without_an_answer_of_git_there_is_none(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_of_git_there_is_none(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metadata, "_GIT_S", 0.0)
     assert metadata._git(repository) is None
     monkeypatch.undo()

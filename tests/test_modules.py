@@ -57,7 +57,11 @@ class Model(nn.Module):
 
 X = torch.ones(2, 4)
 LAYER = ["attention", "attention.q", "attention.k", "mlp", "mlp.0", "mlp.1"]
-ALL = ["Model", *(n for i in (0, 1) for n in (f"layers.{i}", *(f"layers.{i}.{m}" for m in LAYER))), "head"]
+ALL = [
+    "Model",
+    *(n for i in (0, 1) for n in (f"layers.{i}", *(f"layers.{i}.{m}" for m in LAYER))),
+    "head",
+]
 
 
 TORCHS_CALL = nn.Module.__call__
@@ -92,14 +96,20 @@ def test_every_submodule_that_is_called_has_its_qualified_name(tmp_path: Path) -
         ({"include": ["layers.*.attention"]}, ["layers.0.attention", "layers.1.attention"]),
         (
             {"include": ["layers.*"], "exclude": ["*.q", "*.k", "*.mlp*"]},
-            [n for n in ALL if n in ("layers.0", "layers.1", "layers.0.attention", "layers.1.attention")],
+            [
+                n
+                for n in ALL
+                if n in ("layers.0", "layers.1", "layers.0.attention", "layers.1.attention")
+            ],
         ),
         ({"types": ["*Attention"]}, ["layers.0.attention", "layers.1.attention"]),
         ({"types": [nn.Linear], "exclude": ["layers.*"]}, ["head"]),
         ({"types": ["Module"], "depth": 1}, ["Model", "head"]),
     ],
 )
-def test_the_choice_of_submodules(tmp_path: Path, choice: dict[str, Any], expected: list[str]) -> None:
+def test_the_choice_of_submodules(
+    tmp_path: Path, choice: dict[str, Any], expected: list[str]
+) -> None:
     assert names(tmp_path, Model(), **choice) == expected
 
 
@@ -154,7 +164,9 @@ def test_a_module_that_calls_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_modules_are_seen_again_when_recomputed(tmp_path: Path, reentrant: bool) -> None:
+def test_checkpointed_modules_are_seen_again_when_recomputed(
+    tmp_path: Path, reentrant: bool
+) -> None:
     class Checkpointed(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
@@ -187,7 +199,12 @@ def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Pa
         with profiled("after"), pytest.raises(ValueError, match="no"):
             model(X)
     assert not hooked(model)
-    assert seen.ranges == [("Sequential", None), ("0", "Sequential"), ("1", "Sequential"), ("after", None)]
+    assert seen.ranges == [
+        ("Sequential", None),
+        ("0", "Sequential"),
+        ("1", "Sequential"),
+        ("after", None),
+    ]
 
 
 def test_what_was_not_called_is_told(tmp_path: Path) -> None:
@@ -212,7 +229,9 @@ def test_a_model_is_neither_kept_alive_nor_changed() -> None:
     assert gone() is None
 
 
-def test_a_model_copied_or_saved_while_its_ranges_are_attached_is_the_model_alone(tmp_path: Path) -> None:
+def test_a_model_copied_or_saved_while_its_ranges_are_attached_is_the_model_alone(
+    tmp_path: Path,
+) -> None:
     model = instrument_model(Model())
     before = saved(model)
     with recorded(tmp_path) as seen, ModuleRanges():
@@ -220,17 +239,23 @@ def test_a_model_copied_or_saved_while_its_ranges_are_attached_is_the_model_alon
         copied, shallow = copy.deepcopy(model), copy.copy(model)
         within = saved(model)
         replica: Any = model._replicate_for_data_parallel()
-        assert [torch.equal(each(X), model(X)) for each in (copied, torch.load(within), replica)] == [True] * 3
+        assert [
+            torch.equal(each(X), model(X)) for each in (copied, torch.load(within), replica)
+        ] == [True] * 3
     assert within.getvalue() == before.getvalue()
     assert seen.names.count("Model") == 4, "the calls of the model itself"
-    assert len(seen.names) == 5 * len(ALL) - 1, "a replica of DataParallel's shares its modules until it is moved"
+    assert len(seen.names) == 5 * len(ALL) - 1, (
+        "a replica of DataParallel's shares its modules until it is moved"
+    )
     assert not hooked(copied)
     assert vars(copied).keys() == vars(shallow).keys() == vars(Model()).keys()
 
 
 def saved(model: nn.Module) -> io.BytesIO:
     """As `torch.save` writes it, to be loaded with `weights_only`."""
-    torch.serialization.add_safe_globals([Model, Block, Attention, nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList])
+    torch.serialization.add_safe_globals(
+        [Model, Block, Attention, nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList]
+    )
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
@@ -256,7 +281,10 @@ def test_ranges_leave_torchs_fast_path_for_inference_on(tmp_path: Path) -> None:
     layer = profiled("marked")(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval())
     x = torch.ones(2, 4, 16)
     instrument_model(layer)
-    with Session({"active": 1, "output_dir": str(tmp_path)}, model=layer) as session, torch.inference_mode():
+    with (
+        Session({"active": 1, "output_dir": str(tmp_path)}, model=layer) as session,
+        torch.inference_mode(),
+    ):
         layer(x)
         session.step()
     (capture,) = session.captures
@@ -319,7 +347,9 @@ def test_a_class_is_not_changed_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     assert nn.Module.__call__ is TORCHS_CALL
 
 
-def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings(tmp_path: Path) -> None:
+def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings(
+    tmp_path: Path,
+) -> None:
     code = """
         import sys, torch
         from torch import nn
@@ -343,7 +373,9 @@ def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings
     assert done.returncode == 0, done.stderr
 
 
-def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(tmp_path: Path) -> None:
+def test_a_session_takes_the_choice_from_its_config_and_lets_go_of_the_model(
+    tmp_path: Path,
+) -> None:
     model = Model()
     options = {"active": 1, "output_dir": str(tmp_path), "modules": {"depth": 2}}
     with Session(options, model=model) as session:
@@ -410,7 +442,11 @@ def test_globs_match_the_names_that_ranges_bear(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "held"),
-    [("net", "a str"), ([1, 2], "a list that holds a int"), ({"G": None}, "a dict that holds a NoneType")],
+    [
+        ("net", "a str"),
+        ([1, 2], "a list that holds a int"),
+        ({"G": None}, "a dict that holds a NoneType"),
+    ],
 )
 def test_what_is_no_model_is_refused(given: Any, held: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -452,8 +488,13 @@ def test_the_classes_of_submodules_are_told_beside_their_names(tmp_path: Path) -
     assert "flat/flat.0: Linear " in render(capture, sort_ranges="calls", rows=-1)
 
 
-def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_none(tmp_path: Path) -> None:
-    one, other = instrument_model(nn.Sequential(nn.Linear(4, 4))), instrument_model(nn.Sequential(nn.ReLU()))
+def test_one_name_of_two_models_tells_both_classes_and_a_copy_of_the_class_name_none(
+    tmp_path: Path,
+) -> None:
+    one, other = (
+        instrument_model(nn.Sequential(nn.Linear(4, 4))),
+        instrument_model(nn.Sequential(nn.ReLU())),
+    )
     with Session({"active": 1, "output_dir": str(tmp_path)}) as session:
         other(one(X))
         session.step()

@@ -28,7 +28,10 @@ def programs() -> st.SearchStrategy[Program]:
         kinds = ["call", "block", "generator", "method", "shared", "catch", "thread"]
         return st.lists(
             st.one_of(
-                st.tuples(st.sampled_from(kinds), inner), st.just(("raise",)), st.just(("arm",)), st.just(("disarm",))
+                st.tuples(st.sampled_from(kinds), inner),
+                st.just(("raise",)),
+                st.just(("arm",)),
+                st.just(("disarm",)),
             ),
             max_size=4,
         )
@@ -161,7 +164,9 @@ def flat(ranges: dict[int, list[tuple[str, str | None]]]) -> list[tuple[str, str
 
 @settings(max_examples=150, deadline=None)
 @given(programs())
-@example([("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])])  # rarely found by chance
+@example(
+    [("shared", [("disarm",), ("shared", []), ("arm",), ("call", [])])]
+)  # rarely found by chance
 def test_ranges_of_random_programs_open_and_close_as_the_program_runs(program: Program) -> None:
     seen = Model()
     wrong: list[str] = []

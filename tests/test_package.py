@@ -13,11 +13,17 @@ import pytest
 from test_hydra import FOREIGN
 
 ROOT = Path(__file__).parent.parent
-ASSETS = [file for kind in ("html", "svg", "css", "js") for file in (ROOT / "instrument").rglob(f"*.{kind}")]
+ASSETS = [
+    file
+    for kind in ("html", "svg", "css", "js")
+    for file in (ROOT / "instrument").rglob(f"*.{kind}")
+]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -25,7 +31,17 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        folder,
+        ROOT,
+        cwd=folder,
+    )
     (built,) = folder.glob("*.whl")
     return built
 
@@ -36,9 +52,22 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=folder,
+    )
     # a .pth gives the packages of this environment, but not what its own .pth files add: the editable install stays out
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    site = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
+    ).strip()
     (Path(site) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 

@@ -39,12 +39,22 @@ def test_validation_does_not_move_the_steps_of_train(tmp_path: Path) -> None:
     assert numbers(capture) == [5, 6]
 
 
-def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(tmp_path: Path, log: Log) -> None:
-    options: dict[str, Any] = {"wait": 5, "active": 2, "phases": ["train", "validation"], "output_dir": tmp_path}
+def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
+    tmp_path: Path, log: Log
+) -> None:
+    options: dict[str, Any] = {
+        "wait": 5,
+        "active": 2,
+        "phases": ["train", "validation"],
+        "output_dir": tmp_path,
+    }
     with Session(options) as session:
         for _ in range(3):
             epoch(session, train=4, validation=4)
-    found = {capture.name: (capture.metadata["window"]["phase"], numbers(capture)) for capture in session.captures}
+    found = {
+        capture.name: (capture.metadata["window"]["phase"], numbers(capture))
+        for capture in session.captures
+    }
     assert found == {
         "steps_000005-000006_rank0": ("train", [5, 6]),
         "validation_steps_000005-000006_rank0": ("validation", [5, 6]),
@@ -74,7 +84,9 @@ def test_validation_within_the_loop_of_train_is_no_loop_within_a_loop(tmp_path: 
                     for _ in session.steps(range(3)):
                         work()
     assert session.step_number == 4
-    assert [(c.name, numbers(c)) for c in session.captures] == [("validation_steps_000000-000001_rank0", [0, 1])]
+    assert [(c.name, numbers(c)) for c in session.captures] == [
+        ("validation_steps_000000-000001_rank0", [0, 1])
+    ]
 
 
 def test_a_window_ends_with_its_phase_and_is_labelled(tmp_path: Path, log: Log) -> None:
@@ -85,7 +97,11 @@ def test_a_window_ends_with_its_phase_and_is_labelled(tmp_path: Path, log: Log) 
         session.step()
     (capture,) = session.captures
     window = capture.metadata["window"]
-    assert (window["steps"], window["planned_steps"], window["reason"]) == (2, 3, "the phase test ended")
+    assert (window["steps"], window["planned_steps"], window["reason"]) == (
+        2,
+        3,
+        "the phase test ended",
+    )
     assert numbers(capture) == [0, 1]
     assert "was cut short after 2 of 3 steps (the phase test ended)" in log.at("WARNING")[0]
 
@@ -194,7 +210,9 @@ def test_triggers_see_the_steps_of_train_alone_and_without_the_time_of_validatio
     assert [(step.number, step.duration_ns) for step in seen] == [(0, 11), (1, 11)]
 
 
-def test_a_disabled_session_counts_and_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_session_counts_and_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with Session("disabled") as session:
         epoch(session, train=3, validation=4)
@@ -203,7 +221,12 @@ def test_a_disabled_session_counts_and_records_nothing(tmp_path: Path, monkeypat
 
 
 def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"at_steps": [1, 4], "active": 1, "timings": {"device": False}, "output_dir": tmp_path}
+    options: dict[str, Any] = {
+        "at_steps": [1, 4],
+        "active": 1,
+        "timings": {"device": False},
+        "output_dir": tmp_path,
+    }
     with Session(options) as session:
         for _ in range(2):
             with session.phase("train"):
@@ -212,4 +235,8 @@ def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path
     assert session.step_number == 6
     assert [numbers(capture) for capture in session.captures] == [[1], [4]]
     assert session.timings is not None
-    assert {row.name: row.calls for row in session.timings.table()} == {"ProfilerStep*": 6, "data": 6, "train": 2}
+    assert {row.name: row.calls for row in session.timings.table()} == {
+        "ProfilerStep*": 6,
+        "data": 6,
+        "train": 2,
+    }

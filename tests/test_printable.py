@@ -35,4 +35,6 @@ def test_the_lines_of_a_text_stay() -> None:
 def test_an_error_is_one_line_that_a_terminal_can_show(kind: type[Exception]) -> None:
     error = kind("The file a\x1b[2J\nb is no trace.")
     assert str(error) == r"The file a\x1b[2J\nb is no trace."
-    assert str(MissingPackage("X", "p\x1b", None)) == r"X needs the package p\x1b: pip install p\x1b."
+    assert (
+        str(MissingPackage("X", "p\x1b", None)) == r"X needs the package p\x1b: pip install p\x1b."
+    )

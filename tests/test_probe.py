@@ -51,11 +51,21 @@ def test_an_experimental_option_reaches_torch(tmp_path: Path) -> None:
 
 
 def test_the_users_options_stand_over_ours() -> None:
-    newer = {"trace_only": True} if "trace_only" in torch._C._profiler._ExperimentalConfig.__init__.__doc__ else {}
-    assert torch_support.experimental_options(ProfilerConfig()) == newer | {"profile_all_threads": True}
-    assert torch_support.experimental_options(ProfilerConfig(with_stack=True, profile_memory=True)) == {"verbose": True}
+    newer = (
+        {"trace_only": True}
+        if "trace_only" in torch._C._profiler._ExperimentalConfig.__init__.__doc__
+        else {}
+    )
+    assert torch_support.experimental_options(ProfilerConfig()) == newer | {
+        "profile_all_threads": True
+    }
+    assert torch_support.experimental_options(
+        ProfilerConfig(with_stack=True, profile_memory=True)
+    ) == {"verbose": True}
     options = {"profile_all_threads": False, "trace_only": False, "enable_cuda_sync_events": True}
-    assert torch_support.experimental_options(ProfilerConfig(experimental_config=options)) == options
+    assert (
+        torch_support.experimental_options(ProfilerConfig(experimental_config=options)) == options
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +98,9 @@ def test_what_this_torch_refuses_is_said_before_the_first_step(
         Session(output_dir=tmp_path, **options).start()
     assert str(raised.value).startswith(sentence)
     assert "\n" not in str(raised.value)
-    assert "aten::add" in recorded(tmp_path).operators.column("name"), "nothing of it is left in the way of the next"
+    assert "aten::add" in recorded(tmp_path).operators.column("name"), (
+        "nothing of it is left in the way of the next"
+    )
 
 
 def test_an_older_torch_is_told_which_one_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +120,8 @@ def test_an_older_torch_cannot_choose_types(monkeypatch: pytest.MonkeyPatch) -> 
         torch_support, "_KinetoProfile", lambda activities: set(activities)
     )  # as it did before torch 2.13
     with pytest.raises(
-        ConfigError, match=r"chooses types of an activity, which torch .* cannot do and torch 2\.13 can"
+        ConfigError,
+        match=r"chooses types of an activity, which torch .* cannot do and torch 2\.13 can",
     ):
         torch_support.refuse_unknown(ProfilerConfig(activities=[{"cpu": ["CPU_OP"]}]))
 

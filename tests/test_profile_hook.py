@@ -28,7 +28,9 @@ def hook(*_: Any) -> None:
 
 
 def record(folder: Path, **options: Any) -> None:
-    with Session(active=1, warmup=1, wait=1, output_dir=folder, with_stack=True, **options) as session:
+    with Session(
+        active=1, warmup=1, wait=1, output_dir=folder, with_stack=True, **options
+    ) as session:
         for _ in session.steps(range(4)):
             torch.ones(4).sum()
 
@@ -60,7 +62,9 @@ def test_a_hook_that_cannot_be_set_again_is_warned_of(tmp_path: Path, log: Log) 
     record(tmp_path)
     profile.disable()
     (warning,) = log.at("WARNING")
-    assert warning.startswith("profiler.with_stack=true has ended the profiling by <cProfile.Profile object")
+    assert warning.startswith(
+        "profiler.with_stack=true has ended the profiling by <cProfile.Profile object"
+    )
     assert warning.endswith("which only its owner can begin again: use one of the two.")
 
 

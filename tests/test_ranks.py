@@ -45,7 +45,9 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     [("all", [0, 1, 2, 3]), ([0, 3], [0, 3]), ([3, 9], [3]), ("first_per_node", [0, 2]), ([7], [])],
 )
 def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int]) -> None:
-    assert [rank for rank in range(4) if distributed.records(chosen, RankInfo(rank, 4, rank % 2))] == recording
+    assert [
+        rank for rank in range(4) if distributed.records(chosen, RankInfo(rank, 4, rank % 2))
+    ] == recording
 
 
 def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> None:
@@ -75,8 +77,18 @@ def test_what_names_no_ranks_is_refused(value: Any) -> None:
         ({}, (0, 1, 0)),
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_PROCID": "2"}, (5, 8, 1)),
         ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, (2, 4, 0)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0)),  # a batch script, which is no task of eight
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, (3, 4, 3)),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+            (0, 1, 0),
+        ),  # a batch script, which is no task of eight
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+            },
+            (3, 4, 3),
+        ),
         ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 3)),
         ({"RANK": "", "WORLD_SIZE": "4"}, (0, 1, 0)),
     ],
@@ -89,7 +101,9 @@ def test_a_launcher_says_which_rank_this_is(
     assert rank_info() == expected
 
 
-def test_torchs_process_group_says_it_where_no_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_process_group_says_it_where_no_launcher_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
@@ -104,7 +118,9 @@ def test_a_rank_that_is_not_chosen_does_nothing_at_all(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with Session(active=1, ranks=[0], triggers=["file", "signal"], timings={}, output_dir=tmp_path / "none") as session:
+    with Session(
+        active=1, ranks=[0], triggers=["file", "signal"], timings={}, output_dir=tmp_path / "none"
+    ) as session:
         for _ in session.steps(range(3)):
             assert threads() == []
     assert (session.captures, session.output_dir, session.step_number) == ([], None, 3)
@@ -117,7 +133,12 @@ def threads() -> list[str]:
 
 
 def test_a_window_is_announced_three_polls_and_two_steps_ahead() -> None:
-    assert [distributed.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [1500, 15, 3, 2]
+    assert [distributed.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [
+        1500,
+        15,
+        3,
+        2,
+    ]
 
 
 class At(Trigger):
@@ -138,7 +159,10 @@ class Rank:
         self.config = ProfilerConfig(triggers={"mine": trigger}, active=3, **options)
         self.step, self.began, self.step_ns = 0, {}, 100 * MS
         coordinator = RankCoordinator(
-            store, RankInfo(rank, 2, rank), self.config, lambda: StepProgress(self.step, self.step_ns)
+            store,
+            RankInfo(rank, 2, rank),
+            self.config,
+            lambda: StepProgress(self.step, self.step_ns),
         )
         self.watch = TriggerRunner(self.config.triggers, folder, coordinator)
 
@@ -164,7 +188,9 @@ def two(store: Any, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
         each.watch.end()
 
 
-def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(two: tuple[Rank, Rank], log: Log) -> None:
+def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
+    two: tuple[Rank, Rank], log: Log
+) -> None:
     leader, other = two
     other.goes_on(2)
     leader.goes_on(2)
@@ -174,11 +200,15 @@ def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(two: tuple[Rank, 
     other.goes_on(20)
     leader.goes_on(20)
     # fifteen steps of 100 ms, the three polls, from the leader's step on
-    assert leader.began == other.began == {17: ("mine", Request("it is time, on rank 1 after step 1"))}
+    assert (
+        leader.began == other.began == {17: ("mine", Request("it is time, on rank 1 after step 1"))}
+    )
     assert log.at("WARNING") == []
 
 
-def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(two: tuple[Rank, Rank], log: Log) -> None:
+def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
+    two: tuple[Rank, Rank], log: Log
+) -> None:
     leader, other = two
     other.goes_on(2)
     other.watch.confer()
@@ -208,9 +238,14 @@ def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Ran
     assert leader.began.keys() == other.began.keys() == {19}
 
 
-def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(store: Any, tmp_path: Path, log: Log) -> None:
+def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
+    store: Any, tmp_path: Path, log: Log
+) -> None:
     steps = [1, 40, 41, 80]
-    pair = [Rank(rank, store, tmp_path, At(steps=steps, cooldown=20, max_windows=2)) for rank in range(2)]
+    pair = [
+        Rank(rank, store, tmp_path, At(steps=steps, cooldown=20, max_windows=2))
+        for rank in range(2)
+    ]
     for _ in range(60):
         for each in pair:
             each.goes_on(2)
@@ -242,7 +277,9 @@ class Gone:
         raise dist.DistNetworkError("Connection was likely closed.")
 
 
-def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(tmp_path: Path, log: Log, store: Any) -> None:
+def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
+    tmp_path: Path, log: Log, store: Any
+) -> None:
     alone = Rank(1, Gone(), tmp_path, At(steps=[1, 9]))
     alone.goes_on(3)
     alone.watch.confer()
@@ -255,7 +292,9 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(tmp_path: Path
     ]
 
 
-def test_when_the_leader_has_ended_the_others_go_by_themselves(two: tuple[Rank, Rank], log: Log) -> None:
+def test_when_the_leader_has_ended_the_others_go_by_themselves(
+    two: tuple[Rank, Rank], log: Log
+) -> None:
     leader, other = two
     leader.watch.end()
     other.watch.confer()
@@ -277,7 +316,9 @@ def test_a_leader_that_leaves_lets_the_others_go(
     other.watch.confer()
     other.goes_on(3)
     assert other.began.keys() == {2}
-    assert log.at("WARNING") == ["Rank 0 records by itself what its triggers ask for from now on: division by zero."]
+    assert log.at("WARNING") == [
+        "Rank 0 records by itself what its triggers ask for from now on: division by zero."
+    ]
 
 
 def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
@@ -316,7 +357,9 @@ def test_a_trigger_that_the_leader_does_not_have_is_granted(two: tuple[Rank, Ran
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_after_the_step_number_is_set_back_asks_are_heard_again(step: int, store: Any, tmp_path: Path) -> None:
+def test_after_the_step_number_is_set_back_asks_are_heard_again(
+    step: int, store: Any, tmp_path: Path
+) -> None:
     leader = Rank(0, store, tmp_path, At(steps=[1000, step]))
     for leader.step in (1000, step):
         leader.goes_on(1)
@@ -332,7 +375,9 @@ class Exact(Trigger):
         return Request("why", np.int64(3)) if step.number == 1 else None
 
 
-def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(store: Any, tmp_path: Path) -> None:
+def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(
+    store: Any, tmp_path: Path
+) -> None:
     leader = Rank(0, store, tmp_path, Exact())
     leader.goes_on(2)
     leader.watch.confer()
@@ -342,7 +387,9 @@ def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(store: A
     leader.watch.end()
 
 
-def test_a_message_that_cannot_be_read_costs_itself_alone(two: tuple[Rank, Rank], store: Any) -> None:
+def test_a_message_that_cannot_be_read_costs_itself_alone(
+    two: tuple[Rank, Rank], store: Any
+) -> None:
     leader, other = two
     store.set(f"asks/{store.add('asks', 1)}", "not JSON")
     other.goes_on(2)
@@ -371,7 +418,9 @@ def joined(
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
     distributed._started.clear()  # each rank is a process of its own
-    return distributed.join_ranks(ProfilerConfig(**options), RankInfo(rank, 2, rank), lambda: StepProgress(0, None))
+    return distributed.join_ranks(
+        ProfilerConfig(**options), RankInfo(rank, 2, rank), lambda: StepProgress(0, None)
+    )
 
 
 @pytest.mark.usefixtures("server")
@@ -401,11 +450,19 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
         dead.setattr(distributed, "_HELLOS_S", 0.0)
         nobody_answers()
         dead.setattr(distributed, "_ANSWER_S", 0.05)
-        assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
-    assert log == ["WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."]
+        assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (
+            tmp_path / "two" / "profile",
+            None,
+        )
+    assert log == [
+        "WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."
+    ]
     joined(0, tmp_path / "one", monkeypatch, triggers=["file"])
     folder, coordinator = joined(1, tmp_path / "two", monkeypatch, triggers=["file"])
-    assert (folder, coordinator is not None and [*coordinator.calls()]) == (tmp_path / "one" / "profile", [])
+    assert (folder, coordinator is not None and [*coordinator.calls()]) == (
+        tmp_path / "one" / "profile",
+        [],
+    )
 
 
 def nobody_answers() -> None:
@@ -440,7 +497,9 @@ def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_leader(
     (one / "profile").touch()  # what is in the way of a folder
     assert joined(1, two, monkeypatch) == (two / "profile", None)
     (said,) = log.at("WARNING")
-    assert said.startswith(f"Rank 1 records into its own folder: profiler.output_dir is {str(one / 'profile')!r}")
+    assert said.startswith(
+        f"Rank 1 records into its own folder: profiler.output_dir is {str(one / 'profile')!r}"
+    )
 
 
 @pytest.mark.parametrize(("variable", "value"), [("MASTER_ADDR", ""), ("MASTER_PORT", "1")])
@@ -450,7 +509,10 @@ def test_without_a_store_each_rank_goes_by_itself(
 ) -> None:
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(distributed, "_CONNECT_S", 0.05)
-    assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (tmp_path / "two" / "profile", None)
+    assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (
+        tmp_path / "two" / "profile",
+        None,
+    )
     (said,) = log.at("WARNING")
     assert re.match(r"Rank 1 records by itself, into its own folder: .*MASTER_ADDR", said)
 
@@ -478,12 +540,25 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def node(folder: Path, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
     """An agent of torchrun's with two ranks, which meets the other one in a store of the test's, in its own folder."""
     folder.mkdir()
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_cpu=false"]
+    meeting = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-conf=is_cpu=false",
+    ]
     script = str(Path(__file__).parent / "ranks_training.py")
     # Hydra gives each rank a folder of its own, as it does with the time in its name
     hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *meeting, script, *hydra],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            *meeting,
+            script,
+            *hydra,
+        ],
         cwd=folder,
         env={**os.environ, "FOLDER": str(folder.parent), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
@@ -510,7 +585,9 @@ def test_all_ranks_record_the_same_steps_into_one_folder(job: tuple[Path, str]) 
 
 def test_the_communication_of_ddp_is_seen(job: tuple[Path, str]) -> None:
     found = [Capture.load(path.parent) for path in job[0].glob("node?/0/profile/*/capture.json")]
-    reduced = [row.calls for capture in found for row in capture.operators.where(name="gloo:all_reduce")]
+    reduced = [
+        row.calls for capture in found for row in capture.operators.where(name="gloo:all_reduce")
+    ]
     assert reduced == [2] * 4  # on each rank a bucket of gradients for each step
 
 
@@ -525,7 +602,12 @@ def test_chosen_ranks_alone_record(scenario: str, chosen: list[int], job: tuple[
     [
         ("fired", [0, 1, 2, 3], "mine", r"it is time, on rank 1 after step 3"),
         ("fired_of_two", [1, 3], "mine", r"it is time, on rank 3 after step 3"),
-        ("touched", [0, 1, 2, 3], "file", r"the file record was touched, on rank \d after step \d+"),
+        (
+            "touched",
+            [0, 1, 2, 3],
+            "file",
+            r"the file record was touched, on rank \d after step \d+",
+        ),
     ],
 )
 def test_what_one_rank_asks_for_is_recorded_at_the_same_steps_by_all(
@@ -542,7 +624,9 @@ def test_what_one_rank_asks_for_is_recorded_at_the_same_steps_by_all(
         assert re.fullmatch(why, window["trigger_reason"])
 
 
-def test_a_rank_that_is_killed_in_its_window_costs_the_others_nothing_but_its_steps(job: tuple[Path, str]) -> None:
+def test_a_rank_that_is_killed_in_its_window_costs_the_others_nothing_but_its_steps(
+    job: tuple[Path, str],
+) -> None:
     folder, said = job
     if queue.queued(folder / "killed"):  # torchrun ended a rank while it finished the saved window
         assert main(["export", str(folder / "killed")]) == 0

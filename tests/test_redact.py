@@ -87,7 +87,10 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
     shown = blanked_words(["train.py", "lr=0.1", *given, "steps=3", "--epochs", "4", "out/x"])
     assert "***" in str(shown)
     assert HIDDEN not in str(shown)
-    assert (shown[:2], shown[-4:]) == (["train.py", "lr=0.1"], ["steps=3", "--epochs", "4", "out/x"])
+    assert (shown[:2], shown[-4:]) == (
+        ["train.py", "lr=0.1"],
+        ["steps=3", "--epochs", "4", "out/x"],
+    )
     assert len(shown) == len(words) + 6
 
 
@@ -97,7 +100,13 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
         ["max_tokens=5"],
         ["model.max_tokens=5", "n_tokens=1e9", "tokens_per_batch=4096", "tokens=1_000"],
         ["--tokens", "4096", "data/train"],
-        ["tokenizer=gpt2", "tokenizer.pad_token=[PAD]", "eos_token_id=50256", "--token-type", "word"],
+        [
+            "tokenizer=gpt2",
+            "tokenizer.pad_token=[PAD]",
+            "eos_token_id=50256",
+            "--token-type",
+            "word",
+        ],
         ["num_key_value_heads=8", "key_dim=64", "sort_key=name", "data.image_key=jpg", "keys=3"],
         ["pass_through=identity", "passes=3", "compass=north", "bypass=all"],
         ["monkey=1", "keyboard=us", "turkey", "author=me", "authors=[a,b]"],
@@ -108,7 +117,14 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
         ["--password", "--lr", "0.1"],
         ["-p", "29500", "x"],
         ["--master-port=29500", "https://host/path", "s3://bucket/run@3", "/data/token/a.txt"],
-        ["'a=b c=d'", "lr=1e-3", "~profiler.sinks.table", "profiler/sinks=[table,stacks]", "x:1", ""],
+        [
+            "'a=b c=d'",
+            "lr=1e-3",
+            "~profiler.sinks.table",
+            "profiler/sinks=[table,stacks]",
+            "x:1",
+            "",
+        ],
         ["secretary=me", "password", "lr=1"],
         ["sk-learn-with-a-rather-long-name", "task-1234567890abcdefghij", "hf_transfer", "a" * 64],
     ],
@@ -169,15 +185,27 @@ def test_metadata_is_hidden_by_the_names_of_its_keys() -> None:
 
 # No blanks and no brackets: a value that a shell hands on as one word, and that ends no mapping.
 secrets = st.from_regex(r"[A-Za-z0-9!$%^*_+~.][A-Za-z0-9!$%^*_+~./-]{7,30}", fullmatch=True)
-names = st.sampled_from(["password", "db_passwd", "hfToken", "X-Api-Key", "aws.secret_access_key", "credentials"])
+names = st.sampled_from(
+    ["password", "db_passwd", "hfToken", "X-Api-Key", "aws.secret_access_key", "credentials"]
+)
 forms = st.sampled_from(
-    ["--{n}={s}", "+{n}={s}", "{n}: {s}", "a={{b: 1, {n}: {s}}}", '{{"{n}": "{s}"}}', "x?y=1&{n}={s}", "-e{n}={s}"]
+    [
+        "--{n}={s}",
+        "+{n}={s}",
+        "{n}: {s}",
+        "a={{b: 1, {n}: {s}}}",
+        '{{"{n}": "{s}"}}',
+        "x?y=1&{n}={s}",
+        "-e{n}={s}",
+    ]
 )
 
 
 @given(names, secrets, forms, st.lists(st.text(max_size=8), max_size=3))
 @example("password", "true,hunter2", "--{n}={s}", [])
-def test_no_value_of_a_secret_is_ever_shown(name: str, secret: str, form: str, others: list[str]) -> None:
+def test_no_value_of_a_secret_is_ever_shown(
+    name: str, secret: str, form: str, others: list[str]
+) -> None:
     words = [form.format(n=name, s=secret)]
     for shown in (blanked_words([*others, *words]), blanked_words([*others, f"--{name}", secret])):
         assert secret not in shown[-1]
@@ -187,7 +215,8 @@ def test_no_value_of_a_secret_is_ever_shown(name: str, secret: str, form: str, o
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
 def test_hiding_twice_changes_nothing_more(value: Any) -> None:
@@ -196,7 +225,15 @@ def test_hiding_twice_changes_nothing_more(value: Any) -> None:
 
 
 def test_a_large_text_takes_no_longer_than_its_length() -> None:
-    for text in ("a" * 10**6, "a." * 10**6, "a " * 10**6, "token " * 10**5, "a=" * 10**5, "{" * 10**6, "-" * 10**6):
+    for text in (
+        "a" * 10**6,
+        "a." * 10**6,
+        "a " * 10**6,
+        "token " * 10**5,
+        "a=" * 10**5,
+        "{" * 10**6,
+        "-" * 10**6,
+    ):
         assert blanked_words([text]) == [text]
 
 
@@ -214,22 +251,35 @@ def test_a_run_writes_no_secret_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
     for command in (["git", "init", "-q"], remote):
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False
+    )
     monkeypatch.setattr(sys, "argv", ["train.py", "--password", HIDDEN, "steps=3"])
     monkeypatch.setenv("HF_TOKEN", HIDDEN)
     metadata = {"db": f"postgres://u:{HIDDEN}@h/db", "keys": {"k": HIDDEN}, "model": "vit"}
-    sinks = {"table": {}, "hook": Hook(token=HIDDEN), "chrome_trace": {"gzip": False, "metadata": {"token": HIDDEN}}}
+    sinks = {
+        "table": {},
+        "hook": Hook(token=HIDDEN),
+        "chrome_trace": {"gzip": False, "metadata": {"token": HIDDEN}},
+    }
     with Session(active=1, output_dir=tmp_path / "out", sinks=sinks, metadata=metadata) as session:
         session.add_metadata("api_key", HIDDEN)
         session.step()
     (capture,) = session.captures
     assert capture.folder is not None
-    assert (capture.folder / "token.txt").read_text() == HIDDEN, "a sink gets its options as they are"
+    assert (capture.folder / "token.txt").read_text() == HIDDEN, (
+        "a sink gets its options as they are"
+    )
     (capture.folder / "token.txt").unlink()
     written = {path: path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert len(written) > 3
     assert not [path.name for path, text in written.items() if HIDDEN in text]
     about = capture.metadata
-    assert about["user_metadata"] == {"db": "postgres://***@h/db", "keys": "***", "model": "vit", "api_key": "***"}
+    assert about["user_metadata"] == {
+        "db": "postgres://***@h/db",
+        "keys": "***",
+        "model": "vit",
+        "api_key": "***",
+    }
     assert about["command"] == ["train.py", "--password", "***", "steps=3"]
     assert HIDDEN not in repr(ProfilerConfig(sinks={"hook": Hook(token=HIDDEN)}))

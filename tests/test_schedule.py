@@ -31,7 +31,9 @@ def cycles(**options: int) -> list[Window]:
 
 
 @pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
-def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(wait: int, warmup: int, active: int) -> None:
+def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(
+    wait: int, warmup: int, active: int
+) -> None:
     for repeat, skip_first, skip_first_wait in product((0, 1, 3), (0, 5), (0, 1)):
         options = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
         options |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
@@ -43,12 +45,16 @@ def test_each_step_is_recorded_and_warmed_up_for_as_torch_would(wait: int, warmu
             recorded = any(w.first <= step <= w.last for w in ours if w.last is not None)
             warming = any(w.warmup_from <= step < w.first for w in ours)
             expected = action(step)
-            assert recorded == (expected in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)), (options, step)
+            assert recorded == (
+                expected in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+            ), (options, step)
             assert warming == (expected == ProfilerAction.WARMUP), (options, step)
 
 
 @pytest.mark.parametrize(("wait", "warmup", "active"), list(product((0, 1, 3), (0, 1, 2), (1, 4))))
-def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(wait: int, warmup: int, active: int) -> None:
+def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(
+    wait: int, warmup: int, active: int
+) -> None:
     for repeat, skip_first, skip_first_wait in product((0, 1, 3), (0, 5, 3_000), (0, 1)):
         options = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
         options |= {"skip_first": skip_first, "skip_first_wait": skip_first_wait}
@@ -57,8 +63,12 @@ def test_of_torchs_own_schedule_the_windows_are_those_of_its_numbers(wait: int, 
             asked = ProfilerConfig(schedule=torch_schedule(**options))
         numbers = ProfilerConfig(**options)
         for step in (0, 1, 7, skip_first, skip_first + 3):
-            first, *further = islice(planned(numbers, step), 4) if not repeat else [*planned(numbers, step), None]
-            if first is not None:  # of a function it cannot be known how long it has warmed up before
+            first, *further = (
+                islice(planned(numbers, step), 4) if not repeat else [*planned(numbers, step), None]
+            )
+            if (
+                first is not None
+            ):  # of a function it cannot be known how long it has warmed up before
                 first = replace(first, warmup_from=max(step, first.warmup_from))
             found = [*islice(planned(asked, step, until=5_000), 4), *[None] * bool(repeat)]
             assert found == [first, *further], (options, step)
@@ -123,11 +133,16 @@ def test_each_step_is_asked_for_once_and_a_bit_ahead() -> None:
 
 
 def test_what_never_ends_is_said_to_last() -> None:
-    assert [*planned(ProfilerConfig(schedule=lambda _: ProfilerAction.RECORD))] == [Window(0, 0, None)]
+    assert [*planned(ProfilerConfig(schedule=lambda _: ProfilerAction.RECORD))] == [
+        Window(0, 0, None)
+    ]
     plan = counter(ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP))
     assert plan.window is None
     for config, words in (
-        (ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP), "records no window before step 10001"),
+        (
+            ProfilerConfig(schedule=lambda _: ProfilerAction.WARMUP),
+            "records no window before step 10001",
+        ),
         (ProfilerConfig(schedule=actions("")), "records no window before step 1001"),
         (ProfilerConfig(schedule=actions("-s-rs")), "records steps 1, then 3–4 (counted from 0)"),
     ):
@@ -147,27 +162,47 @@ def test_a_trigger_comes_between_where_the_plan_is_not_known_further() -> None:
     assert plan.window == Window(1_500, 1_500, 1_500)
 
 
-@pytest.mark.parametrize("wrong", [None, True, "RECORD", SimpleNamespace(name="DEVICE_STOPPED"), IndexError("list")])
-def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(tmp_path: Path, log: Log, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong", [None, True, "RECORD", SimpleNamespace(name="DEVICE_STOPPED"), IndexError("list")]
+)
+def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(
+    tmp_path: Path, log: Log, wrong: Any
+) -> None:
     def action(step: int) -> Any:
         if step >= 35 and isinstance(wrong, Exception):
             raise wrong
         return wrong if step >= 35 else RECORDING[0] if step % 10 == 2 else ProfilerAction.NONE
 
     seen = recorded_by_us(tmp_path, 50, schedule=action)
-    assert seen == [["ProfilerStep#2"], ["ProfilerStep#12"], ["ProfilerStep#22"], ["ProfilerStep#32"]]
+    assert seen == [
+        ["ProfilerStep#2"],
+        ["ProfilerStep#12"],
+        ["ProfilerStep#22"],
+        ["ProfilerStep#32"],
+    ]
     (said,) = log.at("WARNING")
     assert said.startswith("profiler.schedule cannot be asked for step 35 (")
     assert said.endswith("): no step is recorded from there on.")
 
 
 def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path) -> None:
-    plan = [ProfilerAction.NONE, ProfilerAction.WARMUP, *RECORDING[::-1], *[ProfilerAction.NONE] * 4]
-    assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [["ProfilerStep#2", "ProfilerStep#3"]]
+    plan = [
+        ProfilerAction.NONE,
+        ProfilerAction.WARMUP,
+        *RECORDING[::-1],
+        *[ProfilerAction.NONE] * 4,
+    ]
+    assert recorded_by_us(tmp_path, len(plan), schedule=plan.__getitem__) == [
+        ["ProfilerStep#2", "ProfilerStep#3"]
+    ]
 
 
 def test_phases_and_calls_follow_a_function_too(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"export": "inline", "sinks": {}, "schedule": torch_schedule(wait=1, warmup=1, active=2)}
+    options: dict[str, Any] = {
+        "export": "inline",
+        "sinks": {},
+        "schedule": torch_schedule(wait=1, warmup=1, active=2),
+    }
     with Session(output_dir=tmp_path / "phases", phases=["validation"], **options) as session:
         for _ in range(2):
             session.step()
@@ -185,7 +220,10 @@ def test_phases_and_calls_follow_a_function_too(tmp_path: Path) -> None:
 
 def test_a_config_with_a_schedule_is_copied_and_pickled() -> None:
     described = {"_target_": "torch.profiler.schedule", "wait": 1, "warmup": 1, "active": 1}
-    for made in (ProfilerConfig(schedule=described), as_config(ProfilerConfig(schedule=described), keep=3)):
+    for made in (
+        ProfilerConfig(schedule=described),
+        as_config(ProfilerConfig(schedule=described), keep=3),
+    ):
         again = pickle.loads(pickle.dumps(made))
         assert [*islice(planned(again), 2)] == [Window(1, 2, 2), Window(4, 5, 5)]
         assert again.plain()["schedule"] == made.plain()["schedule"] == described
@@ -205,7 +243,14 @@ def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> Non
 
 
 def test_without_active_one_window_lasts_until_the_session_stops() -> None:
-    options = {"wait": 2, "warmup": 1, "active": None, "repeat": 1, "skip_first": 4, "skip_first_wait": 0}
+    options = {
+        "wait": 2,
+        "warmup": 1,
+        "active": None,
+        "repeat": 1,
+        "skip_first": 4,
+        "skip_first_wait": 0,
+    }
     assert list(planned(ProfilerConfig(**options))) == [Window(6, 7, None)]
 
 
@@ -216,7 +261,10 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
         ({"at_steps": [4], "active": 1}, "records step 4 (counted from 0)"),
         ({}, "records steps from 0 on (counted from 0)"),
         ({"at_steps": []}, "records no window"),
-        ({"at_steps": [1, 4, 7, 10], "active": 2}, "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)"),
+        (
+            {"at_steps": [1, 4, 7, 10], "active": 2},
+            "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)",
+        ),
     ],
 )
 def test_the_plan_in_words(plan: dict[str, Any], words: str) -> None:
@@ -298,12 +346,28 @@ def test_windows_every_n_steps_go_on_without_end() -> None:
             "lower profiler.warmup, profiler.skip_first or profiler.repeat, or train longer.",
         ),
         ({"warmup": 1, "active": 1, "repeat": 0}, 7, None),
-        ({"wait": 9, "active": 1, "repeat": 0}, 9, "before the window of step 9: lower profiler.wait, or train"),
-        ({"at_steps": [1, 50], "active": 2}, 50, "before the window of steps 50–51: lower profiler.at_steps, or"),
+        (
+            {"wait": 9, "active": 1, "repeat": 0},
+            9,
+            "before the window of step 9: lower profiler.wait, or train",
+        ),
+        (
+            {"at_steps": [1, 50], "active": 2},
+            50,
+            "before the window of steps 50–51: lower profiler.at_steps, or",
+        ),
         ({"every_n_steps": 50, "active": 2}, 120, None),
-        ({"every_n_steps": 50, "active": 1}, 50, "the window of step 50: lower profiler.every_n_steps, or train"),
+        (
+            {"every_n_steps": 50, "active": 1},
+            50,
+            "the window of step 50: lower profiler.every_n_steps, or train",
+        ),
         ({"wait": 5}, 6, None),
-        ({"wait": 5}, 5, "before the window of steps from 5 on: lower profiler.wait, or train longer."),
+        (
+            {"wait": 5},
+            5,
+            "before the window of steps from 5 on: lower profiler.wait, or train longer.",
+        ),
         ({"at_steps": []}, 3, None),
     ],
 )
@@ -325,7 +389,11 @@ def test_room_is_looked_for_from_the_present_step_on() -> None:
     ("options", "scheduled", "overlooked"),
     [
         ({"triggers": ["file"]}, 0, None),
-        ({"triggers": ["file"], "wait": 2, "skip_first": 9}, 0, "profiler.wait=2 and profiler.skip_first=9 are not"),
+        (
+            {"triggers": ["file"], "wait": 2, "skip_first": 9},
+            0,
+            "profiler.wait=2 and profiler.skip_first=9 are not",
+        ),
         ({"triggers": ["file"], "wait": 2, "active": 1}, 1, None),
         ({"triggers": ["file"], "at_steps": [3, 5], "active": 1}, 2, None),
         ({"triggers": ["out_of_memory"], "wait": 2}, 1, None),
@@ -342,14 +410,19 @@ def test_triggers_alone_ask_for_windows_where_no_number_says_which(
 ) -> None:
     config = ProfilerConfig(**options)
     assert len(list(planned(config))) == scheduled
-    assert [note[: len(overlooked or "")] for note in config.notes] == ([overlooked] if overlooked else [])
+    assert [note[: len(overlooked or "")] for note in config.notes] == (
+        [overlooked] if overlooked else []
+    )
 
 
 def test_options_that_are_not_in_play_are_not_advised() -> None:
     config = ProfilerConfig(wait=1, warmup=2, active=1, repeat=3)
     first, second, _ = planned(config)
     assert remedy(config, first) == "lower profiler.wait or profiler.warmup, or train longer"
-    assert remedy(config, second) == "lower profiler.wait, profiler.warmup or profiler.repeat, or train longer"
+    assert (
+        remedy(config, second)
+        == "lower profiler.wait, profiler.warmup or profiler.repeat, or train longer"
+    )
     assert remedy(config, Window(7, 8, 8, trigger="file")) == "train longer"
     assert remedy(ProfilerConfig(active=1), Window(0, 0, 0)) == "train longer"
 
@@ -373,10 +446,16 @@ def recorded_by_torch(folder: Path, schedule: Any, steps: int) -> list[list[str]
 
     def keep(profiler: profile) -> None:
         profiler.export_chrome_trace(str(folder / "trace.json"))
-        names = {row.name for row in Capture.load(folder / "trace.json").events if row.name.startswith("ProfilerStep#")}
+        names = {
+            row.name
+            for row in Capture.load(folder / "trace.json").events
+            if row.name.startswith("ProfilerStep#")
+        }
         found.append(sorted(names))
 
-    with profile(activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=keep) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=keep
+    ) as profiler:
         for _ in range(steps):
             torch.ones(1)
             profiler.step()
@@ -388,7 +467,10 @@ def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[str]]:
         for _ in range(steps):
             torch.ones(1)
             session.step()
-    return [[f"ProfilerStep#{number}" for number in capture.steps.column("number")] for capture in session.captures]
+    return [
+        [f"ProfilerStep#{number}" for number in capture.steps.column("number")]
+        for capture in session.captures
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of a profiler that is used twice
@@ -400,7 +482,9 @@ def recorded_by_us(folder: Path, steps: int, **options: Any) -> list[list[str]]:
         lambda step: RECORDING[0] if step in (3, 5) else ProfilerAction.WARMUP,
     ],
 )
-def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(tmp_path: Path, schedule: Any) -> None:
+def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(
+    tmp_path: Path, schedule: Any
+) -> None:
     ours = recorded_by_us(tmp_path / "ours", 10, schedule=schedule)
     assert ours == recorded_by_torch(tmp_path, schedule, 10)
     assert len(ours) >= 2
@@ -409,7 +493,10 @@ def test_a_session_records_what_torchs_profiler_does_by_the_same_schedule(tmp_pa
 def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
     described = {"_target_": "torch.profiler.schedule", "wait": 2, "warmup": 1, "active": 2}
     config = ProfilerConfig(schedule=described, export="inline", output_dir=tmp_path, sinks={})
-    assert recorded_by_us(tmp_path, 9, schedule=described)[0] == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert recorded_by_us(tmp_path, 9, schedule=described)[0] == [
+        "ProfilerStep#3",
+        "ProfilerStep#4",
+    ]
     assert config.plain()["schedule"] == described
     function = torch_schedule(wait=1, warmup=1, active=1)
     assert ProfilerConfig(schedule=function).plain()["schedule"] == "schedule.<locals>.schedule_fn"
@@ -417,18 +504,26 @@ def test_a_config_names_the_schedule_by_its_target(tmp_path: Path) -> None:
 
 
 def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) -> None:
-    assert recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
+    assert (
+        recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
+    )
     said = "The run ended after 3 steps, before a window had recorded one: have profiler.schedule record earlier, or "
     assert f"{said}train longer." in log.at("WARNING")
-    assert any(line.startswith("Profiler records no window before step 1001 on cpu") for line in log.at("INFO"))
-    assert recorded_by_us(tmp_path, 1_500, schedule=torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)) == [
-        ["ProfilerStep#1401"]
-    ]
+    assert any(
+        line.startswith("Profiler records no window before step 1001 on cpu")
+        for line in log.at("INFO")
+    )
+    assert recorded_by_us(
+        tmp_path, 1_500, schedule=torch_schedule(wait=1_400, warmup=1, active=1, repeat=1)
+    ) == [["ProfilerStep#1401"]]
 
 
 def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
     session = Session(
-        schedule=torch_schedule(wait=3, warmup=1, active=1), export="inline", sinks={}, output_dir=tmp_path
+        schedule=torch_schedule(wait=3, warmup=1, active=1),
+        export="inline",
+        sinks={},
+        output_dir=tmp_path,
     )
     session.step_number = 12_346
     with session:
@@ -440,9 +535,15 @@ def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("soon", "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, as "),
+        (
+            "soon",
+            "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, as ",
+        ),
         ({"wait": 1}, "profiler.schedule is {'wait': 1}, but it must be a function "),
-        (lambda _: True, "profiler.schedule cannot be asked for step 0 (it gave True): it must be a function "),
+        (
+            lambda _: True,
+            "profiler.schedule cannot be asked for step 0 (it gave True): it must be a function ",
+        ),
         (torch_schedule, "profiler.schedule cannot be asked for step 0 (schedule() "),
         (
             {"_target_": "torch.profiler.schedul"},
@@ -458,14 +559,23 @@ def test_what_is_no_schedule_is_refused(given: Any, sentence: str) -> None:
 
 def test_what_stands_beside_a_function_is_refused_or_named() -> None:
     function = torch_schedule(wait=1, warmup=1, active=1)
-    with pytest.raises(ConfigError, match=r"^profiler\.schedule and profiler\.at_steps are both given, "):
+    with pytest.raises(
+        ConfigError, match=r"^profiler\.schedule and profiler\.at_steps are both given, "
+    ):
         ProfilerConfig(schedule=function, at_steps=[3])
-    with pytest.raises(ConfigError, match=r"^profiler\.repeat is 3, but profiler\.schedule says which windows there"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^profiler\.repeat is 3, but profiler\.schedule says which windows there",
+    ):
         ProfilerConfig(schedule=function, repeat=3)
     (note,) = ProfilerConfig(schedule=function, wait=2, active=3).notes
-    assert note.startswith("profiler.wait=2 and profiler.active=3 are not looked at: profiler.schedule says")
+    assert note.startswith(
+        "profiler.wait=2 and profiler.active=3 are not looked at: profiler.schedule says"
+    )
 
 
 def test_torchs_callback_is_answered_with_sinks() -> None:
-    with pytest.raises(ConfigError, match=r"^profiler\.on_trace_ready is not an option: .* sinks do: choose some"):
+    with pytest.raises(
+        ConfigError, match=r"^profiler\.on_trace_ready is not an option: .* sinks do: choose some"
+    ):
         Session(on_trace_ready=print)

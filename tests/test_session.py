@@ -87,8 +87,13 @@ def test_each_window_records_just_its_steps(tmp_path: Path, net: nn.Module, log:
             train_step(net, batch)
             session.step()
     assert [whole_steps(c) for c in session.captures] == [[3, 4], [7, 8]]
-    assert [c.folder.name for c in session.captures] == ["steps_000003-000004_rank0", "steps_000007-000008_rank0"]
-    assert any("records steps 3–4, then 7–8 (counted from 0) on cpu" in line for line in log.at("INFO"))
+    assert [c.folder.name for c in session.captures] == [
+        "steps_000003-000004_rank0",
+        "steps_000007-000008_rank0",
+    ]
+    assert any(
+        "records steps 3–4, then 7–8 (counted from 0) on cpu" in line for line in log.at("INFO")
+    )
     for capture in session.captures:
         assert capture.metadata["window"]["truncated"] is False
         assert [e["name"] for e in events(capture)].count("forward") == 2
@@ -117,7 +122,11 @@ def test_capture_json_says_what_was_recorded(tmp_path: Path, net: nn.Module) -> 
 
 
 def test_without_a_schedule_the_whole_block_is_recorded(tmp_path: Path, net: nn.Module) -> None:
-    with Session(output_dir=str(tmp_path)) as session, profiled("inference"), torch.inference_mode():
+    with (
+        Session(output_dir=str(tmp_path)) as session,
+        profiled("inference"),
+        torch.inference_mode(),
+    ):
         net(LOADER[0])
     (capture,) = session.captures
     assert whole_steps(capture) == [0]
@@ -149,7 +158,9 @@ def test_disabled_does_nothing_at_all(
     assert log == []
 
 
-def test_a_run_too_short_for_its_window_keeps_what_there_is(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_run_too_short_for_its_window_keeps_what_there_is(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     with Session({"wait": 2, "active": 5, "output_dir": str(tmp_path)}) as session:
         for batch in session.steps(LOADER[:4]):
             train_step(net, batch)
@@ -199,7 +210,9 @@ def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log:
     ]
 
 
-def test_a_run_that_ends_between_two_windows_leaves_no_empty_one(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_run_that_ends_between_two_windows_leaves_no_empty_one(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     with Session({"active": 2, "repeat": 0, "output_dir": str(tmp_path)}) as session:
         for batch in session.steps(LOADER[:4]):
             train_step(net, batch)
@@ -225,7 +238,9 @@ def test_none_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     assert log == []
 
 
-def test_an_exception_keeps_the_window_and_goes_on_unchanged(tmp_path: Path, net: nn.Module) -> None:
+def test_an_exception_keeps_the_window_and_goes_on_unchanged(
+    tmp_path: Path, net: nn.Module
+) -> None:
     error = ZeroDivisionError("mine")
 
     def run(session: Session) -> None:
@@ -261,7 +276,9 @@ def test_waiting_for_batch_k_belongs_to_step_k(tmp_path: Path, net: nn.Module) -
 
 
 @pytest.mark.parametrize(("loader", "waits"), [([1, 2, 3], 3), ([], 0), (iter([1, 2, 3]), 4)])
-def test_the_end_of_a_loader_is_no_wait_for_a_batch(tmp_path: Path, loader: Any, waits: int) -> None:
+def test_the_end_of_a_loader_is_no_wait_for_a_batch(
+    tmp_path: Path, loader: Any, waits: int
+) -> None:
     with Session({"timings": {}, "output_dir": tmp_path}) as session:
         for _ in session.steps(loader):
             pass
@@ -290,12 +307,18 @@ def test_a_step_inside_steps_is_not_counted_twice(tmp_path: Path, net: nn.Module
         for _ in session.steps(LOADER[:3]):
             session.step()
     assert session.step_number == 3
-    assert log.at("WARNING") == ["session.step() does nothing inside session.steps(), which steps by itself."]
+    assert log.at("WARNING") == [
+        "session.step() does nothing inside session.steps(), which steps by itself."
+    ]
 
 
-def test_module_ranges_are_there_only_while_a_window_is_open(tmp_path: Path, net: nn.Module) -> None:
+def test_module_ranges_are_there_only_while_a_window_is_open(
+    tmp_path: Path, net: nn.Module
+) -> None:
     wrapped = []
-    with Session({"wait": 1, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}, model=net) as session:
+    with Session(
+        {"wait": 1, "warmup": 1, "active": 1, "output_dir": str(tmp_path)}, model=net
+    ) as session:
         for batch in LOADER[:5]:
             wrapped.append(nn.Module.__call__ is not nn.Module._wrapped_call_impl)
             net(batch)
@@ -305,7 +328,9 @@ def test_module_ranges_are_there_only_while_a_window_is_open(tmp_path: Path, net
     assert {"Sequential", "0", "1", "2"} <= set(names)
 
 
-def test_what_is_open_when_the_session_stops_is_put_away(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_what_is_open_when_the_session_stops_is_put_away(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     session = Session({"warmup": 3, "active": 1, "output_dir": str(tmp_path)}, model=net).start()
     session.step()
     session.stop()
@@ -321,11 +346,16 @@ def test_a_session_can_be_started_again(tmp_path: Path, net: nn.Module, log: Log
         with session:
             train_step(net, LOADER[0])
             session.step()
-    assert [c.folder.name for c in session.captures] == ["steps_000000-000000_rank0", "steps_000000-000000_rank0-2"]
+    assert [c.folder.name for c in session.captures] == [
+        "steps_000000-000000_rank0",
+        "steps_000000-000000_rank0-2",
+    ]
     assert session.captures[1].metadata["name"] == "steps_000000-000000_rank0-2"
 
 
-def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(tmp_path: Path, net: nn.Module) -> None:
+def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(
+    tmp_path: Path, net: nn.Module
+) -> None:
     options = {"skip_first": 50, "active": 1, "warmup": 2, "output_dir": str(tmp_path)}
     session = Session(options, triggers={"mine": FiresAfter(2)})
     with session:  # ends while the window that the trigger asked for warms up
@@ -339,7 +369,9 @@ def test_a_window_that_an_earlier_run_never_reached_is_not_the_next_ones(tmp_pat
     assert session.captures == []
 
 
-def test_a_step_number_from_a_checkpoint_keeps_the_plan(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_step_number_from_a_checkpoint_keeps_the_plan(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     session = Session({"wait": 3, "active": 2, "repeat": 3, "output_dir": str(tmp_path)})
     session.step_number = 9
     with session:
@@ -360,11 +392,15 @@ def test_a_step_number_set_in_mid_run_keeps_the_plan(tmp_path: Path, net: nn.Mod
     assert [whole_steps(c) for c in session.captures] == [[8, 9], [13, 14]]
 
 
-def test_a_resumed_run_records_what_the_whole_run_would_have(tmp_path: Path, net: nn.Module) -> None:
+def test_a_resumed_run_records_what_the_whole_run_would_have(
+    tmp_path: Path, net: nn.Module
+) -> None:
     """The second session begins where the first one stopped, as its checkpoint says."""
     names = []
     for first, last in ((0, 6), (6, 13)):
-        session = Session({"every_n_steps": 4, "active": 1, "warmup": 1, "output_dir": str(tmp_path)})
+        session = Session(
+            {"every_n_steps": 4, "active": 1, "warmup": 1, "output_dir": str(tmp_path)}
+        )
         session.step_number = first
         with session:
             for _ in range(first, last):
@@ -375,7 +411,9 @@ def test_a_resumed_run_records_what_the_whole_run_would_have(tmp_path: Path, net
 
 
 def test_windows_at_the_steps_that_were_named(tmp_path: Path, net: nn.Module, log: Log) -> None:
-    with Session({"at_steps": [3, 8], "active": 2, "warmup": 1, "output_dir": str(tmp_path)}) as session:
+    with Session(
+        {"at_steps": [3, 8], "active": 2, "warmup": 1, "output_dir": str(tmp_path)}
+    ) as session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
     assert [whole_steps(c) for c in session.captures] == [[3, 4], [8, 9]]
@@ -390,7 +428,9 @@ def test_every_capture_of_repeated_cycles_is_there(tmp_path: Path, net: nn.Modul
     assert len(list(tmp_path.glob("steps_*/capture.json"))) == 6
 
 
-def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(tmp_path: Path, log: Log) -> None:
+def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(
+    tmp_path: Path, log: Log
+) -> None:
     options = {"wait": 3, "active": 2, "output_dir": str(tmp_path)}
     sentence = "The run ends with step 2, before the window of steps 3–4: lower profiler.wait, or train longer."
     Session(options, total_steps=3).start().stop()
@@ -420,7 +460,9 @@ def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(tmp_path: 
 def test_a_run_resumed_behind_its_windows_says_so_once(
     tmp_path: Path, log: Log, begin: int, total_steps: int | None, said: str | None
 ) -> None:
-    session = Session({"wait": 3, "active": 2, "repeat": 2, "total_steps": total_steps, "output_dir": tmp_path})
+    session = Session(
+        {"wait": 3, "active": 2, "repeat": 2, "total_steps": total_steps, "output_dir": tmp_path}
+    )
     session.step_number = begin
     with session:
         session.step()
@@ -428,7 +470,9 @@ def test_a_run_resumed_behind_its_windows_says_so_once(
     assert [warning[: len(said or "")] for warning in log.at("WARNING")] == ([said] if said else [])
 
 
-def test_a_step_number_set_past_the_last_window_is_told_at_the_end(tmp_path: Path, log: Log) -> None:
+def test_a_step_number_set_past_the_last_window_is_told_at_the_end(
+    tmp_path: Path, log: Log
+) -> None:
     with Session({"wait": 3, "active": 2, "output_dir": tmp_path}) as session:
         session.step_number = 1200
         session.step()
@@ -439,14 +483,18 @@ def test_a_step_number_set_past_the_last_window_is_told_at_the_end(tmp_path: Pat
     ]
 
 
-def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(tmp_path: Path, log: Log) -> None:
+def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
+    tmp_path: Path, log: Log
+) -> None:
     Session({"at_steps": [], "output_dir": tmp_path}).start().stop()
     Session({"at_steps": [], "output_dir": tmp_path}, triggers=["file"]).start().stop()
     Session("timings", output_dir=tmp_path).start().stop()
     assert log.at("WARNING") == [
         "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
     ]
-    assert f"Profiler records no window, and times the whole run on cpu, into {tmp_path}" in log.at("INFO")
+    assert f"Profiler records no window, and times the whole run on cpu, into {tmp_path}" in log.at(
+        "INFO"
+    )
 
 
 def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
@@ -456,14 +504,18 @@ def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
     with session:
         for _ in range(3):
             session.step()
-        assert re.fullmatch(r"<Session: records steps 4–5 \(.*\); at step 3, [01] captures?>", repr(session))
+        assert re.fullmatch(
+            r"<Session: records steps 4–5 \(.*\); at step 3, [01] captures?>", repr(session)
+        )
         for _ in range(3):
             session.step()
     assert repr(session) == "<Session: records no window; not running, at step 6, 2 captures>"
     assert repr(Session("disabled")) == "<Session: disabled; not running, at step 0, 0 captures>"
 
 
-def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(tmp_path: Path, log: Log) -> None:
+def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
+    tmp_path: Path, log: Log
+) -> None:
     class Fourth:
         def fires(self, step: Any) -> bool:
             return bool(step.number == 3)
@@ -476,15 +528,21 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(tmp_path:
     assert log.at("WARNING") == []
 
 
-def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_failing_sink_stops_neither_the_others_nor_the_training(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     log.errors_expected = True
     collects = Collects()
     sinks = {"broken": Broken(), "collects": collects}
-    with Session({"active": 1, "repeat": 2, "output_dir": str(tmp_path), "sinks": sinks}) as session:
+    with Session(
+        {"active": 1, "repeat": 2, "output_dir": str(tmp_path), "sinks": sinks}
+    ) as session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
     assert session.step_number == len(LOADER)
-    assert [folder.name for folder in collects.seen] == [f".{capture.name}.queued" for capture in session.captures]
+    assert [folder.name for folder in collects.seen] == [
+        f".{capture.name}.queued" for capture in session.captures
+    ]
     assert len(session.captures) == 2
     (error,) = log.at("ERROR")
     assert error.startswith(
@@ -493,14 +551,18 @@ def test_a_failing_sink_stops_neither_the_others_nor_the_training(tmp_path: Path
     assert "Traceback" in error
 
 
-def test_a_sink_that_wants_to_exit_does_not_end_the_training(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_sink_that_wants_to_exit_does_not_end_the_training(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     log.errors_expected = True
 
     class Exits:
         def write(self, capture: Any, folder: Path) -> None:
             raise SystemExit(3)
 
-    with Session({"active": 1, "output_dir": str(tmp_path), "sinks": {"exits": Exits()}}) as session:
+    with Session(
+        {"active": 1, "output_dir": str(tmp_path), "sinks": {"exits": Exits()}}
+    ) as session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
     assert session.step_number == len(LOADER)
@@ -531,7 +593,9 @@ def test_what_fails_while_recording_never_reaches_the_loop(
 
     monkeypatch.setattr(owner, part, fails_once)
     done = 0
-    with Session({"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}, model=net) as session:
+    with Session(
+        {"wait": 1, "warmup": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}, model=net
+    ) as session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
             done += 1
@@ -564,7 +628,9 @@ def test_a_full_disk_costs_one_line_and_the_window(
 ) -> None:
     log.errors_expected = True
     session = Session({"active": 1, "output_dir": str(tmp_path)}).start()
-    monkeypatch.setattr("instrument.record.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7))
+    monkeypatch.setattr(
+        "instrument.record.recorder.shutil.disk_usage", lambda _: SimpleNamespace(free=7)
+    )
     train_step(net, LOADER[0])
     session.step()
     session.stop()
@@ -615,18 +681,26 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
     assert len(first.captures) == 1
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda session: pickle.loads(pickle.dumps(session))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda session: pickle.loads(pickle.dumps(session))]
+)
 def test_a_copy_is_a_session_of_the_same_config_that_never_started(
     copied: Callable[[Session], Session], tmp_path: Path, net: nn.Module
 ) -> None:
     triggers = {"mine": FiresAfter(1)}
-    original = Session(active=1, output_dir=tmp_path, sinks={"mine": Collects()}, triggers=triggers, model=net)
+    original = Session(
+        active=1, output_dir=tmp_path, sinks={"mine": Collects()}, triggers=triggers, model=net
+    )
     with original:
         original.add_metadata("run", "first")
         again = copied(original)
         train_step(net, LOADER[0])
         original.step()
-    assert (again.running, again.captures, again.config.plain()) == (False, [], original.config.plain())
+    assert (again.running, again.captures, again.config.plain()) == (
+        False,
+        [],
+        original.config.plain(),
+    )
     with again:
         for _ in range(3):
             train_step(again._model, LOADER[0])
@@ -653,7 +727,9 @@ def test_torchs_own_profiler_at_the_start_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     log.errors_expected = True
     with Session({"wait": 1, "active": 1, "repeat": 2, "output_dir": str(tmp_path)}) as session:
         with torch.profiler.profile():
@@ -668,9 +744,13 @@ def test_torchs_own_profiler_in_the_way_of_a_window_costs_that_window(tmp_path: 
     assert "torch's own profiler is running in this process" in log.at("ERROR")[0]
 
 
-def test_a_device_that_is_not_there_is_said_and_the_host_recorded(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_device_that_is_not_there_is_said_and_the_host_recorded(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     absent = "mtia"  # on no machine that these tests run on
-    with Session({"activities": ["cpu", absent], "active": 1, "output_dir": str(tmp_path)}) as session:
+    with Session(
+        {"activities": ["cpu", absent], "active": 1, "output_dir": str(tmp_path)}
+    ) as session:
         train_step(net, LOADER[0])
         session.step()
     assert session.captures[0].metadata["activities"] == ["cpu"]
@@ -690,7 +770,9 @@ def test_cuda_where_there_is_none(tmp_path: Path, net: nn.Module, log: Log) -> N
     ]
 
 
-def test_a_trigger_asks_for_a_window_and_sees_each_step(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_a_trigger_asks_for_a_window_and_sees_each_step(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     trigger = FiresAfter(3)
     options = {"skip_first": 100, "warmup": 1, "active": 2, "output_dir": str(tmp_path)}
     with Session(options, triggers={"mine": trigger}) as session:
@@ -700,12 +782,16 @@ def test_a_trigger_asks_for_a_window_and_sees_each_step(tmp_path: Path, net: nn.
     assert [whole_steps(c) for c in session.captures] == [[5, 6]]
     assert session.captures[0].metadata["window"]["trigger"] == "mine"
     assert [s.number for s in trigger.steps] == list(range(12))
-    assert [s.loss for s in trigger.steps] == [None, *map(float, range(11))], "a loss is seen a step late"
+    assert [s.loss for s in trigger.steps] == [None, *map(float, range(11))], (
+        "a loss is seen a step late"
+    )
     assert all(s.duration_ns > 0 for s in trigger.steps)
     assert any("The trigger mine fired: records steps 5–6." in line for line in log.at("INFO"))
 
 
-def test_a_triggered_window_comes_before_the_next_one_on_schedule(tmp_path: Path, net: nn.Module) -> None:
+def test_a_triggered_window_comes_before_the_next_one_on_schedule(
+    tmp_path: Path, net: nn.Module
+) -> None:
     options = {"skip_first": 7, "active": 2, "output_dir": str(tmp_path)}
     with Session(options, triggers={"mine": FiresAfter(1)}) as session:
         for batch in session.steps(LOADER):
@@ -730,7 +816,9 @@ def test_a_trigger_that_raises_is_told_once(tmp_path: Path, net: nn.Module, log:
         def fires(self, step: Any) -> bool:
             raise ValueError("no idea")
 
-    with Session({"wait": 2, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": Raises()}) as session:
+    with Session(
+        {"wait": 2, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": Raises()}
+    ) as session:
         for batch in session.steps(LOADER):
             train_step(net, batch)
     assert [whole_steps(c) for c in session.captures] == [[2]]
@@ -806,7 +894,9 @@ def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memor
         thread.join()
         print("CAPTURES", len(session.captures))
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
+    )
     assert f"CAPTURES {0 if memory else 1}" in done.stdout
     assert ("ends the window only there" in done.stderr) == memory
     assert done.returncode == 0
@@ -819,7 +909,9 @@ def test_a_session_that_nobody_stops_is_stopped_at_exit(tmp_path: Path) -> None:
         session.step()
         raise KeyError("nobody catches it")
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     (found,) = tmp_path.glob("*/capture.json")
     assert json.loads(found.read_text())["window"]["reason"] == "the interpreter ended"
@@ -837,13 +929,19 @@ def test_torchs_profiler_inside_a_window_costs_that_window_and_no_process(tmp_pa
             session.step()
         print("CAPTURES", *[c.name for c in session.captures])
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "CAPTURES steps_000001-000001_rank0" in done.stdout
-    assert "torch.profiler was used inside the window, which takes the recording away" in done.stderr
+    assert (
+        "torch.profiler was used inside the window, which takes the recording away" in done.stderr
+    )
 
 
-def test_a_forked_child_neither_steps_its_parents_run_nor_is_kept_from_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_neither_steps_its_parents_run_nor_is_kept_from_its_own(
+    tmp_path: Path,
+) -> None:
     code = f"""
         import os, torch
         from instrument import Session
@@ -855,12 +953,16 @@ def test_a_forked_child_neither_steps_its_parents_run_nor_is_kept_from_its_own(t
         session.step(); session.step(); session.stop()
         print("CAPTURES", len(session.captures))
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
+    )
     assert "CAPTURES 1" in done.stdout, done.stderr
     assert len(list((tmp_path / "parent").iterdir())) == 1
 
 
-def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(tmp_path: Path, log: Log) -> None:
+def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(
+    tmp_path: Path, log: Log
+) -> None:
     log.errors_expected = True
     with Session({"active": 6, "output_dir": str(tmp_path / "a")}) as first:
         pass
@@ -918,10 +1020,16 @@ def test_a_forward_that_is_interrupted_leaves_no_range_open(tmp_path: Path) -> N
         with profiled("later"):
             pass
         session.step()
-    assert [row.path for row in session.captures[0].ranges] == ["Sequential", "Sequential/0", "later"]
+    assert [row.path for row in session.captures[0].ranges] == [
+        "Sequential",
+        "Sequential/0",
+        "later",
+    ]
 
 
-def test_what_cannot_be_described_loses_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_described_loses_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Odd(Sink):
         anything: Any = object()
 
@@ -937,7 +1045,9 @@ def test_what_cannot_be_described_loses_no_trace(tmp_path: Path, monkeypatch: py
 
 def test_a_loss_that_is_no_number_costs_the_triggers_a_warning(tmp_path: Path, log: Log) -> None:
     trigger = FiresAfter(99)
-    with Session({"wait": 3, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": trigger}) as session:
+    with Session(
+        {"wait": 3, "active": 1, "output_dir": str(tmp_path)}, triggers={"mine": trigger}
+    ) as session:
         for number in range(6):
             session.step(loss=torch.ones(4) if number == 1 else 1.0)
     assert [whole_steps(c) for c in session.captures] == [[3]]
@@ -967,7 +1077,10 @@ def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
             profiled(name)(lambda: None)()
         profiled("{text}")(lambda text: None)("caf\udce9")
         session.step()
-    assert [(row.name, row.calls) for row in session.captures[0].ranges] == [*((n, 2) for n in odd), ("caf\udce9", 1)]
+    assert [(row.name, row.calls) for row in session.captures[0].ranges] == [
+        *((n, 2) for n in odd),
+        ("caf\udce9", 1),
+    ]
 
 
 def test_a_range_that_is_called_like_a_step_is_a_range(tmp_path: Path) -> None:
@@ -993,15 +1106,23 @@ def test_what_torch_loads_for_its_first_window_is_loaded_at_the_start(tmp_path: 
             print("LOADED", len(set(sys.modules) - before))
             session.step()
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout.split("LOADED ")[1]) < 10
 
 
-def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(tmp_path: Path, log: Log) -> None:
-    with Session(active=1, repeat=2, memory_snapshot=True, activities=["cpu"], output_dir=str(tmp_path)) as session:
+def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
+    tmp_path: Path, log: Log
+) -> None:
+    with Session(
+        active=1, repeat=2, memory_snapshot=True, activities=["cpu"], output_dir=str(tmp_path)
+    ) as session:
         for _ in range(3):
             session.step()
-    sentence = "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+    sentence = (
+        "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+    )
     assert log.at("WARNING") == [sentence]
     assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
         ["capture.json", "summary.json", "trace.json.gz"]
@@ -1017,7 +1138,9 @@ def test_a_snapshot_is_taken_at_the_end_of_the_window_and_lies_beside_the_trace(
         _snapshot=lambda: done.append("snapshot") or {"segments": [7]},
     )
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    window = recorder.Recorder(ProfilerConfig(memory_snapshot=True), ["cpu"], backends.backend, tmp_path)
+    window = recorder.Recorder(
+        ProfilerConfig(memory_snapshot=True), ["cpu"], backends.backend, tmp_path
+    )
     window._takes_snapshot = True  # as where a CUDA device is among the activities
     window.start()
     assert done == [{"max_entries": recorder._SNAPSHOT_EVENTS}]
@@ -1039,10 +1162,19 @@ def test_what_counts_as_communication_is_kept_with_the_capture(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("with_stack", [False, True])
-def test_overloads_are_recorded_where_they_are_asked_for(tmp_path: Path, *, with_stack: bool) -> None:
-    options = {"capture_overload_names": True, "with_stack": with_stack, "output_dir": str(tmp_path)}
+def test_overloads_are_recorded_where_they_are_asked_for(
+    tmp_path: Path, *, with_stack: bool
+) -> None:
+    options = {
+        "capture_overload_names": True,
+        "with_stack": with_stack,
+        "output_dir": str(tmp_path),
+    }
     with Session(options) as session:
         torch.ones(2).sum().add(1).sum(dim=0)
     table = session.captures[0].operators
-    assert {row.overload for row in table.by("overload") if row.name == "aten::sum"} == {"", "dim_IntList"}
+    assert {row.overload for row in table.by("overload") if row.name == "aten::sum"} == {
+        "",
+        "dim_IntList",
+    }
     assert table.where(name="aten::sum")[0].calls == 2

@@ -45,12 +45,16 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]
     With the worker, which the first window starts; one rank, no triggers, no `model=`.
     """
     folder = tmp_path_factory.mktemp("run")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True
+    )
     return [[(file, name) for file, name in calls] for calls in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("number", [0, 1, 6, 7, 12, 15])
-def test_a_waiting_step_is_three_calls_in_two_files(steps: list[list[tuple[str, str]]], number: int) -> None:
+def test_a_waiting_step_is_three_calls_in_two_files(
+    steps: list[list[tuple[str, str]]], number: int
+) -> None:
     calls = steps[number]
     assert calls[0] == ("record/session.py", "step")
     assert len(calls) <= 3, calls
@@ -59,6 +63,8 @@ def test_a_waiting_step_is_three_calls_in_two_files(steps: list[list[tuple[str, 
 
 def test_the_end_of_a_window_passes_through_few_files(steps: list[list[tuple[str, str]]]) -> None:
     calls = steps[11]
-    assert {"_end_window", "save", "queue", "submit"} <= {name for _, name in calls}, "it is a step that ends a window"
+    assert {"_end_window", "save", "queue", "submit"} <= {name for _, name in calls}, (
+        "it is a step that ends a window"
+    )
     assert len(calls) <= 60, calls
     assert len({file for file, _ in calls}) <= 6, calls

@@ -29,9 +29,9 @@ def test_values_are_data_in_every_kind_of_template() -> None:
 
 def test_coordinates_are_short() -> None:
     numbers = [0.0, 12.0, 1234567.5, 1 / 3, 7, True, None]
-    assert rendered("{{ n | join(' ') }}", n=[rendered("{{ n }}", n=number) for number in numbers]) == (
-        "0 12 1234567.5 0.333 7 True None"
-    )
+    assert rendered(
+        "{{ n | join(' ') }}", n=[rendered("{{ n }}", n=number) for number in numbers]
+    ) == ("0 12 1234567.5 0.333 7 True None")
 
 
 def test_what_is_not_given_is_an_error() -> None:
@@ -41,14 +41,23 @@ def test_what_is_not_given_is_an_error() -> None:
 
 def test_an_asset_stands_as_it_is() -> None:
     assets = [
-        file for folder in ("report", "fx") for kind in ("css", "js") for file in ROOT.glob(f"{folder}/**/*.{kind}")
+        file
+        for folder in ("report", "fx")
+        for kind in ("css", "js")
+        for file in ROOT.glob(f"{folder}/**/*.{kind}")
     ]
     assert assets
     for file in assets:
         text = file.read_text(encoding="utf-8")
-        assert rendered("{{ asset(name) }}", name=file.relative_to(ROOT).as_posix()).rstrip() == text.rstrip()
+        assert (
+            rendered("{{ asset(name) }}", name=file.relative_to(ROOT).as_posix()).rstrip()
+            == text.rstrip()
+        )
         assert "</" not in text, "it would end the element that contains it"
 
 
 def test_a_script_is_let_run_by_its_hash() -> None:
-    assert rendered("{{ 'alert(1)' | csp_hash }}") == "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI="
+    assert (
+        rendered("{{ 'alert(1)' | csp_hash }}")
+        == "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI="
+    )

@@ -25,15 +25,31 @@ from instrument.report.text import capture_parts, plain, render, view_part
 
 WIDTHS = (30, 60, 80, 100, 140, 250)
 CONTROL = re.compile(r"\x1b\[[0-9;]*m")
-HOSTILE = ("[red]x[/red]", "[link=https://evil]y[/link]", ":smile:", "a\x1b]0;owned\x07b", "[/]", "中文内核" * 20)
+HOSTILE = (
+    "[red]x[/red]",
+    "[link=https://evil]y[/link]",
+    ":smile:",
+    "a\x1b]0;owned\x07b",
+    "[/]",
+    "中文内核" * 20,
+)
 
 
-def drawn(parts: list[str | Section], width: int, encoding: str = "utf-8", **options: object) -> str:
+def drawn(
+    parts: list[str | Section], width: int, encoding: str = "utf-8", **options: object
+) -> str:
     class File(StringIO):
         pass
 
     File.encoding = encoding  # type: ignore[misc]
-    console = Console(file=File(), force_terminal=True, color_system="standard", width=width, _environ={}, **options)
+    console = Console(
+        file=File(),
+        force_terminal=True,
+        color_system="standard",
+        width=width,
+        _environ={},
+        **options,
+    )
     return draw(parts, console)
 
 
@@ -46,7 +62,10 @@ def tables(text: str) -> list[list[str]]:
     blocks = [block.splitlines() for block in words(text).split("\n\n")]
     found = []
     for block in blocks:
-        rule = next((at for at, line in enumerate(block) if re.fullmatch(r"[─ -]*[─-]{3}[─ -]*", line)), None)
+        rule = next(
+            (at for at, line in enumerate(block) if re.fullmatch(r"[─ -]*[─-]{3}[─ -]*", line)),
+            None,
+        )
         if rule is not None:
             found.append(block[rule - 1 :])
     return found
@@ -54,16 +73,26 @@ def tables(text: str) -> list[list[str]]:
 
 @pytest.fixture
 def capture(tmp_path: Path) -> Capture:
-    deep = [annotation("/".join("abcdefgh"[: depth + 1]), 100 + depth, 80 - 2 * depth) for depth in range(8)]
-    return write_capture(tmp_path, [*steps(), *kernels(), *deep, span("aten::" + "long" * 40, 500, 9)])
+    deep = [
+        annotation("/".join("abcdefgh"[: depth + 1]), 100 + depth, 80 - 2 * depth)
+        for depth in range(8)
+    ]
+    return write_capture(
+        tmp_path, [*steps(), *kernels(), *deep, span("aten::" + "long" * 40, 500, 9)]
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("columns", [None, ["all"], ["calls", "cpu_ns", "share", "self_cpu_ns"]])
-def test_no_line_is_wider_than_the_terminal(capture: Capture, width: int, columns: list[str] | None) -> None:
+def test_no_line_is_wider_than_the_terminal(
+    capture: Capture, width: int, columns: list[str] | None
+) -> None:
     parts = capture_parts(capture, columns=columns, rows=-1)
     if columns != ["calls", "cpu_ns", "share", "self_cpu_ns"]:
-        parts += [view_part(view, getattr(capture, view), rows=5, columns=columns) for view in ("kernels", "steps")]
+        parts += [
+            view_part(view, getattr(capture, view), rows=5, columns=columns)
+            for view in ("kernels", "steps")
+        ]
     text = drawn(parts, width)
     found = tables(text)
     assert len(found) >= 2
@@ -76,7 +105,9 @@ def test_columns_that_have_no_room_are_named_and_the_key_stays(capture: Capture)
     text = words(drawn([part], 60))
     header = text.splitlines()[2 if "threads" in text.splitlines()[1] else 1]
     assert header.split()[0] == "name"
-    assert re.search(r"\bCPU\b", text.partition("─")[0].splitlines()[-1]), "the column that it is sorted by"
+    assert re.search(r"\bCPU\b", text.partition("─")[0].splitlines()[-1]), (
+        "the column that it is sorted by"
+    )
     said = " ".join(text.partition(" columns left out: ")[2].split())
     left_out = said.partition("; ")[0].split(", ")
     assert said.endswith("; --columns all or a wider terminal shows them.")
@@ -100,7 +131,9 @@ def test_columns_that_were_asked_for_are_all_shown_below_each_other(capture: Cap
 
 
 def test_a_tree_has_lines_and_a_share_its_bar(capture: Capture) -> None:
-    (part,) = (part for part in capture_parts(capture, operators=False) if isinstance(part, Section))
+    (part,) = (
+        part for part in capture_parts(capture, operators=False) if isinstance(part, Section)
+    )
     lines = [line for lines in tables(drawn([part], 250)) for line in lines]
     names = [line.split("  ")[0] for line in lines]
     assert any(name.lstrip("│ ").startswith(("└ ", "├ ")) for name in names)
@@ -112,18 +145,28 @@ def test_a_tree_has_lines_and_a_share_its_bar(capture: Capture) -> None:
 def test_the_lines_of_a_tree() -> None:
     depths = [0, 1, 2, 2, 1, 2, 0, 1]
     names = [f"{'  ' * depth}n{k}" for k, depth in enumerate(depths)]
-    part = Section(Table({"name": [*names, "rest"], "depth": [*depths, None]}), ["name"], is_tree=True)
+    part = Section(
+        Table({"name": [*names, "rest"], "depth": [*depths, None]}), ["name"], is_tree=True
+    )
     assert words(drawn([part], 80)).splitlines()[2:] == [
         "n0", "├ n1", "│ ├ n2", "│ └ n3", "└ n4", "  └ n5", "n6", "└ n7", "rest",
     ]  # fmt: skip
-    deep = Section(Table({"name": ["  " * k + "n" for k in range(500)], "depth": range(500)}), ["name"], is_tree=True)
+    deep = Section(
+        Table({"name": ["  " * k + "n" for k in range(500)], "depth": range(500)}),
+        ["name"],
+        is_tree=True,
+    )
     lines = words(drawn([deep], 40)).splitlines()[2:]
     assert len(lines) == 500
-    assert all(cell_len(line) <= 40 and line.endswith("n") for line in lines), "the name is seen at any depth"
+    assert all(cell_len(line) <= 40 and line.endswith("n") for line in lines), (
+        "the name is seen at any depth"
+    )
 
 
 def test_long_names_keep_head_and_tail() -> None:
-    part = Section(Table({"name": ["void " + "x" * 200 + "<float, 3>"], "calls": [1]}), ["name", "calls"])
+    part = Section(
+        Table({"name": ["void " + "x" * 200 + "<float, 3>"], "calls": [1]}), ["name", "calls"]
+    )
     row = words(drawn([part], 50)).splitlines()[2]
     assert row.startswith("void xx")
     assert "<float, 3>  " in row
@@ -140,7 +183,9 @@ def test_hostile_names_stand_as_they_are(tmp_path: Path) -> None:
     for name in (*HOSTILE[:3], r"a\x1b]0;owned\x07b", "[/]"):
         assert plain_text.count(name) >= 3, name
     assert "8;" not in "".join(re.findall(r"\x1b[^m]*", text)), "no link"
-    capture = write_capture(tmp_path, [*steps(), *(span(name, 600 + k, 1) for k, name in enumerate(HOSTILE))])
+    capture = write_capture(
+        tmp_path, [*steps(), *(span(name, 600 + k, 1) for k, name in enumerate(HOSTILE))]
+    )
     shown = words(drawn([*capture_parts(capture, rows=-1)], 80))
     assert all(name in shown for name in HOSTILE[:3])
 
@@ -148,7 +193,9 @@ def test_hostile_names_stand_as_they_are(tmp_path: Path) -> None:
 def test_a_table_of_nothing_and_a_terminal_of_nothing() -> None:
     empty = Section(Table({"name": [], "calls": []}), ["name", "calls"], "Nothing")
     assert words(drawn([empty], 20)).splitlines()[:2] == ["Nothing", "name  calls"]
-    some = Section(Table({"number": [1, 2], "duration_ns": [10**9, None]}), ["number", "duration_ns"])
+    some = Section(
+        Table({"number": [1, 2], "duration_ns": [10**9, None]}), ["number", "duration_ns"]
+    )
     assert all(cell_len(line) <= 5 for lines in tables(drawn([some], 5)) for line in lines)
 
 
@@ -162,7 +209,9 @@ def on_a_terminal(*arguments: str, width: int, **environment: str) -> str:
     command = [sys.executable, "-m", "instrument", *arguments]
     env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
     env |= {"TERM": "xterm", **environment}
-    process = subprocess.Popen(command, stdin=outside, stdout=outside, stderr=subprocess.PIPE, env=env)
+    process = subprocess.Popen(
+        command, stdin=outside, stdout=outside, stderr=subprocess.PIPE, env=env
+    )
     os.close(outside)
     content = b""
     while True:
@@ -212,5 +261,7 @@ def test_every_view_can_be_drawn(capture: Capture) -> None:
 def test_rich_is_loaded_for_a_terminal_alone(capture: Capture) -> None:
     code = "import sys; from instrument.cli.command import main; main(sys.argv[1:]); print('rich' in sys.modules)"
     for arguments in (["show", str(capture.folder)], ["show", str(capture.folder), "--json"], []):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, encoding="utf-8"
+        )
         assert done.stdout.endswith("False\n")

@@ -33,7 +33,9 @@ def profiler_is_on() -> bool:
 
 def outcome(code: str) -> str:
     """What a process of its own prints, which must not be ended by a signal."""
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -98,7 +100,9 @@ def test_two_sessions_in_two_threads_take_turns(tmp_path: Path) -> None:
     assert said.count("STEPS 20") == 2
 
 
-def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(tmp_path: Path, log: Log) -> None:
+def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
+    tmp_path: Path, log: Log
+) -> None:
     log.errors_expected = True
     with Session(active=3, repeat=3, profile_memory=True, output_dir=tmp_path) as session:
         for _ in range(2):
@@ -122,7 +126,9 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
     tmp_path: Path, log: Log
 ) -> None:
     log.errors_expected = True
-    session = Session(active=3, profile_memory=True, preemption_grace_s=None, output_dir=tmp_path / "first").start()
+    session = Session(
+        active=3, profile_memory=True, preemption_grace_s=None, output_dir=tmp_path / "first"
+    ).start()
     session.step()
     in_thread(session.stop)
     assert profiler_is_on()
@@ -161,7 +167,9 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         assert "STEPS [[4, 5]]" in said
 
 
-def test_left_on_in_a_thread_that_has_ended_the_profiler_ends_no_process_at_exit(tmp_path: Path) -> None:
+def test_left_on_in_a_thread_that_has_ended_the_profiler_ends_no_process_at_exit(
+    tmp_path: Path,
+) -> None:
     outcome(f"""
         from threading import Thread
         from instrument import Session
@@ -189,8 +197,13 @@ def test_one_session_stepped_from_several_threads_records_every_step_once(tmp_pa
             worker.join()
     first = session.captures[0].steps
     assert first.column("number") == list(range(5, 25))
-    ends = [start + length for start, length in zip(first.column("start_ns"), first.column("duration_ns"))]
-    assert all(end <= start for end, start in zip(ends, first.column("start_ns")[1:])), "no two steps at once"
+    ends = [
+        start + length
+        for start, length in zip(first.column("start_ns"), first.column("duration_ns"))
+    ]
+    assert all(end <= start for end, start in zip(ends, first.column("start_ns")[1:])), (
+        "no two steps at once"
+    )
 
 
 def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
@@ -230,7 +243,9 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
     monkeypatch.setattr(threads, "_told", set())
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", none)
-        with Session(at_steps=[1, 6], active=1, output_dir=tmp_path, triggers={"mine": Polled()}) as session:
+        with Session(
+            at_steps=[1, 6], active=1, output_dir=tmp_path, triggers={"mine": Polled()}
+        ) as session:
             for _ in range(9):
                 session.step()
     assert [capture.steps.column("number") for capture in session.captures] == [[1], [3], [6]]

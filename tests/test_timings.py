@@ -62,7 +62,9 @@ def timed(tmp_path: Path, every: int = 100, **options: Any) -> Session:
 
 
 def lines(tmp_path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "timings_rank0.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (tmp_path / "timings_rank0.jsonl").read_text().splitlines()
+    ]
 
 
 def calls(session: Session) -> dict[str, int]:
@@ -105,7 +107,10 @@ def test_what_is_added_while_another_counts_is_counted_once() -> None:
     rows, total, turned = Rows(), 4 * 20_000, []
     rows.add("range", 0)
     ((_, row),) = rows.items()
-    threads = [threading.Thread(target=lambda: [rows.add("range", n) for n in range(20_000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [rows.add("range", n) for n in range(20_000)])
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
@@ -129,7 +134,9 @@ def test_what_comes_while_others_are_taken_stays_for_the_next_time() -> None:
     assert [row.turn().total_ns for _ in range(3)] == [7, 1_000, 1_000]
 
 
-def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As a signal handler's does, on the very thread that holds the lock."""
     rows, add, came = Rows(), DurationHistogram.add, []
 
@@ -258,7 +265,9 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
         pass
 
     with timed(tmp_path, every=1) as session:
-        threads = [threading.Thread(target=lambda: [work() for _ in range(1_000)]) for _ in range(5)]
+        threads = [
+            threading.Thread(target=lambda: [work() for _ in range(1_000)]) for _ in range(5)
+        ]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -266,7 +275,8 @@ def test_every_thread_is_timed(tmp_path: Path) -> None:
     assert calls(session)[work.__qualname__] == 5_000
     assert (
         sum(
-            line["ranges"].get(work.__qualname__, {"since": {"calls": 0}})["since"]["calls"] for line in lines(tmp_path)
+            line["ranges"].get(work.__qualname__, {"since": {"calls": 0}})["since"]["calls"]
+            for line in lines(tmp_path)
         )
         == 5_000
     )
@@ -305,7 +315,9 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     assert [entry["run"]["max_ns"] for entry in forward] == [4_000, 8_000, 10_000]
     assert forward[-1]["run"]["p50_ns"] == pytest.approx(5_000, rel=0.02)
     assert {name for line in written for name in line["ranges"]} == {"forward", STEP}
-    (line,) = [line for line in log.at("INFO") if line.startswith("Times every range and step, into ")]
+    (line,) = [
+        line for line in log.at("INFO") if line.startswith("Times every range and step, into ")
+    ]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
     assert session.timings is not None
@@ -332,7 +344,9 @@ def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_pat
             session.step()
         assert backends.armed
     assert not backends.armed
-    assert [[(row.name, row.calls) for row in c.ranges] for c in session.captures] == [[("forward", 2)]] * 2
+    assert [[(row.name, row.calls) for row in c.ranges] for c in session.captures] == [
+        [("forward", 2)]
+    ] * 2
     assert calls(session) == {"forward": 10, STEP: 10}
 
 
@@ -395,7 +409,9 @@ def test_an_exception_leaves_nothing_armed_and_the_rest_written(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         run()
     assert not backends.armed
-    assert {name: entry["run"]["calls"] for name, entry in lines(tmp_path)[0]["ranges"].items()} == {
+    assert {
+        name: entry["run"]["calls"] for name, entry in lines(tmp_path)[0]["ranges"].items()
+    } == {
         STEP: 1,
         "forward": 1,
     }
@@ -406,7 +422,10 @@ def test_a_full_disk_is_told_once_and_changes_nothing_else(
 ) -> None:
     log.errors_expected = True
     full = Path("/dev/full")
-    monkeypatch.setattr("instrument.record.timings.open_to_append", lambda path, buffering: full.open("r+b", buffering))
+    monkeypatch.setattr(
+        "instrument.record.timings.open_to_append",
+        lambda path, buffering: full.open("r+b", buffering),
+    )
     with timed(tmp_path, every=1) as session:
         for _ in range(4):
             session.step()
@@ -475,7 +494,9 @@ def net() -> Iterator[nn.Module]:
     forget(made)
 
 
-def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Path, net: nn.Module, log: Log) -> None:
+def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
+    tmp_path: Path, net: nn.Module, log: Log
+) -> None:
     net.add_module("unused", nn.Identity())
     for modules, expected in ((False, 2), (True, 6)):
         options = {"wait": 2, "active": 2, "repeat": 1, "timings": {"modules": modules}}
@@ -487,7 +508,9 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Pa
         assert calls(session) == {"0": expected, "1": expected, STEP: 6}
         assert [(row.path, row.calls) for row in capture.ranges] == [("0", 2), ("1", 2)]
         assert capture.metadata["modules_not_seen"] == ["Sequential", "unused"]
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in net.modules()
+        )
     said = [line for line in log.at("INFO") if line.startswith("Times every range")]
     hint = "; submodules too with profiler.timings.modules=true"
     assert [hint in line for line in said] == [True, False]
@@ -495,7 +518,9 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's own
 @pytest.mark.parametrize("modules", [False, True])
-def test_compiled_code_stays_one_graph(tmp_path: Path, net: nn.Module, log: Log, modules: bool) -> None:
+def test_compiled_code_stays_one_graph(
+    tmp_path: Path, net: nn.Module, log: Log, modules: bool
+) -> None:
     @profiled("marked")
     def marked(x: torch.Tensor) -> torch.Tensor:
         return net(x).sin()
@@ -533,7 +558,10 @@ def test_show_prints_the_last_summary_of_a_file_or_folder(
     assert main(["show", str(tmp_path), "--timings"]) == 0
     assert capsys.readouterr() == (shown, "")
     (tmp_path / "timings_rank1.jsonl").write_text(path.read_text().replace("forward", "other"))
-    assert main(["show", str(tmp_path), "--timings", "--sort", "max_ns", "--columns", "name,calls"]) == 0
+    assert (
+        main(["show", str(tmp_path), "--timings", "--sort", "max_ns", "--columns", "name,calls"])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].split() == ["other", "1"]
     assert (
@@ -542,9 +570,14 @@ def test_show_prints_the_last_summary_of_a_file_or_folder(
     )
 
 
-def test_what_is_no_file_of_timings_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_file_of_timings_gets_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", str(tmp_path), "--timings"]) == 2
-    assert capsys.readouterr().err == f"instrument: {tmp_path} holds no timings: record some with profiler=timings.\n"
+    assert (
+        capsys.readouterr().err
+        == f"instrument: {tmp_path} holds no timings: record some with profiler=timings.\n"
+    )
     with pytest.raises(CaptureError, match="cannot be read: No such file or directory"):
         read_timings(tmp_path / "gone.jsonl")
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n[2]\n\nnull\n"text"\n')

@@ -31,15 +31,34 @@ def evil_events(own_us: int = 500) -> list[dict[str, Any]]:
     events = []
     for number, start in ((3, 0), (4, 1000)):
         launch = {"correlation": number, "External id": number}
-        memory = {"Bytes": 64, "Device Type": 0, "Device Id": -1, "Total Allocated": 64, "Addr": number}
+        memory = {
+            "Bytes": 64,
+            "Device Type": 0,
+            "Device Id": -1,
+            "Total Allocated": 64,
+            "Addr": number,
+        }
         events += [
             annotation(f"ProfilerStep#{number}", start, 1000),
             annotation(EVIL, start, own_us),
-            span(EVIL, start, 1000, "python_function", **{"Python id": number, "Python parent id": None}),
+            span(
+                EVIL,
+                start,
+                1000,
+                "python_function",
+                **{"Python id": number, "Python parent id": None},
+            ),
             span(EVIL, start + 10, 100, **{"External id": number, "Input Dims": [[8, 3]]}),
             span(f"cudaLaunch{EVIL}", start + 20, 10, "cuda_runtime", **launch),
             span(f"{EVIL}gemm", start + 30, own_us - 100, "kernel", **launch),
-            span(f"{REDUCES}{EVIL}", start + own_us, 900 - own_us, "kernel", correlation=number, grid=[1, 1, 1]),
+            span(
+                f"{REDUCES}{EVIL}",
+                start + own_us,
+                900 - own_us,
+                "kernel",
+                correlation=number,
+                grid=[1, 1, 1],
+            ),
             {"ph": "i", "name": "[memory]", "ts": start + 40, "args": memory, **CPU},
         ]
     compiled = span(f"Torch-Compiled Region: {EVIL}", 1950, 5)
@@ -50,7 +69,14 @@ EVIL_METADATA: dict[str, Any] = {
     "name": EVIL,
     "versions": {"torch": EVIL, EVIL: "1"},
     "devices": [EVIL],
-    "window": {"first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": EVIL, "phase": EVIL},
+    "window": {
+        "first_step": 3,
+        "last_step": 4,
+        "steps": 2,
+        "truncated": True,
+        "reason": EVIL,
+        "phase": EVIL,
+    },
     "swallowed": [{"range": EVIL, "region": EVIL}],
     "modules_not_seen": [EVIL],
 }
@@ -70,10 +96,19 @@ def is_harmless(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-def test_whatever_is_shown_of_a_capture_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatever_is_shown_of_a_capture_is_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capture = evil_capture(tmp_path)
     views = [f"--{option}" for option in show.VIEWS]
-    for options in ([], views, ["--by", "stack"], ["--by", "range"], ["--by", "thread"], ["--by", "input_shapes"]):
+    for options in (
+        [],
+        views,
+        ["--by", "stack"],
+        ["--by", "range"],
+        ["--by", "thread"],
+        ["--by", "input_shapes"],
+    ):
         assert main(["show", str(capture.folder), *options]) == 0
         out, err = capsys.readouterr()
         assert is_harmless(out)
@@ -81,12 +116,16 @@ def test_whatever_is_shown_of_a_capture_is_harmless(tmp_path: Path, capsys: pyte
         assert "\nforged" not in out
     assert main(["show", str(capture.folder)]) == 0
     assert SHOWN[:40] in capsys.readouterr().out
-    assert is_harmless(repr(capture.ranges) + repr(capture) + str(capture.operators) + capture._repr_html_())
+    assert is_harmless(
+        repr(capture.ranges) + repr(capture) + str(capture.operators) + capture._repr_html_()
+    )
     assert capture.ranges[0].name == EVIL
     assert capture.operators.column("name")[1] == EVIL
 
 
-def test_whatever_is_shown_of_ranks_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatever_is_shown_of_ranks_is_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for rank in range(3):
         evil_capture(tmp_path / "run", rank, devices=[f"{EVIL}{rank}"])
     (tmp_path / "run" / EVIL.replace("/", "")).mkdir()
@@ -102,7 +141,9 @@ def test_whatever_is_shown_of_ranks_is_harmless(tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["ranges"][0]["path"] == EVIL
 
 
-def test_what_cannot_be_read_is_told_harmlessly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_told_harmlessly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / EVIL.replace("/", "")
     for content in (None, b"", b"{", b"[3]", b"\x1f\x8b" + EVIL.encode()):
         trace = folder / "trace.json"
@@ -169,7 +210,10 @@ def test_a_path_that_no_file_can_have_gets_one_line(
     ids=" ".join,
 )
 def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
-    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo(command[1])

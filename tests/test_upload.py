@@ -62,7 +62,9 @@ class Server:
         return f"s3://{name}/runs"
 
     def objects(self, bucket: str) -> dict[str, bytes]:
-        keys = [about["Key"] for about in self.client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+        keys = [
+            about["Key"] for about in self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
+        ]
         return {key: self.client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
     @property
@@ -86,7 +88,9 @@ def running_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(running_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+def server(
+    running_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Server]:
     for name, value in KEYS.items():
         monkeypatch.setenv(name.upper(), value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", running_server.url)
@@ -106,7 +110,13 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def record(folder: Path, url: str, windows: int = 1, **options: Any) -> Session:
-    given = {"active": 1, "repeat": windows, "output_dir": str(folder), "upload_to": url, "export": "inline"}
+    given = {
+        "active": 1,
+        "repeat": windows,
+        "output_dir": str(folder),
+        "upload_to": url,
+        "export": "inline",
+    }
     with Session(**given | options) as session:
         for _ in range(windows):
             torch.ones(2).sum()
@@ -121,7 +131,9 @@ def local(folder: Path) -> dict[str, bytes]:
 
 def sent(objects: dict[str, bytes], name: str) -> dict[str, bytes]:
     prefix = f"runs/{name}/"
-    found = {key.removeprefix(prefix): body for key, body in objects.items() if key.startswith(prefix)}
+    found = {
+        key.removeprefix(prefix): body for key, body in objects.items() if key.startswith(prefix)
+    }
     assert list(json.loads(found.pop("upload.json"))) == ["token"]
     return found
 
@@ -143,19 +155,33 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
 ) -> None:
     url = server.bucket("by-the-exporter")
     session = record(
-        tmp_path, url, 2, export="process", sinks={"table": {}}, upload_options=server.options, timings={"every": 1}
+        tmp_path,
+        url,
+        2,
+        export="process",
+        sinks={"table": {}},
+        upload_options=server.options,
+        timings={"every": 1},
     )
     objects = server.objects("by-the-exporter")
     for capture in session.captures:
         assert capture.folder is not None
         assert sent(objects, capture.name) == local(capture.folder)
-        assert set(local(capture.folder)) == {"capture.json", "summary.json", "table.txt", "trace.json.gz"}
+        assert set(local(capture.folder)) == {
+            "capture.json",
+            "summary.json",
+            "table.txt",
+            "trace.json.gz",
+        }
         assert f"exporter: Sent {capture.name} to {url}/{capture.name}" in log.at("INFO")
         there = Capture.load(f"{url}/{capture.name}")
         assert list(there.operators) == list(capture.operators)
         assert there.metadata == capture.metadata
     assert session.captures[0].metadata["config"]["upload_options"] == {"endpoint_url": server.url}
-    everything = [*objects.values(), *(body for c in session.captures for body in local(c.folder or Path()).values())]
+    everything = [
+        *objects.values(),
+        *(body for c in session.captures for body in local(c.folder or Path()).values()),
+    ]
     assert not any(SECRET.encode() in body for body in everything)
     assert not any(SECRET in line for line in log)
     assert SECRET not in repr(session.config)
@@ -170,7 +196,9 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
         f"Showing the newest of 2 captures, {url}/{ALL[1]}; the others are:\n  {url}/{ALL[0]}\n"
     )  # of the folder
     assert command.main(["show", f"{url}/{ALL[1]}/trace.json.gz", "--ops"]) == 0
-    timings = (tmp_path / "timings_rank0.jsonl").read_bytes()  # of the run, and not sent with a capture
+    timings = (
+        tmp_path / "timings_rank0.jsonl"
+    ).read_bytes()  # of the run, and not sent with a capture
     server.client.put_object(Bucket="by-the-exporter", Key="timings.jsonl", Body=timings)
     assert command.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
     assert "ProfilerStep" in capsys.readouterr().out
@@ -189,12 +217,17 @@ def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_remove
     with Session(active=1, repeat=3, output_dir=str(output), **given) as session:
         for _ in range(3):
             session.step()
-        assert [name for name in names(output) if not name.startswith(".")] == ALL, "none has arrived"
+        assert [name for name in names(output) if not name.startswith(".")] == ALL, (
+            "none has arrived"
+        )
         until(lambda: any("is not sent yet (Could not connect" in line for line in log.at("DEBUG")))
         server.start()
     assert names(output) == ALL[2:]
     objects = server.objects("comes-back")
-    assert all(set(sent(objects, name)) == {"capture.json", "summary.json", "trace.json.gz"} for name in ALL)
+    assert all(
+        set(sent(objects, name)) == {"capture.json", "summary.json", "trace.json.gz"}
+        for name in ALL
+    )
     assert sent(objects, ALL[2]) == local(output / ALL[2])
 
 
@@ -207,13 +240,23 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     session = record(tmp_path / "profile", url, 3, upload_options=server.options, keep=1)
     output = session.output_dir
     assert output is not None
-    assert [capture.name for capture in session.captures] == names(output) == ALL, "keep=1 removes nothing unsent"
+    assert [capture.name for capture in session.captures] == names(output) == ALL, (
+        "keep=1 removes nothing unsent"
+    )
     (error,) = log.at("ERROR")
-    assert error.startswith(f"{ALL[0]} cannot be sent to {url} (Could not connect to the endpoint URL")
-    assert error.endswith(f"is kept, as further ones are, untold: `instrument export {output}` sends them.")
-    assert len([line for line in log.at("DEBUG") if "not sent yet" in line]) == 5, "the others have one try each"
+    assert error.startswith(
+        f"{ALL[0]} cannot be sent to {url} (Could not connect to the endpoint URL"
+    )
+    assert error.endswith(
+        f"is kept, as further ones are, untold: `instrument export {output}` sends them."
+    )
+    assert len([line for line in log.at("DEBUG") if "not sent yet" in line]) == 5, (
+        "the others have one try each"
+    )
     (warning,) = log.at("WARNING")
-    assert warning.startswith(f"Not sent to {url} yet, and kept: {', '.join(ALL)}. `instrument export {output}` ")
+    assert warning.startswith(
+        f"Not sent to {url} yet, and kept: {', '.join(ALL)}. `instrument export {output}` "
+    )
 
     assert command.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
     assert f"1 of 1 could not be finished. {ALL[0]}: Could not connect" in capsys.readouterr().err
@@ -228,7 +271,9 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     assert capsys.readouterr().out.startswith("Nothing waits for its export")
 
 
-def test_captures_are_sent_elsewhere_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captures_are_sent_elsewhere_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = (f"file://{tmp_path / name}" for name in ("first", "second"))
     session = record(tmp_path / "out", first)
     (capture,) = session.captures
@@ -239,9 +284,9 @@ def test_captures_are_sent_elsewhere_by_hand(tmp_path: Path, capsys: pytest.Capt
         f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add --sink NAME.\n"
     )
     assert capture.folder
-    assert {file.name for file in (tmp_path / "second" / capture.name).iterdir()} - {"upload.json"} == set(
-        local(capture.folder)
-    )
+    assert {file.name for file in (tmp_path / "second" / capture.name).iterdir()} - {
+        "upload.json"
+    } == set(local(capture.folder))
 
 
 def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_rest(
@@ -258,16 +303,27 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
     log.errors_expected = True
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", put_and_die)
-        session = record(tmp_path / "profile", url, upload_options=server.options, sinks={"table": {}})
+        session = record(
+            tmp_path / "profile", url, upload_options=server.options, sinks={"table": {}}
+        )
     assert files == ["summary.json"]
     server.start()
-    assert [key.rpartition("/")[2] for key in server.objects("dies")] == ["summary.json", "upload.json"]
-    with pytest.raises(CaptureError, match=r"There is no capture at s3://dies/runs/.*: it has no capture\.json"):
+    assert [key.rpartition("/")[2] for key in server.objects("dies")] == [
+        "summary.json",
+        "upload.json",
+    ]
+    with pytest.raises(
+        CaptureError, match=r"There is no capture at s3://dies/runs/.*: it has no capture\.json"
+    ):
         Capture.load(f"{url}/{ALL[0]}")
 
-    monkeypatch.setattr(upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name)))
+    monkeypatch.setattr(
+        upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name))
+    )
     assert command.main(["export", str(tmp_path)]) == 0
-    assert files == ["summary.json", "table.txt", "trace.json.gz", "capture.json"], "each once, capture.json last"
+    assert files == ["summary.json", "table.txt", "trace.json.gz", "capture.json"], (
+        "each once, capture.json last"
+    )
     assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
 
 
@@ -278,7 +334,12 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     server.stop()
     log.errors_expected = True
     output = tmp_path / "profile"
-    given = {"upload_to": url, "upload_options": server.options, "output_dir": str(output), "export_timeout_s": 60}
+    given = {
+        "upload_to": url,
+        "upload_options": server.options,
+        "output_dir": str(output),
+        "export_timeout_s": 60,
+    }
     with Session(active=1, repeat=2, **given) as session:
         assert session.loop.run is not None
         exporter = session.loop.run.capture_queue.exporter
@@ -313,7 +374,9 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
-    assert f"Waits for the upload, at most 0.2 s: 2 of 2 windows to go, now {ALL[0]}" in log.at("INFO")
+    assert f"Waits for the upload, at most 0.2 s: 2 of 2 windows to go, now {ALL[0]}" in log.at(
+        "INFO"
+    )
     (warning,) = log.at("WARNING")
     assert warning.startswith(f"Not sent to {url} yet, and kept: {ALL[0]}, {ALL[1]}. ")
     gate.set()
@@ -323,7 +386,9 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     assert names(tmp_path / "there") == [capture.name for capture in session.captures]
 
 
-def test_left_ones_that_come_back_are_counted_again(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+def test_left_ones_that_come_back_are_counted_again(
+    monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
     monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
     monkeypatch.setattr("instrument.worker.waiting._PATIENT_S", 0.0)
     left = iter([["d"], ["d"], ["a", "b", "c"], []])
@@ -347,7 +412,12 @@ def test_where_training_fails_uploads_are_not_waited_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(upload, "send", send_through_the_gate)
-        given = {"output_dir": str(here), "upload_to": url, "export": "inline", "export_timeout_s": 10_000}
+        given = {
+            "output_dir": str(here),
+            "upload_to": url,
+            "export": "inline",
+            "export_timeout_s": 10_000,
+        }
         with suppress(ZeroDivisionError), Session(active=1, **given) as session:
             session.step()
             assert reached.wait(60)
@@ -381,10 +451,14 @@ def test_what_no_further_try_can_help_has_none(
     monkeypatch.setattr(upload, "send", refuse)
     record(tmp_path, "memory://there")
     assert len(tried) == 1
-    assert log.at("ERROR")[0].startswith(f"{ALL[0]} cannot be sent to memory://there ({error}) and is kept")
+    assert log.at("ERROR")[0].startswith(
+        f"{ALL[0]} cannot be sent to memory://there ({error}) and is kept"
+    )
 
 
-def test_a_bucket_that_is_missing_is_told_by_the_first_try(server: Server, tmp_path: Path, log: Log) -> None:
+def test_a_bucket_that_is_missing_is_told_by_the_first_try(
+    server: Server, tmp_path: Path, log: Log
+) -> None:
     log.errors_expected = True
     record(tmp_path, "s3://no-such-bucket/runs", upload_options=server.options)
     assert "The specified bucket does not exist" in log.at("ERROR")[0]
@@ -402,7 +476,9 @@ def test_what_arrived_short_or_changed_counts_as_not_arrived(
         server.client.put_object(Bucket="short", Key=trace, Body=damaged)
         with monkeypatch.context() as patch:
             patch.setattr(upload, "_put", lambda *_: None)
-            with pytest.raises(CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"):
+            with pytest.raises(
+                CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"
+            ):
                 upload.send(folder, url, server.options)
         assert not upload.has_arrived(folder, url)
         upload.send(folder, url, server.options)
@@ -417,7 +493,9 @@ def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "there" / folder.name / "trace.json.gz").write_bytes(b"short")
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", lambda *_: None)
-        with pytest.raises(CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"):
+        with pytest.raises(
+            CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"
+        ):
             upload.send(folder, url, {})
     upload.send(folder, url, {})
     assert local(tmp_path / "there" / folder.name) == local(folder)
@@ -427,11 +505,17 @@ def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_another_runs_capture_of_the_name_stays_as_it_is(
     server: Server, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = {"s3": "s3://earlier/runs", "file": f"file://{tmp_path}/there", "memory": f"memory://{tmp_path}"}[kind]
+    url = {
+        "s3": "s3://earlier/runs",
+        "file": f"file://{tmp_path}/there",
+        "memory": f"memory://{tmp_path}",
+    }[kind]
     if kind == "s3":
         server.bucket("earlier")
     options = server.options if kind == "s3" else {}
-    sessions = [record(tmp_path / str(number), f"{url}/", 1, upload_options=options) for number in range(3)]
+    sessions = [
+        record(tmp_path / str(number), f"{url}/", 1, upload_options=options) for number in range(3)
+    ]
     for number, session in enumerate(sessions):
         there = Capture.load(url + "/" + ALL[0] + ("" if number == 0 else f"-{number + 1}"))
         assert there.metadata["started_at"] == session.captures[0].metadata["started_at"]
@@ -444,14 +528,22 @@ def test_another_runs_capture_of_the_name_stays_as_it_is(
     assert "newest of 4 captures" in capsys.readouterr().err
 
 
-def test_two_that_claim_a_folder_at_once_do_not_both_get_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_claim_a_folder_at_once_do_not_both_get_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.bucket("claims")
     fs, _ = storage.filesystem("s3://claims", server.options)
     monkeypatch.setattr(fs, "find", lambda *_, **__: [])  # both have looked before either wrote
-    assert [upload._claimed(fs, "claims/a", token) for token in ("one", "other", "one")] == [True, False, True]
+    assert [upload._claimed(fs, "claims/a", token) for token in ("one", "other", "one")] == [
+        True,
+        False,
+        True,
+    ]
 
 
-def test_a_capture_that_fails_by_itself_holds_up_no_other(tmp_path: Path, log: Log, monkeypatch: Any) -> None:
+def test_a_capture_that_fails_by_itself_holds_up_no_other(
+    tmp_path: Path, log: Log, monkeypatch: Any
+) -> None:
     log.errors_expected = True
     monkeypatch.setattr(upload, "_PAUSES_S", ())
     send, tried = upload.send, []
@@ -464,7 +556,10 @@ def test_a_capture_that_fails_by_itself_holds_up_no_other(tmp_path: Path, log: L
 
     monkeypatch.setattr(upload, "send", send_or_not)
     session = record(
-        tmp_path / "here", f"file://{tmp_path}/there", 2, upload_options={"token": SECRET, "keys": [SECRET]}
+        tmp_path / "here",
+        f"file://{tmp_path}/there",
+        2,
+        upload_options={"token": SECRET, "keys": [SECRET]},
     )
     assert tried == [*ALL[:2], ALL[0]], "tried again when another had arrived"
     assert names(tmp_path / "there") == ALL[:2]
@@ -484,30 +579,57 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
     assert run is not None
     assert run.capture_queue.exporter is not None
     assert run.capture_queue.exporter._job.upload_to is None, "the worker sends nothing"
-    assert run.capture_queue.exporter._job.owner == os.getuid(), "and takes only folders of this user"
+    assert run.capture_queue.exporter._job.owner == os.getuid(), (
+        "and takes only folders of this user"
+    )
     assert {"here.txt", "table.txt", "capture.json"} <= set(names(tmp_path / "there" / ALL[0]))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"upload_to": "/mnt/captures"}, "profiler.upload_to is '/mnt/captures', but it must be a URL such as s3://"),
-        ({"upload_to": "s4://bucket"}, "A URL begins with s4://, which fsspec does not know: give one such as s3://"),
-        ({"upload_to": f"file://me:{SECRET}@host/x"}, "profiler.upload_to holds a password or a query, which would be"),
-        ({"upload_to": f"file://me:{SECRET}/a@host/x"}, "profiler.upload_to holds a password or a query, which would"),
-        ({"upload_to": f"file:///x?sig={SECRET}"}, "profiler.upload_to holds a password or a query, which would be"),
-        ({"upload_options": SECRET}, "profiler.upload_options is of type str, but it must be a mapping from names"),
-        ({"upload_options": {"key": object()}}, "profiler.upload_options 'key' is of type object, which JSON cannot"),
+        (
+            {"upload_to": "/mnt/captures"},
+            "profiler.upload_to is '/mnt/captures', but it must be a URL such as s3://",
+        ),
+        (
+            {"upload_to": "s4://bucket"},
+            "A URL begins with s4://, which fsspec does not know: give one such as s3://",
+        ),
+        (
+            {"upload_to": f"file://me:{SECRET}@host/x"},
+            "profiler.upload_to holds a password or a query, which would be",
+        ),
+        (
+            {"upload_to": f"file://me:{SECRET}/a@host/x"},
+            "profiler.upload_to holds a password or a query, which would",
+        ),
+        (
+            {"upload_to": f"file:///x?sig={SECRET}"},
+            "profiler.upload_to holds a password or a query, which would be",
+        ),
+        (
+            {"upload_options": SECRET},
+            "profiler.upload_options is of type str, but it must be a mapping from names",
+        ),
+        (
+            {"upload_options": {"key": object()}},
+            "profiler.upload_options 'key' is of type object, which JSON cannot",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_config_is_built(options: dict[str, Any], said: str) -> None:
+def test_what_cannot_work_is_refused_when_the_config_is_built(
+    options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         ProfilerConfig(**options)
     assert str(error.value).startswith(said)
     assert SECRET not in str(error.value)
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ProfilerConfig(enabled=False, upload_to="sftp://host/x")
     for module, url, install in (
         ("paramiko", "sftp://host/x", "paramiko: pip install paramiko."),
@@ -516,7 +638,9 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
     ):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            patch.delitem(_registry, url.partition(":")[0], raising=False)  # as it was loaded by another test
+            patch.delitem(
+                _registry, url.partition(":")[0], raising=False
+            )  # as it was loaded by another test
             with pytest.raises(MissingPackage) as error:
                 ProfilerConfig(upload_to=url)
         assert str(error.value).endswith(f" needs the package {install}")
@@ -532,16 +656,32 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
         "--wandb_api_key={}",
     ],
 )
-def test_the_command_line_in_a_capture_tells_no_upload_options(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"])
+def test_the_command_line_in_a_capture_tells_no_upload_options(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"]
+    )
     command = metadata.origin()["command"]
     assert SECRET not in str(command)
     assert (command[0], command[-1]) == ("train.py", "steps=3")
 
 
-def test_a_mapping_that_the_shell_has_split_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "upload_options={key:K,", f"{{secret:{SECRET}}}", "x:1}", "steps=3"])
-    assert metadata.origin()["command"] == ["train.py", "upload_options=***", "***", "***", "steps=3"]
+def test_a_mapping_that_the_shell_has_split_is_left_out_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["train.py", "upload_options={key:K,", f"{{secret:{SECRET}}}", "x:1}", "steps=3"],
+    )
+    assert metadata.origin()["command"] == [
+        "train.py",
+        "upload_options=***",
+        "***",
+        "***",
+        "steps=3",
+    ]
 
 
 class Posts(Sink):
@@ -558,14 +698,18 @@ def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch, export: str
 ) -> None:
     address = f"https://me:{SECRET}@host/hook?sig={SECRET}"
-    config = ProfilerConfig(sinks={"open": Posts(to="https://host/hook"), "posts": Posts(to=address)}, active=1)
+    config = ProfilerConfig(
+        sinks={"open": Posts(to="https://host/hook"), "posts": Posts(to=address)}, active=1
+    )
     assert config.inline_sinks == [], "another process hears the address through a pipe"
     assert config.plain()["sinks"]["posts"]["to"] == "https://***@host/hook?***"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with Session(config, output_dir=tmp_path / "profile", export=export) as session:
         session.step()
         kept = [path.read_text() for path in (tmp_path / "state").rglob("*.json")]
-    assert [SECRET in text for text in kept] == [False], "nor does what is kept for `instrument export`"
+    assert [SECRET in text for text in kept] == [False], (
+        "nor does what is kept for `instrument export`"
+    )
     (folder,) = (capture.folder for capture in session.captures)
     assert folder is not None
     assert (folder / "posted.txt").read_text() == address
@@ -590,7 +734,10 @@ def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> N
 
 
 def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def said(url: str) -> str:
         s3fs.S3FileSystem.clear_instance_cache()
@@ -598,21 +745,33 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
         return capsys.readouterr().err.removeprefix("instrument: ")
 
     server.bucket("nothing-in-it")
-    assert said("s3://nowhere/run").startswith("There is nothing at s3://nowhere/run: give the URL of")
-    assert said("s3://nothing-in-it/run").startswith("There is nothing at s3://nothing-in-it/run: give the URL of")
-    server.client.put_object(Bucket="nothing-in-it", Key="run/x/.y.partial/capture.json", Body=b"{}")
-    assert said("s3://nothing-in-it/run").startswith("There is no capture at or below s3://nothing-in-it/run: ")
+    assert said("s3://nowhere/run").startswith(
+        "There is nothing at s3://nowhere/run: give the URL of"
+    )
+    assert said("s3://nothing-in-it/run").startswith(
+        "There is nothing at s3://nothing-in-it/run: give the URL of"
+    )
+    server.client.put_object(
+        Bucket="nothing-in-it", Key="run/x/.y.partial/capture.json", Body=b"{}"
+    )
+    assert said("s3://nothing-in-it/run").startswith(
+        "There is no capture at or below s3://nothing-in-it/run: "
+    )
     assert said("nope://bucket").startswith("A URL begins with nope://, which fsspec does not know")
     assert said(f"file://{tmp_path}/none").startswith(f"There is nothing at file://{tmp_path}/none")
     with monkeypatch.context() as patch:
         for name in KEYS:
             patch.delenv(name.upper())
         patch.setenv("HOME", str(tmp_path))
-        assert "Unable to locate credentials): set credentials that may read it" in said("s3://nothing-in-it/run")
+        assert "Unable to locate credentials): set credentials that may read it" in said(
+            "s3://nothing-in-it/run"
+        )
     server.stop()
     assert "see whether the server can be reached" in said("s3://nothing-in-it/run")
     assert command.main(["export", "s3://nothing-in-it/run"]) == 2
-    assert "is a URL, where nothing waits for its export: add --sink NAME" in capsys.readouterr().err
+    assert (
+        "is a URL, where nothing waits for its export: add --sink NAME" in capsys.readouterr().err
+    )
 
 
 def test_what_was_fetched_is_kept_while_it_is_current_and_in_bounds(

@@ -70,7 +70,9 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
     )
 
 
-def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "_LOOK_S", 0.01)
     held = 10**9
     monkeypatch.setattr(limits, "resident_bytes", lambda: held)
@@ -87,7 +89,9 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(tmp_path: Path, monk
     assert "profiler.max_window_memory" in capture.metadata["window"]["reason"]
 
 
-def test_no_window_may_take_more_than_an_eighth_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_may_take_more_than_an_eighth_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "_machine_bytes", lambda: 800)
     sizes = count(0, 60)
     monkeypatch.setattr(limits, "resident_bytes", lambda: next(sizes))

@@ -32,7 +32,9 @@ from instrument.annotate import backends, wrapper
 from instrument.errors import ConfigError
 
 
-def everything(a: int, b: int, /, c: int, d: int = 4, *rest: int, e: int, f: int = 6, **more: int) -> tuple[Any, ...]:
+def everything(
+    a: int, b: int, /, c: int, d: int = 4, *rest: int, e: int, f: int = 6, **more: int
+) -> tuple[Any, ...]:
     return (a, b, c, d, rest, e, f, more)
 
 
@@ -41,7 +43,9 @@ def taken(handle_: int, armed: int = 2) -> tuple[int, int]:
     return handle_, armed
 
 
-def usual(name: str, function: int, value: int = 3, *, error: int = 4, backend_: int = 5) -> tuple[Any, ...]:
+def usual(
+    name: str, function: int, value: int = 3, *, error: int = 4, backend_: int = 5
+) -> tuple[Any, ...]:
     """Names that many functions have."""
     return name, function, value, error, backend_
 
@@ -74,12 +78,22 @@ def test_arguments_and_defaults_go_through_as_they_are(
 
 
 def test_usual_parameters_keep_the_wrapper_exact() -> None:
-    assert profiled(usual).__code__.co_varnames[:5] == ("name", "function", "value", "error", "backend_")
+    assert profiled(usual).__code__.co_varnames[:5] == (
+        "name",
+        "function",
+        "value",
+        "error",
+        "backend_",
+    )
     assert profiled(taken).__code__.co_varnames[:2] == ("args", "kwargs")
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {"g": 1}), ((1,), {"a": 1})])
-def test_wrong_arguments_are_refused_as_by_the_function_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1,), {}), ((1, 2, 3), {"g": 1}), ((1,), {"a": 1})]
+)
+def test_wrong_arguments_are_refused_as_by_the_function_itself(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     marked = profiled(everything)
     with pytest.raises(TypeError):
         everything(*args, **kwargs)
@@ -407,7 +421,11 @@ def test_coroutines_that_take_turns_do_not_swallow_each_other(tmp_path: Path) ->
         assert asyncio.run(both()) == ["a", "b"]
     assert seen.names.count("fetch") == 2, "calls"
     assert seen.names.count("fetch (resumed)") == 4, "resumptions"
-    assert all(parent in ("fetch", "fetch (resumed)") for name, parent in seen.ranges if name.startswith("work"))
+    assert all(
+        parent in ("fetch", "fetch (resumed)")
+        for name, parent in seen.ranges
+        if name.startswith("work")
+    )
     assert all(parent is None for name, parent in seen.ranges if name.startswith("fetch"))
     assert inspect.iscoroutinefunction(fetch)
 
@@ -483,7 +501,9 @@ async def failing_coroutine() -> None:
     [lambda: fails(0), lambda: list(failing_generator()), lambda: asyncio.run(failing_coroutine())],
     ids=["function", "generator", "coroutine"],
 )
-def test_our_frames_add_one_line_to_a_traceback(tmp_path: Path, call: Callable[[], Any], armed: bool) -> None:
+def test_our_frames_add_one_line_to_a_traceback(
+    tmp_path: Path, call: Callable[[], Any], armed: bool
+) -> None:
     def lines() -> list[str]:
         with pytest.raises(ValueError) as raised:  # noqa: PT011 - any of the three
             call()
@@ -549,7 +569,11 @@ def test_tools_that_look_at_functions(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
         assert (dispatched("x"), dispatched(1)) == ("any", "int")
     assert seen.names == ["dispatched", "dispatched int"]
-    (found,) = [t for t in doctest.DocTestFinder().find(sys.modules[__name__]) if t.name.endswith(".documented")]
+    (found,) = [
+        t
+        for t in doctest.DocTestFinder().find(sys.modules[__name__])
+        if t.name.endswith(".documented")
+    ]
     assert doctest.DocTestRunner().run(found) == doctest.TestResults(0, 1)
     assert "Double a number." in pydoc.render_doc(documented)
     assert "return 2 * x" in inspect.getsource(documented)
@@ -589,7 +613,9 @@ def test_data_loader_workers(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(Items(), num_workers=1)
     with recorded(tmp_path) as seen, profiled("loading"):
         assert [int(x) for x in loader] == [0, 1, 2, 3]
-    assert [name for name in seen.names if not name.startswith("enumerate(DataLoader)")] == ["loading"]
+    assert [name for name in seen.names if not name.startswith("enumerate(DataLoader)")] == [
+        "loading"
+    ]
 
 
 def test_each_thread_has_its_own_nesting() -> None:
@@ -705,7 +731,10 @@ def test_a_name_is_made_only_while_recording() -> None:
     ("target", "sentence"),
     [
         (3, "profiled cannot mark 3: it marks callables, classes and methods."),
-        (dict, "profiled cannot mark the class dict: it is no nn.Module and has no __call__; mark its methods."),
+        (
+            dict,
+            "profiled cannot mark the class dict: it is no nn.Module and has no __call__; mark its methods.",
+        ),
         (
             type(len),
             "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; mark its "
@@ -738,7 +767,9 @@ def test_a_builtin_that_tells_no_signature(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
 def test_torchscript_cannot_be_marked() -> None:
     for scripted in (torch.jit.script(Net()), torch.jit.trace(lambda x: x + 1, torch.ones(1))):
-        with pytest.raises(ConfigError, match="TorchScript runs it outside Python; mark its caller"):
+        with pytest.raises(
+            ConfigError, match="TorchScript runs it outside Python; mark its caller"
+        ):
             profiled(scripted)
 
 
@@ -773,7 +804,10 @@ def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded." in done.stderr
+    assert (
+        "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
+        in done.stderr
+    )
 
 
 # What a mark must not change

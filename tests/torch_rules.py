@@ -24,7 +24,10 @@ from instrument.analysis.table import Table
 from instrument.links.links import Links
 from instrument.trace.events import Events
 
-CPU, DEVICES = (0, 2, 5), (1, 6, 12, 20)  # DeviceType: CPU, MKLDNN, IDEEP; CUDA, HIP, XPU, PrivateUse1
+CPU, DEVICES = (
+    (0, 2, 5),
+    (1, 6, 12, 20),
+)  # DeviceType: CPU, MKLDNN, IDEEP; CUDA, HIP, XPU, PrivateUse1
 COLUMNS = (
     *("calls", "cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns"),
     *("cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes"),
@@ -75,7 +78,9 @@ def _calls(events: Events) -> list[Call]:
     uncovered = np.ones(len(memory), np.bool_)
     calls: list[Call] = []
     for event, parent in zip(forest.index.tolist(), forest.parent.tolist()):
-        during = (memory.time_ns >= events.start_ns[event]) & (memory.time_ns <= events.end_ns[event])
+        during = (memory.time_ns >= events.start_ns[event]) & (
+            memory.time_ns <= events.end_ns[event]
+        )
         uncovered &= ~during
         call = Call(
             name=_name(events.names[events.name[event]]),

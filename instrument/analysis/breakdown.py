@@ -73,7 +73,9 @@ def check_names(communication: str) -> None:
         ) from None
 
 
-def device_work(events: Events, communication: str = COMMUNICATION_NAMES, added: Pattern | None = None) -> Work:
+def device_work(
+    events: Events, communication: str = COMMUNICATION_NAMES, added: Pattern | None = None
+) -> Work:
     """The device events of a trace with their kinds, told by category and name, whatever stream they ran on.
 
     `communication` is a regular expression for the names of communication kernels: `"nccl|rccl"` counts those
@@ -85,13 +87,17 @@ def device_work(events: Events, communication: str = COMMUNICATION_NAMES, added:
     present, name = np.unique(events.name[event], return_inverse=True)
     names = [events.names[k] for k in present.tolist()]
     kind = np.full(len(event), KERNEL)
-    kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = COMMUNICATION
+    kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = (
+        COMMUNICATION
+    )
     if added is not None:
         kind[np.array([added.search(text) for text in names], np.bool_)[name]] = COMMUNICATION
     kind[np.array([_COPY_NAME.match(text) is not None for text in names], np.bool_)[name]] = COPY
     kind[events.among(_COPIES)[event]] = COPY
     kind[events.among(_MEMSETS)[event]] = MEMSET
-    return Work(event, kind, events.start_ns[event], events.end_ns[event], found.call, found.operator)
+    return Work(
+        event, kind, events.start_ns[event], events.end_ns[event], found.call, found.operator
+    )
 
 
 def breakdown(work: Work) -> Table:
@@ -106,7 +112,9 @@ def breakdown(work: Work) -> Table:
     `copy_ns` are all of their time, `overlap_ns` is that of communication under compute.
     """
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
-    return Table({name: values.tolist() if len(work.event) else [None] for name, values in found.items()})
+    return Table(
+        {name: values.tolist() if len(work.event) else [None] for name, values in found.items()}
+    )
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
@@ -114,7 +122,9 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])
-    found = {name: timeline.total_ns(where, groups) for name, where in masks(timeline.active).items()}
+    found = {
+        name: timeline.total_ns(where, groups) for name, where in masks(timeline.active).items()
+    }
     return with_idle(found, timeline.total_ns(np.ones_like(timeline.group, np.bool_), groups))
 
 

@@ -19,7 +19,9 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 _ON_CPU = ("gloo:", "mpi:")
 _OF_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
 # No rank can finish one of these before the last has joined it, so that it ends everywhere at about the same moment.
-_SYNCHRONISING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)
+_SYNCHRONISING = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE
+)
 # What only hands a collective over, or waits for it.
 _HANDED_OVER = "c10d::"
 
@@ -69,12 +71,17 @@ def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
     return ordinal
 
 
-def _columns(events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints) -> dict[str, list[Any]]:
+def _columns(
+    events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints
+) -> dict[str, list[Any]]:
     numbers = [step_number(events, k) for k in steps.tolist()]
     groups = events.group[index].tolist()
     return {
         "name": [events.names[k].partition("(")[0] for k in events.name[index].tolist()],
-        "group": [events.texts[k].decode("utf-8", "replace").strip('"') if k >= 0 else None for k in groups],
+        "group": [
+            events.texts[k].decode("utf-8", "replace").strip('"') if k >= 0 else None
+            for k in groups
+        ],
         "step": [numbers[k] if k >= 0 else None for k in step.tolist()],
         "ordinal": ordinal.tolist(),
         "start_ns": events.start_ns[index].tolist(),
@@ -92,12 +99,17 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[forest.index]
     if not communicates.any():
         return {}
-    operator = events.among(OPERATOR) & ~events.named(lambda name: name.startswith(_HANDED_OVER) or is_step(name))
+    operator = events.among(OPERATOR) & ~events.named(
+        lambda name: name.startswith(_HANDED_OVER) or is_step(name)
+    )
     own_work = operator[forest.index] & (forest.nearest(communicates) < 0)
     sides = [forest.index[chosen] for chosen in (communicates, own_work)]
     timeline = sweep([merged(events.start_ns[k], events.end_ns[k]) for k in sides])
     communicating, working = timeline.active
     steps = finished_steps(events)
-    where = {"communication_ns": communicating, "exposed_communication_ns": communicating & ~working}
+    where = {
+        "communication_ns": communicating,
+        "exposed_communication_ns": communicating & ~working,
+    }
     begin, end = events.start_ns[steps], events.end_ns[steps]
     return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}

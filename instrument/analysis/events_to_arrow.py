@@ -49,7 +49,9 @@ def _spans(events: Events) -> dict[str, Any]:
     device, node = links.launched
     launcher = np.full(len(events), -1)
     launcher[device] = np.append(forest.index, -1)[node]
-    texts = [text.decode("utf-8", "replace") for text in events.texts]  # as it stood in the file, so it may be no UTF-8
+    texts = [
+        text.decode("utf-8", "replace") for text in events.texts
+    ]  # as it stood in the file, so it may be no UTF-8
     return {
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),
@@ -77,7 +79,9 @@ def _allocations(events: Events) -> dict[str, Any]:
     memory = events.memory
     every = np.zeros(len(memory), np.int32)
     numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes")
-    size, kind, number, allocated, reserved = (getattr(memory, name).astype(np.int64) for name in numbers)
+    size, kind, number, allocated, reserved = (
+        getattr(memory, name).astype(np.int64) for name in numbers
+    )
     return {
         "event": _known(np.arange(len(events), len(events) + len(memory))),
         "category": _texts(every, ["memory"]),
@@ -94,7 +98,10 @@ def _allocations(events: Events) -> dict[str, Any]:
 
 def _places(events: Events, thread: Codes) -> dict[str, Any]:
     processes, threads = zip(*events.threads) if events.threads else ((), ())
-    return {"process": _texts(thread, [*map(str, processes)]), "thread": _texts(thread, [*map(str, threads)])}
+    return {
+        "process": _texts(thread, [*map(str, processes)]),
+        "thread": _texts(thread, [*map(str, threads)]),
+    }
 
 
 def _starts(events: Events, start: Ints) -> dict[str, Any]:
@@ -113,4 +120,6 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """A column of texts by their positions, null where that is negative."""
     import pyarrow
 
-    return pyarrow.DictionaryArray.from_arrays(_known(codes, codes >= 0), pyarrow.array(values, pyarrow.string()))
+    return pyarrow.DictionaryArray.from_arrays(
+        _known(codes, codes >= 0), pyarrow.array(values, pyarrow.string())
+    )

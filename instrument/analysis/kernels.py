@@ -44,7 +44,9 @@ def kernels(events: Events, work: Work) -> Table:
         "short_calls": _known(groups.sum(short), launched),
         "grid": _texts(events, events.grid[longest]),
         "block": _texts(events, events.block[longest]),
-        "blocks_per_sm": [weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in groups.rows()],
+        "blocks_per_sm": [
+            weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in groups.rows()
+        ],
         "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in groups.rows()],
         "occupancy_covered": [covered(occupancy[row], duration[row]) for row in groups.rows()],
     }
@@ -65,7 +67,9 @@ def copies(events: Events, work: Work) -> Table:
     groups = _group(events.name[event], duration)
     moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
     known = groups.sum(size >= 0) > 0
-    rate = np.array([n * 10**9 // ns if ns else 0 for n, ns in zip(moved.tolist(), taken.tolist())], np.int64)
+    rate = np.array(
+        [n * 10**9 // ns if ns else 0 for n, ns in zip(moved.tolist(), taken.tolist())], np.int64
+    )
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[event[groups.last]].tolist()],
         **_spread(groups, duration),

@@ -11,7 +11,16 @@ from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import Forest, nest
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
-from instrument.trace.events import OPERATOR, PYTHON, Events, Flags, Ints, Memory, is_step, split_overload
+from instrument.trace.events import (
+    OPERATOR,
+    PYTHON,
+    Events,
+    Flags,
+    Ints,
+    Memory,
+    is_step,
+    split_overload,
+)
 
 _CPU = (0, 2, 5)  # numbers of torch's DeviceType: CPU, MKLDNN and IDEEP
 _MODULE = "nn.Module: "
@@ -35,7 +44,9 @@ def within(forest: Forest, memory: Memory, size: Ints) -> Ints:
         order = np.argsort(times, kind="stable")
         sums = np.concatenate([[0], np.cumsum(amounts[order])])
         until = np.searchsorted(times[order], forest.end_ns[nodes], "right")
-        total[nodes] = sums[until] - sums[np.searchsorted(times[order], forest.start_ns[nodes], "left")]
+        total[nodes] = (
+            sums[until] - sums[np.searchsorted(times[order], forest.start_ns[nodes], "left")]
+        )
     return total
 
 
@@ -67,7 +78,9 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
         raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
     found, names = tellers[by](links)
     every = [*names, f"[no {by}]"]
-    index = {name: position for position, name in enumerate(dict.fromkeys(every))}  # overloads share a name
+    index = {
+        name: position for position, name in enumerate(dict.fromkeys(every))
+    }  # overloads share a name
     return np.array([index[name] for name in every], np.int64)[found], list(index)
 
 

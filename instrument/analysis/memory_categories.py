@@ -57,7 +57,9 @@ class Categories:
     def plot(self, points: int = 1000) -> Plot:
         """Thinned for a plot, as `instrument.analysis.memory_timeline.MemoryView.curve`."""
         kept = extremes(self.level_bytes, self.time_ns, points)
-        series = {name: sizes[kept].tolist() for name, sizes in self.live_bytes.items() if sizes.any()}
+        series = {
+            name: sizes[kept].tolist() for name, sizes in self.live_bytes.items() if sizes.any()
+        }
         return Plot(self.device, self.time_ns[kept].tolist(), None, series)
 
 
@@ -87,7 +89,9 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
     except BAD_JSON as error:
         raise CaptureError(f"The file {path} cannot be understood ({error}): remove it.") from None
     if len(times) != len(sizes) or not times:
-        raise CaptureError(f"The file {path} holds {len(times)} times and {len(sizes)} sizes: remove it.")
+        raise CaptureError(
+            f"The file {path} holds {len(times)} times and {len(sizes)} sizes: remove it."
+        )
     held_before = times[0] < 0 or times[:1] == times[1:2]
     time_ns = np.zeros(1, np.int64) if times == [-1] else np.array(times, np.int64) * 1000 - base_ns
     columns = np.array(sizes, np.int64).T[1:]

@@ -113,7 +113,9 @@ class MemoryView:
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
 
-    def live(self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None) -> Table:
+    def live(
+        self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
+    ) -> Table:
         """What lived on a device at one time, the largest first: `name bytes allocations since_ns`.
 
         The time is that of the peak, and the device the first of `devices`, unless given. `name` is the outermost
@@ -130,17 +132,28 @@ class MemoryView:
         """
         line = self.timeline(device)
         at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
-        level = int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
+        level = (
+            int(line.level_bytes[at]) if at >= 0 else int(line.level_bytes[0] - line.size_bytes[0])
+        )
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            return Table({"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]})
+            return Table(
+                {"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]}
+            )
         position = np.arange(len(line.instant))
         alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
         used, group = np.unique(codes[alive], return_inverse=True)
         size, since = np.zeros(len(used), np.int64), np.full(len(used), np.iinfo(np.int64).max)
         np.add.at(size, group, line.size_bytes[alive])
         np.minimum.at(since, group, line.time_ns[alive])
-        rows = [*zip((labels[k] for k in used.tolist()), size.tolist(), np.bincount(group).tolist(), since.tolist())]
+        rows = [
+            *zip(
+                (labels[k] for k in used.tolist()),
+                size.tolist(),
+                np.bincount(group).tolist(),
+                since.tolist(),
+            )
+        ]
         if level != size.sum():
             rows.append((BEFORE, level - int(size.sum()), None, None))
         rows.sort(key=lambda row: -row[1])
@@ -154,7 +167,11 @@ class MemoryView:
         what lived at its start, `peak_bytes` the most during it; both are None where the trace does not tell.
         """
         steps = finished_steps(self._events).tolist()
-        rows = [_step_row(line, self._events, step) for line in self.timelines.values() for step in steps]
+        rows = [
+            _step_row(line, self._events, step)
+            for line in self.timelines.values()
+            for step in steps
+        ]
         return Table({name: [row[k] for row in rows] for k, name in enumerate(_STEP_COLUMNS)})
 
     @cached_property
@@ -174,10 +191,14 @@ class MemoryView:
             CaptureError: the trace holds no memory events, or none of that device.
         """
         if not self.timelines:
-            raise CaptureError("The trace holds no memory events; record it with profile_memory=true.")
+            raise CaptureError(
+                "The trace holds no memory events; record it with profile_memory=true."
+            )
         name = next(iter(self.timelines)) if device is None else device
         if name not in self.timelines:
-            raise CaptureError(f"The trace holds no memory events of {device}; it has {', '.join(self.timelines)}.")
+            raise CaptureError(
+                f"The trace holds no memory events of {device}; it has {', '.join(self.timelines)}."
+            )
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
@@ -192,7 +213,9 @@ class MemoryView:
         codes, labels = self._told[by]
         origin = self._partner[line.instant]
         frees = line.size_bytes < 0
-        found = np.where(frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant])
+        found = np.where(
+            frees, np.where(origin >= 0, codes[origin], len(labels)), codes[line.instant]
+        )
         return found, [*labels, BEFORE]
 
     @cached_property
@@ -210,11 +233,15 @@ class MemoryView:
 
         def told(by: By) -> int:
             rows = self.live(by, device=device)
-            return sum([row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most])
+            return sum(
+                [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
+            )
 
         return max(self.kinds[::-1], key=told)
 
-    def curve(self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000) -> Curve:
+    def curve(
+        self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000
+    ) -> Curve:
         """What lived on a device over time, told apart by what made it, thinned for a plot.
 
         `by` is as for `live`, None what is `most_telling`. The `most` labels that hold the most at the peak have a
@@ -232,7 +259,10 @@ class MemoryView:
             codes = np.zeros_like(codes)  # nothing of it is shown by its name
         at_peak = self.live(by, device=line.device).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
-        series = {name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept] for name in shown}
+        series = {
+            name: np.cumsum(np.where(codes == labels.index(name), line.size_bytes, 0))[kept]
+            for name in shown
+        }
         freed = np.cumsum(np.where(codes == len(labels) - 1, line.size_bytes, 0))
         before = _lived_before(line, freed)[kept]
         rest = (line.net_bytes - freed)[kept] - sum(series.values(), np.zeros(len(kept), np.int64))
@@ -241,7 +271,9 @@ class MemoryView:
             device=line.device,
             by=by,
             time_ns=line.time_ns[kept].tolist(),
-            reserved_bytes=None if line.reserved_bytes is None else line.reserved_bytes[kept].tolist(),
+            reserved_bytes=None
+            if line.reserved_bytes is None
+            else line.reserved_bytes[kept].tolist(),
             series={name: values.tolist() for name, values in everything.items() if values.any()},
         )
 
@@ -258,7 +290,9 @@ class MemoryView:
             columns["device"] += [line.device] * len(line.instant)
             columns["time_ns"] += line.time_ns.tolist()
             columns["size_bytes"] += line.size_bytes.tolist()
-            columns["address"] += [each or None for each in self._events.memory.address[line.instant].tolist()]
+            columns["address"] += [
+                each or None for each in self._events.memory.address[line.instant].tolist()
+            ]
             for by in get_args(By):
                 columns[by] += self._names(line, by)
         return self._table(columns)
@@ -281,7 +315,10 @@ class MemoryView:
             return [None] * len(line.instant)
         codes, labels = self.labels(line, by)
         named = (line.size_bytes > 0) | self._has_addresses
-        return [labels[code] if is_named else None for code, is_named in zip(codes.tolist(), named.tolist())]
+        return [
+            labels[code] if is_named else None
+            for code, is_named in zip(codes.tolist(), named.tolist())
+        ]
 
     @cached_property
     def _has_addresses(self) -> bool:
@@ -297,7 +334,9 @@ class MemoryView:
         for column in where:
             same &= column[order][1:] == column[order][:-1]
         size = memory.size_bytes[order]
-        ends = np.flatnonzero(same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0))
+        ends = np.flatnonzero(
+            same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0)
+        )
         partner = np.full(len(memory), -1)
         partner[order[ends]], partner[order[ends + 1]] = order[ends + 1], order[ends]
         return partner
@@ -311,11 +350,15 @@ class MemoryView:
 
     def _size_rows(self, line: Timeline) -> list[tuple[str, int, int, int, int | None]]:
         made = np.flatnonzero(line.size_bytes > 0)
-        size, group, count = np.unique(line.size_bytes[made], return_inverse=True, return_counts=True)
+        size, group, count = np.unique(
+            line.size_bytes[made], return_inverse=True, return_counts=True
+        )
         open_ended = self._partner[line.instant[made]] < 0
         kept = np.bincount(group[open_ended], minlength=len(size)).tolist()
         told = kept if self._has_addresses else [None] * len(size)
-        rows = zip([line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told)
+        rows = zip(
+            [line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told
+        )
         return sorted(rows, key=lambda row: -row[3])
 
 
@@ -362,16 +405,26 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
     }
 
 
-def _step_row(line: Timeline, events: Events, step: int) -> tuple[str, int, int | None, int, int | None]:
+def _step_row(
+    line: Timeline, events: Events, step: int
+) -> tuple[str, int, int | None, int, int | None]:
     """What a step did: the events from its start on, up to its end."""
-    first, after = np.searchsorted(line.time_ns, [events.start_ns[step], events.end_ns[step]], "left").tolist()
+    first, after = np.searchsorted(
+        line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
+    ).tolist()
     number = step_number(events, step)
     net = int(line.size_bytes[first:after].sum())
     if line.allocated_bytes is None:
         return line.device, number, None, net, None
     base = int(line.allocated_bytes[0] - line.size_bytes[0])
     start = int(line.allocated_bytes[first - 1]) if first else base
-    return line.device, number, start, net, max([start, *line.allocated_bytes[first:after].tolist()])
+    return (
+        line.device,
+        number,
+        start,
+        net,
+        max([start, *line.allocated_bytes[first:after].tolist()]),
+    )
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
@@ -389,4 +442,6 @@ def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
     rising = np.lexsort((level, span))
     bounds = np.searchsorted(span[rising], np.unique(span))
     ends = np.array([0, len(level) - 1, int(np.argmax(level))])
-    return np.unique(np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends]))
+    return np.unique(
+        np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends])
+    )

@@ -11,7 +11,15 @@ import numpy as np
 from instrument.analysis.stacks import frames_around
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
-from instrument.trace.events import ANNOTATION, OPERATOR, Flags, Ints, decoded, is_step, split_overload
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    Flags,
+    Ints,
+    decoded,
+    is_step,
+    split_overload,
+)
 
 # What a row of the table is of. "wait" is a call in which the CPU waits for the device; "unlaunched" is device work
 # whose launch is not in the trace.
@@ -48,7 +56,9 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = _interned(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
+    codes, labels = _interned(
+        _shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist()
+    )
     return codes[code], labels
 
 
@@ -92,11 +102,17 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
-    names = [",".join(device for device, is_used in zip(used, column) if is_used) for column in distinct.T]
+    names = [
+        ",".join(device for device, is_used in zip(used, column) if is_used)
+        for column in distinct.T
+    ]
     of_node = np.full(nodes, len(names))
     of_node[working] = code.reshape(-1)
     unlaunched = np.flatnonzero((calls.node >= nodes) & (calls.event >= 0))
-    ran_on = [str(links.events.threads[k][0]) for k in links.events.thread[calls.event[unlaunched]].tolist()]
+    ran_on = [
+        str(links.events.threads[k][0])
+        for k in links.events.thread[calls.event[unlaunched]].tolist()
+    ]
     same, labels = _interned([*names, None, *ran_on])
     codes = _of_node(of_node, calls, len(names))
     codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
@@ -106,7 +122,9 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
 def _devices_below(links: Links) -> dict[str, Flags]:
     """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
     device, node = links.launched
-    on = np.array([str(process) for process, _ in links.events.threads])[links.events.thread[device]]
+    on = np.array([str(process) for process, _ in links.events.threads])[
+        links.events.thread[device]
+    ]
     found = {}
     for name in np.unique(on[node >= 0]).tolist():
         own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.forest))

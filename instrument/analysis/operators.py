@@ -88,7 +88,9 @@ class OperatorTable(Table):
         """
         if what not in GROUPINGS:
             *most, last = GROUPINGS
-            raise ConfigError(f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}.")
+            raise ConfigError(
+                f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
+            )
         codes, labels = GROUPINGS[what](self._links, self._calls, depth)
         return Table(_rows(self._calls, codes, {what: labels}))
 
@@ -108,7 +110,9 @@ class OperatorTable(Table):
         rows, group = np.unique(code[nodes], return_inverse=True)
         order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
         totals = None if device is None else forest.with_descendants(device)[nodes]
-        ruled = forest.with_descendants(events.named(has_rule)[forest.index].astype(np.int64))[nodes]
+        ruled = forest.with_descendants(events.named(has_rule)[forest.index].astype(np.int64))[
+            nodes
+        ]
         columns = {
             "name": [names[k] for k in rows.tolist()],
             "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
@@ -138,7 +142,10 @@ def _calls(links: Links) -> Calls:
         **_bytes(events, forest, kept, top),
         "flops": _flops(links.flops, kept, top),
     }
-    counted = {"share": _at_top(forest.own(links.counted_ns), top)[kept], "total_share": links.counted_ns[kept]}
+    counted = {
+        "share": _at_top(forest.own(links.counted_ns), top)[kept],
+        "total_share": links.counted_ns[kept],
+    }
     if (device := links.counted_device_own_ns) is not None:
         counted["device_share"] = _at_top(device, top)[kept]
         counted["device_total_share"] = forest.with_descendants(device)[kept]
@@ -177,10 +184,13 @@ def _kinds(events: Events) -> Ints:
 
 def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
     """The names of the rows and each node's among them; all steps of the profiler share one."""
-    shown = [f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names]
+    shown = [
+        f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
+    ]
     plain = [split_overload(name)[0] for name in shown]
     index = {
-        name: position for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
+        name: position
+        for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
     }
     codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
     is_operator = events.among(OPERATOR)[forest.index].astype(np.int64)
@@ -210,7 +220,10 @@ def _device_times(links: Links, kept: Flags, top: Ints) -> Quantities:
     own = links.device_own_ns
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
-    return {"device_ns": links.forest.with_descendants(own)[kept], "self_device_ns": _at_top(own, top)[kept]}
+    return {
+        "device_ns": links.forest.with_descendants(own)[kept],
+        "self_device_ns": _at_top(own, top)[kept],
+    }
 
 
 def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints) -> Quantities:
@@ -218,7 +231,9 @@ def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints) -> Quantities
     for where, size in memory_attribution.sizes(events.memory).items():
         total = None if size is None else memory_attribution.within(forest, events.memory, size)
         found[f"{where}_bytes"] = None if total is None else total[kept]
-        found[f"self_{where}_bytes"] = None if total is None else _at_top(forest.own(total), top)[kept]
+        found[f"self_{where}_bytes"] = (
+            None if total is None else _at_top(forest.own(total), top)[kept]
+        )
     return found
 
 
@@ -243,7 +258,14 @@ def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest) -> Call
         more[name] = np.full(len(bare), nothing) if size is None else size[bare]
     event = np.full(len(bare), -1)
     return _joined(
-        calls, MEMORY_ROW, "memory", event, events.memory.thread[bare], events.memory.time_ns[bare], more, {}
+        calls,
+        MEMORY_ROW,
+        "memory",
+        event,
+        events.memory.thread[bare],
+        events.memory.time_ns[bare],
+        more,
+        {},
     )
 
 
@@ -254,10 +276,23 @@ def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
     if not len(bare):
         return calls
     unknown = np.full(len(bare), UNKNOWN)
-    more: Quantities = {name: None if values is None else unknown for name, values in calls.quantities.items()}
+    more: Quantities = {
+        name: None if values is None else unknown for name, values in calls.quantities.items()
+    }
     more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
-    counted = dict.fromkeys(("device_share", "device_total_share"), links.counted_device_ns[node < 0])
-    return _joined(calls, UNLAUNCHED_ROW, "unlaunched", bare, events.thread[bare], events.start_ns[bare], more, counted)
+    counted = dict.fromkeys(
+        ("device_share", "device_total_share"), links.counted_device_ns[node < 0]
+    )
+    return _joined(
+        calls,
+        UNLAUNCHED_ROW,
+        "unlaunched",
+        bare,
+        events.thread[bare],
+        events.start_ns[bare],
+        more,
+        counted,
+    )
 
 
 def _joined(
@@ -287,7 +322,10 @@ def _joined(
             name: None if values is None or added is None else np.concatenate([values, added])
             for name, (values, added) in quantities.items()
         },
-        counted={name: np.concatenate([values, counted.get(name, nothing)]) for name, values in calls.counted.items()},
+        counted={
+            name: np.concatenate([values, counted.get(name, nothing)])
+            for name, values in calls.counted.items()
+        },
     )
 
 
@@ -300,7 +338,9 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     np.minimum.at(first, group, calls.start_ns)
     order = np.argsort(first, kind="stable")
     chosen = distinct[order]
-    columns: dict[str, list[Any]] = {"name": [calls.names[k] for k in chosen // (len(KINDS) * width)]}
+    columns: dict[str, list[Any]] = {
+        "name": [calls.names[k] for k in chosen // (len(KINDS) * width)]
+    }
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
     columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
@@ -333,8 +373,12 @@ def _distinct(codes: Ints) -> tuple[Ints, Ints]:
 def _outermost(calls: Calls, group: Ints) -> Flags:
     """Which calls lie in no other of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))  # 16 bits or fewer are sorted by radix
-    order = np.argsort(narrow, kind="stable")  # in each group as they nest: the outer before the inner
+    narrow = group.astype(
+        np.min_scalar_type(int(group.max(initial=0)))
+    )  # 16 bits or fewer are sorted by radix
+    order = np.argsort(
+        narrow, kind="stable"
+    )  # in each group as they nest: the outer before the inner
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
     reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
     outer = np.zeros(len(group), np.bool_)
@@ -349,4 +393,6 @@ def _sums(quantity: Ints | None, group: Ints, order: Ints, counts: Flags) -> lis
     totals = np.zeros(len(order), np.int64)
     np.add.at(totals, group[counts], quantity[counts])  # not bincount: its sums are floats
     known = np.bincount(group[counts], minlength=len(order)) > 0
-    return [int(total) if is_known else None for total, is_known in zip(totals[order], known[order])]
+    return [
+        int(total) if is_known else None for total, is_known in zip(totals[order], known[order])
+    ]

@@ -103,7 +103,12 @@ class RangeTable(Table):
     """
 
     def __init__(
-        self, paths: Paths, slices: Slices, places: Places, steps: int, module_types: Mapping[str, str]
+        self,
+        paths: Paths,
+        slices: Slices,
+        places: Places,
+        steps: int,
+        module_types: Mapping[str, str],
     ) -> None:
         self._paths, self._slices, self._places, self._steps = paths, slices, places, steps
         types = [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names]
@@ -113,7 +118,9 @@ class RangeTable(Table):
             "module_type": types,
             "depth": paths.depths,
         }
-        super().__init__({**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))})
+        super().__init__(
+            {**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))}
+        )
 
     def by(self, what: Literal["name"]) -> Table:
         """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
@@ -147,7 +154,9 @@ class RangeTable(Table):
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
                 "cpu_ns": _summed(places.cpu_ns, row, len(key)).tolist(),
-                "device_ns": _cells(None if device is None else _summed(device, row, len(key)), len(key)),
+                "device_ns": _cells(
+                    None if device is None else _summed(device, row, len(key)), len(key)
+                ),
             }
         )
 
@@ -169,16 +178,23 @@ class RangeTable(Table):
         rows: list[dict[str, Any]] = []
         for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
             part = chosen & (places.placed < 0)
-            cpu_ns, device = places.cpu_ns[part], None if places.device_ns is None else places.device_ns[part]
+            cpu_ns, device = (
+                places.cpu_ns[part],
+                None if places.device_ns is None else places.device_ns[part],
+            )
             if cpu_ns.sum() or (device is not None and device.sum()):
                 shares = self._shares(np.where(part, 0, -1), 1)
                 own = {"self_device_ns": None if device is None else int(device.sum())}
                 own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
-                rows.append({"name": name, **own, **{key: column[0] for key, column in shares.items()}})
+                rows.append(
+                    {"name": name, **own, **{key: column[0] for key, column in shares.items()}}
+                )
         if places.unlaunched_ns:
             whole = self._device_whole_ns
             share = places.counted_unlaunched_ns / whole if whole else None
-            rows.append({"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share})
+            rows.append(
+                {"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share}
+            )
         return Table({key: [row.get(key) for row in rows] for key in _OF_REST})
 
     @property
@@ -197,7 +213,10 @@ class RangeTable(Table):
             if values is None or not whole:
                 found[name] = [None] * count
                 continue
-            found[name] = [part / whole for part in _summed(values[group >= 0], group[group >= 0], count).tolist()]
+            found[name] = [
+                part / whole
+                for part in _summed(values[group >= 0], group[group >= 0], count).tolist()
+            ]
         return found
 
     def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
@@ -220,7 +239,10 @@ class RangeTable(Table):
         number = np.bincount(opened, minlength=count)
         resumed = np.bincount(opened[slices.resumed], minlength=count)
         ranked = slices.nodes.total_ns[np.lexsort((slices.nodes.total_ns, opened))]
-        columns: dict[str, list[Any]] = {"calls": (number - resumed).tolist(), "slices": number.tolist()}
+        columns: dict[str, list[Any]] = {
+            "calls": (number - resumed).tolist(),
+            "slices": number.tolist(),
+        }
         first = np.cumsum(number) - number
         for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
             at = first + np.maximum(-(-percent * number // 100), 1) - 1
@@ -233,13 +255,20 @@ class RangeTable(Table):
         columns = {"self_cpu_ns": _cells(self._own(places.cpu_ns, group, count), count)}
         for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
             values = np.where(places.kind == kind, places.cpu_ns, 0)
-            columns[f"{KINDS[kind]}_ns"] = _cells(summed(values, group, count, places.placed), count)
+            columns[f"{KINDS[kind]}_ns"] = _cells(
+                summed(values, group, count, places.placed), count
+            )
         columns["total_ns"] = _cells(summed(places.cpu_ns, group, count, places.placed), count)
         columns["self_total_ns"] = _cells(
-            _summed(places.cpu_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count), count
+            _summed(
+                places.cpu_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count
+            ),
+            count,
         )
         if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
-            columns |= dict.fromkeys(("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count)
+            columns |= dict.fromkeys(
+                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count
+            )
         return columns
 
     def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
@@ -254,16 +283,27 @@ class RangeTable(Table):
         device = of_both(places.device_ns)
         busy = None if device is None else self._busy(group, count)
         direct = np.isin(places.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-        own = None if places.device_ns is None else self._own(np.where(direct, places.device_ns, 0), group, count)
+        own = (
+            None
+            if places.device_ns is None
+            else self._own(np.where(direct, places.device_ns, 0), group, count)
+        )
         flops, known = of_both(places.flops), of_both(places.operations)
-        columns = {name: _cells(values, count) for name, values in (("device_ns", device), ("self_device_ns", own))}
+        columns = {
+            name: _cells(values, count)
+            for name, values in (("device_ns", device), ("self_device_ns", own))
+        }
         columns["device_busy_ns"] = _cells(busy, count)
         stepped = of_both(places.counted_device_ns) if self._steps else None
-        columns["device_ns_per_step"] = _cells(None if stepped is None else stepped // self._steps, count)
+        columns["device_ns_per_step"] = _cells(
+            None if stepped is None else stepped // self._steps, count
+        )
         columns["flops"] = _cells(flops, count, known)
         time = _cells(of_both(places.cpu_ns) if busy is None else busy, count)
         pairs = zip(columns["flops"], time)
-        columns["flops_per_second"] = [n * 10**9 // ns if n is not None and ns else None for n, ns in pairs]
+        columns["flops_per_second"] = [
+            n * 10**9 // ns if n is not None and ns else None for n, ns in pairs
+        ]
         return columns
 
     def _spans(self, group: Ints, count: int) -> dict[str, list[Any]]:
@@ -324,7 +364,9 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     device's intervals are put together once for every range that they count in.
     """
     events, marks = links.events, links.marks
-    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[events.name[marks.ranges.index]]
+    resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
+        events.name[marks.ranges.index]
+    ]
     slices = Slices(marks.ranges, marks.opened, resumed, _spans(links, marks.ranges))
     return RangeTable(marks.paths, slices, places(links), len(links.steps), module_types)
 
@@ -337,7 +379,10 @@ def _spans(links: Links, opened: Forest) -> dict[str, Ints | None]:
     sizes = memory_attribution.sizes(events.memory)
     everywhere = events.memory.size_bytes if len(events.memory) else None
     for prefix, size in (("", everywhere), ("device_", sizes["device"])):
-        for name, part in (("bytes", size), ("allocated_bytes", None if size is None else np.maximum(size, 0))):
+        for name, part in (
+            ("bytes", size),
+            ("allocated_bytes", None if size is None else np.maximum(size, 0)),
+        ):
             total = None if part is None else memory_attribution.within(opened, events.memory, part)
             found[f"{prefix}{name}"] = total
     found["stepped_ns"] = stepped_ns(events, links.steps, opened.start_ns, opened.end_ns)
@@ -361,4 +406,8 @@ def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -
     if values is None:
         return [None] * count
     cells: list[int | None] = values.tolist()
-    return cells if known is None else [cell if is_known else None for cell, is_known in zip(cells, known)]
+    return (
+        cells
+        if known is None
+        else [cell if is_known else None for cell, is_known in zip(cells, known)]
+    )

@@ -35,7 +35,11 @@ class Stack(NamedTuple):
 
 
 def stacks(
-    events: Events, metric: Literal["cpu", "device"] = "cpu", *, range: str | None = None, threads: bool = False
+    events: Events,
+    metric: Literal["cpu", "device"] = "cpu",
+    *,
+    range: str | None = None,
+    threads: bool = False,
 ) -> list[Stack]:
     """The call paths of a trace with the time that belongs to the last frame of each.
 
@@ -69,7 +73,9 @@ def stacks(
     forest = links.forest
     values = forest.own(forest.total_ns) if metric == "cpu" else links.device_own_ns
     if values is None:
-        raise CaptureError("The trace holds no device activity, so it has no device stacks; choose cpu.")
+        raise CaptureError(
+            "The trace holds no device activity, so it has no device stacks; choose cpu."
+        )
     if range is not None:
         values = np.where(_belonging(links.marks, range), values, 0)
     found = _paths(events, *_without_ours(events, forest, values), threads=threads)
@@ -92,7 +98,9 @@ def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest,
         return forest, values
     below = np.append(forest.nearest(machinery), -1)[forest.parent] >= 0
     hidden = below | around_users
-    hidden &= np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0  # what nothing else is around stays
+    hidden &= (
+        np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0
+    )  # what nothing else is around stays
     kept, inner = forest.only(~hidden)
     sums = np.zeros(len(kept), np.int64)
     np.add.at(sums, inner, values)
@@ -118,7 +126,9 @@ def folded(found: Sequence[Stack]) -> str:
     Semicolons in a frame become commas, white space underscores, and what does not print an escape. What is below half
     a microsecond is left out.
     """
-    lines = ((";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found)
+    lines = (
+        (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
+    )
     return "".join(f"{path} {value}\n" for path, value in lines if value > 0)
 
 
@@ -134,7 +144,9 @@ def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> li
     for parent, label in zip(parents.tolist(), labels.tolist()):
         frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, forest, threads=threads)
-    distinct, first, group = np.unique(prefix * len(frames) + path, return_index=True, return_inverse=True)
+    distinct, first, group = np.unique(
+        prefix * len(frames) + path, return_index=True, return_inverse=True
+    )
     totals = np.zeros(len(distinct), np.int64)
     np.add.at(totals, group, values)
     found = []
@@ -145,7 +157,9 @@ def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> li
     return found
 
 
-def _before_root(events: Events, forest: Forest, *, threads: bool) -> tuple[list[tuple[str, ...]], Ints]:
+def _before_root(
+    events: Events, forest: Forest, *, threads: bool
+) -> tuple[list[tuple[str, ...]], Ints]:
     """What goes before a path, its thread and the frames told with its operator, as distinct ones and each node's."""
     told = events.call_stack[forest.index]
     nearest = forest.nearest(told >= 0)
@@ -192,8 +206,13 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
     """
     python = events.among(PYTHON)
     if not python.any():
-        codes, which = np.unique(np.where(event >= 0, events.call_stack[event], -1), return_inverse=True)
-        texts = [";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else "" for k in codes.tolist()]
+        codes, which = np.unique(
+            np.where(event >= 0, events.call_stack[event], -1), return_inverse=True
+        )
+        texts = [
+            ";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else ""
+            for k in codes.tolist()
+        ]
         return _distinct([text or None for text in texts], which)
     forest = nest(events, python)
     at = np.where(event >= 0, forest.around(events.thread[event], events.start_ns[event]), -1)

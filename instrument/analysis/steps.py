@@ -45,13 +45,20 @@ def steps(events: Events, work: Work) -> Table:
     launched = by_group(work, launching_step(events, work, index), len(index))
     clipped = _clipped(work, start, end)
     waited = waits(events, work, start, end) if len(index) and len(work.event) else {}
-    device: dict[str, Any] = {**launched, **clipped, **{name: waited.get(name, start) for name in _WAITS}}
+    device: dict[str, Any] = {
+        **launched,
+        **clipped,
+        **{name: waited.get(name, start) for name in _WAITS},
+    }
     return Table(
         {
             "number": [step_number(events, k) for k in index.tolist()],
             "start_ns": start.tolist(),
             "duration_ns": (end - start).tolist(),
-            **{name: v.tolist() if len(work.event) else [None] * len(index) for name, v in device.items()},
+            **{
+                name: v.tolist() if len(work.event) else [None] * len(index)
+                for name, v in device.items()
+            },
         },
         begin_ns=events.begin_ns,
     )
@@ -72,7 +79,9 @@ def moments(events: Events) -> Table:
             "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
             "start_ns": events.start_ns[index].tolist(),
             "thread": ["{}/{}".format(*events.threads[k]) for k in events.thread[index].tolist()],
-            "step": [numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()],
+            "step": [
+                numbers[k] for k in step_at(events, finished, events.start_ns[index]).tolist()
+            ],
         },
         begin_ns=events.begin_ns,
     )
@@ -86,7 +95,9 @@ def launching_step(events: Events, work: Work, index: Ints) -> Ints:
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
     timeline = sweep(layers_of(work))
-    found = {name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()}
+    found = {
+        name: timeline.within(where, start, end) for name, where in masks(timeline.active).items()
+    }
     columns = with_idle(found, end - start)
     return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
 
@@ -164,5 +175,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
     """Whether any interval, its end left out, holds each point in time."""
     start, end = (np.sort(side) for side in intervals)
-    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(end, time_ns, "right")
+    active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
+        end, time_ns, "right"
+    )
     return active

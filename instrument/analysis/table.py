@@ -81,7 +81,9 @@ class Table:
         self._row: Callable[..., Any] = namedtuple("Row", self._columns)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_row"}  # a class that no module holds
+        return {
+            name: value for name, value in vars(self).items() if name != "_row"
+        }  # a class that no module holds
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _row=namedtuple("Row", state["_columns"]))
@@ -138,7 +140,8 @@ class Table:
         return self._take(
             i
             for i in range(len(self))
-            if all(_passes(column[i], value) for column, value in wanted) and (test is None or test(self[i]))
+            if all(_passes(column[i], value) for column, value in wanted)
+            and (test is None or test(self[i]))
         )
 
     def select(self, columns: Sequence[str]) -> Table:
@@ -164,7 +167,10 @@ class Table:
             MissingPackage: polars is not installed.
         """
         package = _package("polars", "Table.to_polars()", "polars")
-        schema = {name: getattr(package, dtypes[1]) if dtypes else package.Object for name, dtypes in self._dtypes()}
+        schema = {
+            name: getattr(package, dtypes[1]) if dtypes else package.Object
+            for name, dtypes in self._dtypes()
+        }
         frame: polars.DataFrame = package.DataFrame(self._columns, schema=schema)
         return frame
 
@@ -175,8 +181,13 @@ class Table:
             MissingPackage: pyarrow is not installed.
         """
         package = _package("pyarrow", "Table.to_arrow()", "parquet")
-        types = {name: getattr(package, dtypes[2])() if dtypes else None for name, dtypes in self._dtypes()}
-        return package.table({name: package.array(self._columns[name], type=kind) for name, kind in types.items()})
+        types = {
+            name: getattr(package, dtypes[2])() if dtypes else None
+            for name, dtypes in self._dtypes()
+        }
+        return package.table(
+            {name: package.array(self._columns[name], type=kind) for name, kind in types.items()}
+        )
 
     def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
         """Each column's types elsewhere; None where its cells are of no plain kind."""
@@ -184,7 +195,9 @@ class Table:
 
     def _take(self, indices: Any) -> Table:
         chosen = list(indices)
-        return self._with({name: [column[i] for i in chosen] for name, column in self._columns.items()})
+        return self._with(
+            {name: [column[i] for i in chosen] for name, column in self._columns.items()}
+        )
 
     def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
         return Table(columns, begin_ns=self._begin_ns)
@@ -193,10 +206,16 @@ class Table:
         """The same rows with points of time since the recording began."""
         if not self._begin_ns or not POINTS.intersection(self._columns):
             return self
-        return Table({name: self._since_begin(name, cells) for name, cells in self._columns.items()})
+        return Table(
+            {name: self._since_begin(name, cells) for name, cells in self._columns.items()}
+        )
 
     def _since_begin(self, name: str, cells: Sequence[Any]) -> Sequence[Any]:
-        return [None if at is None else at - self._begin_ns for at in cells] if name in POINTS else cells
+        return (
+            [None if at is None else at - self._begin_ns for at in cells]
+            if name in POINTS
+            else cells
+        )
 
     def __str__(self) -> str:
         return to_text(self)
@@ -212,7 +231,9 @@ class Table:
             "report/templates/table.html",
             table=known.since_begin(),
             notes=notes,
-            side={name: "left" if is_text(known.column(name)) else "right" for name in known.columns},
+            side={
+                name: "left" if is_text(known.column(name)) else "right" for name in known.columns
+            },
             heading=heading,
             cell_text=cell_text,
             exact_text=_exact_text,
@@ -245,7 +266,11 @@ def _kind(column: str, values: Sequence[Any]) -> type:
 
 def known_columns(table: Table) -> list[str]:
     """The names of the columns of which something is known."""
-    return [name for name in table.columns if not len(table) or any(cell is not None for cell in table.column(name))]
+    return [
+        name
+        for name in table.columns
+        if not len(table) or any(cell is not None for cell in table.column(name))
+    ]
 
 
 def _abridged(table: Table) -> tuple[Table, list[str]]:
@@ -262,7 +287,11 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 
 def _exact_text(column: str, value: Any) -> str:
     """A cell as it is, with its unit, for a tooltip."""
-    return f"{value:,} {_unit(column)}".rstrip() if isinstance(value, int | float) else printable(str(value))
+    return (
+        f"{value:,} {_unit(column)}".rstrip()
+        if isinstance(value, int | float)
+        else printable(str(value))
+    )
 
 
 def to_text(table: Table, *, name_width: int = 60) -> str:
@@ -272,12 +301,17 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
-    body = [[cell_text(name, value, name_width) for name, value in zip(table.columns, row)] for row in table]
+    body = [
+        [cell_text(name, value, name_width) for name, value in zip(table.columns, row)]
+        for row in table
+    ]
     left = [is_text(table.column(name)) for name in table.columns]
     widths = [max(map(len, column)) for column in zip(header, *body)]
 
     def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(cells, widths, left))
+        padded = (
+            c.ljust(w) if is_left else c.rjust(w) for c, w, is_left in zip(cells, widths, left)
+        )
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])

@@ -17,9 +17,26 @@ from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Table
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.step_index import finished_steps, step_number
-from instrument.trace.events import ANNOTATION, OPERATOR, Events, Floats, Ints, is_runtime, is_step, works_on_device
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    Events,
+    Floats,
+    Ints,
+    is_runtime,
+    is_step,
+    works_on_device,
+)
 
-_ROLES = ("kernel_ns", "memcpy_ns", "memset_ns", "communication_ns", "runtime_ns", "loader_ns", "cpu_ns")
+_ROLES = (
+    "kernel_ns",
+    "memcpy_ns",
+    "memset_ns",
+    "communication_ns",
+    "runtime_ns",
+    "loader_ns",
+    "cpu_ns",
+)
 # A last step with a smaller share of the device work of the one before was cut off, and is left out.
 _WHOLE_STEP = 0.8
 # CPU operators of collectives; on the CPU they are all that shows of communication.
@@ -91,8 +108,21 @@ def devices(events: Events, work: Work) -> Table:
     present = found.tolist() if len(steps.event) else []
     of_each = np.split(work.event[kernels[order]], starts[1:])
     rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
-    names = ("kernels", "busy_ns", "total_ns", "utilization", "sm_efficiency", "occupancy", "occupancy_covered")
-    return Table({"device": [process[k] for k in present], **{name: [row[name] for row in rows] for name in names}})
+    names = (
+        "kernels",
+        "busy_ns",
+        "total_ns",
+        "utilization",
+        "sm_efficiency",
+        "occupancy",
+        "occupancy_covered",
+    )
+    return Table(
+        {
+            "device": [process[k] for k in present],
+            **{name: [row[name] for row in rows] for name in names},
+        }
+    )
 
 
 def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:
@@ -106,7 +136,9 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
         "busy_ns": busy,
         "total_ns": total,
         "utilization": busy / total if total else None,
-        "sm_efficiency": _filled_ns(start, end, blocks) / total if total and (blocks > 0).any() else None,
+        "sm_efficiency": _filled_ns(start, end, blocks) / total
+        if total and (blocks > 0).any()
+        else None,
         "occupancy": weighted_mean(occupancy, end - start),
         "occupancy_covered": covered(occupancy, end - start),
     }
@@ -117,7 +149,9 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
-    running = np.cumsum(np.concatenate([blocks[known], -blocks[known]]).astype(np.float64)[order])[:-1]
+    running = np.cumsum(np.concatenate([blocks[known], -blocks[known]]).astype(np.float64)[order])[
+        :-1
+    ]
     return float(np.sum(np.diff(times[order]) * np.clip(running, 0, 1)))
 
 
@@ -141,7 +175,9 @@ def _steps(events: Events, work: Work) -> Steps:
 
 def _whole_recording(events: Events) -> Steps:
     chosen = np.flatnonzero(events.among(OPERATOR) | works_on_device(events))
-    whole = [(-1, events.start_ns[chosen].min(), events.end_ns[chosen].max())] if len(chosen) else []
+    whole = (
+        [(-1, events.start_ns[chosen].min(), events.end_ns[chosen].max())] if len(chosen) else []
+    )
     return Steps(*np.array(whole, np.int64).reshape(-1, 3).T)
 
 

@@ -91,14 +91,18 @@ class Views:
         kind = kind_of(path)
         if kind == "folder":
             traces, about = (path / name for name in TRACE_FILES), capture_json.read(path)
-            capture = cls(next((trace for trace in traces if files.is_regular(trace)), None), path, about)
+            capture = cls(
+                next((trace for trace in traces if files.is_regular(trace)), None), path, about
+            )
             if communication is None:
                 capture._added = _added_names(path, about)
             else:
                 capture.communication = communication
             return capture
         if kind is None:
-            raise CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
+            raise CaptureError(
+                f"There is no capture at {path}; give a capture folder or a trace file."
+            )
         if not path.is_file():  # a pipe that nobody writes into would be waited for
             raise CaptureError(f"{path} is no regular file: give a capture folder or a trace file.")
         return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
@@ -116,15 +120,25 @@ class Views:
     def name(self) -> str:
         """The capture's name: as recorded, or that of its folder or file; never a path, as files are named after it."""
         if self.folder is None:
-            return self.trace_path.name.removesuffix(".gz").removesuffix(".json") if self.trace_path else ""
+            return (
+                self.trace_path.name.removesuffix(".gz").removesuffix(".json")
+                if self.trace_path
+                else ""
+            )
         recorded = Path(self.about.name or "").name
-        is_plain = recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
+        is_plain = (
+            recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
+        )
         return recorded if is_plain and recorded not in ("", "..") else self.folder.name
 
     @property
     def place(self) -> Path | None:
         """Where the capture lies, or will lie once its sinks have run; of a bare trace the file."""
-        if self.folder is not None and self.folder.name.startswith(".") and self.folder.name != "..":
+        if (
+            self.folder is not None
+            and self.folder.name.startswith(".")
+            and self.folder.name != ".."
+        ):
             return self.folder.with_name(self.name)
         return self.folder or self.trace_path
 
@@ -230,10 +244,16 @@ class Views:
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.swallowed if entry.region in ran]
-        return Table({"name": [entry.range for entry in here], "region": [entry.region for entry in here]})
+        return Table(
+            {"name": [entry.range for entry in here], "region": [entry.region for entry in here]}
+        )
 
     def stacks(
-        self, metric: Literal["cpu", "device"] = "cpu", *, range: str | None = None, threads: bool = False
+        self,
+        metric: Literal["cpu", "device"] = "cpu",
+        *,
+        range: str | None = None,
+        threads: bool = False,
     ) -> list[Stack]:
         """Call paths with the time that belongs to the last frame of each; see `instrument.analysis.stacks`.
 
@@ -266,8 +286,12 @@ def files_of(folder: Path) -> list[str]:
     """
     kept = {NOTE_FILE, *(column_cache.path_of(folder / name).name for name in TRACE_FILES)}
     inner = (file.relative_to(folder) for file in files.regular_files(folder))
-    found = [each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)]
-    return sorted((file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file))
+    found = [
+        each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)
+    ]
+    return sorted(
+        (file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file)
+    )
 
 
 def _added_names(folder: Path, about: dict[str, Any]) -> Pattern | None:

@@ -99,7 +99,9 @@ def _nvtx() -> Backend:
 
 def _itt() -> Backend:
     if not itt.is_available():
-        raise ConfigError("profiler.emit names itt, but this torch was built without it: leave itt out.")
+        raise ConfigError(
+            "profiler.emit names itt, but this torch was built without it: leave itt out."
+        )
     return Backend(itt.range_push, lambda _: itt.range_pop(), itt.mark)
 
 

@@ -40,7 +40,9 @@ class ModuleRange:
         self.label = to_trace(self.name)
 
 
-_attached: dict[int, ModuleRange] = {}  # by the module's id: whoever attaches a range keeps its module alive
+_attached: dict[
+    int, ModuleRange
+] = {}  # by the module's id: whoever attaches a range keeps its module alive
 _marked: WeakSet[nn.Module] = WeakSet()
 _of_marks: dict[str, ModuleRange] = {}  # by the mark, which copies of a module share
 _torchs_call: Callable[..., Any] = nn.Module.__call__
@@ -59,7 +61,11 @@ def mark(module: nn.Module, name: str) -> None:
 
 def marks() -> list[ModuleRange]:
     """The ranges of the marked modules that are still there, each once."""
-    return [*dict.fromkeys(_of_marks[vars(module)[_MARK]] for module in _marked if _MARK in vars(module))]
+    return [
+        *dict.fromkeys(
+            _of_marks[vars(module)[_MARK]] for module in _marked if _MARK in vars(module)
+        )
+    ]
 
 
 def attached(module: nn.Module) -> ModuleRange | None:

@@ -197,9 +197,14 @@ def _chosen() -> Iterator[tuple[str, nn.Module]]:
     """The ranges' names and the modules they belong to, of all instrumented models."""
     for model, choice in list(_instrumented.items()):
         for path, module in model.named_modules():
-            name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")  # what torch.compile puts around a module
+            name = path.replace("_orig_mod.", "").removesuffix(
+                "_orig_mod"
+            )  # what torch.compile puts around a module
             if choice.takes(name, module) and _has_forward(module):
-                yield choice.named(name) or type(getattr(module, "_orig_mod", module)).__name__, module
+                yield (
+                    choice.named(name) or type(getattr(module, "_orig_mod", module)).__name__,
+                    module,
+                )
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -219,7 +224,9 @@ def _check(models: Mapping[str, nn.Module], choice: Choice) -> None:
                     f"instrument_model was given {option}={glob!r}, which matches no submodule; near it are "
                     f"{', '.join(near) or 'none, for the model has none'}."
                 )
-    if not any(own.takes(path, module) for own, model in choices for path, module in model.named_modules()):
+    if not any(
+        own.takes(path, module) for own, model in choices for path, module in model.named_modules()
+    ):
         raise ConfigError(
             "instrument_model was given a choice that leaves no submodule of "
             f"{' or '.join(type(model).__name__ for model in models.values())}: "

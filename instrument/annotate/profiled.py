@@ -143,7 +143,9 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
         ConfigError: the object cannot be marked, or the name is empty.
     """
     if target == "" or name == "":
-        raise ConfigError("profiled was given an empty name: give the range a name, or none at all.")
+        raise ConfigError(
+            "profiled was given an empty name: give the range a name, or none at all."
+        )
     if isinstance(target, str):
         return Range(target)
     if target is None:
@@ -216,7 +218,9 @@ def put_in_range(target: Any, name: Name | None) -> Any:
     if isinstance(target, nn.Module):
         return _mark_instance(target, name or type(target).__qualname__)
     if not callable(target):
-        raise ConfigError(f"profiled cannot mark {target!r}: it marks callables, classes and methods.")
+        raise ConfigError(
+            f"profiled cannot mark {target!r}: it marks callables, classes and methods."
+        )
     return (in_range if is_plain(target) else Marked)(target, name or _called(target))
 
 
@@ -228,8 +232,14 @@ def _mark_class(cls: type, name: Name) -> type:
     elif any("__call__" in vars(base) for base in cls.__mro__ if base not in (nn.Module, object)):
         _mark_member(cls, "__call__", name)
     else:
-        lacks = "has no forward" if issubclass(cls, nn.Module) else "is no nn.Module and has no __call__"
-        raise ConfigError(f"profiled cannot mark the class {cls.__qualname__}: it {lacks}; mark its methods.")
+        lacks = (
+            "has no forward"
+            if issubclass(cls, nn.Module)
+            else "is no nn.Module and has no __call__"
+        )
+        raise ConfigError(
+            f"profiled cannot mark the class {cls.__qualname__}: it {lacks}; mark its methods."
+        )
     return cls
 
 
@@ -253,7 +263,9 @@ def _mark_member(cls: type, member: str, name: Name) -> None:
 
 def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
     if callable(name):
-        raise ConfigError("profiled takes no function as the name of a module instance: give it a text.")
+        raise ConfigError(
+            "profiled takes no function as the name of a module instance: give it a text."
+        )
     module_calls.mark(module, name)
     return module
 

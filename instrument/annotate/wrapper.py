@@ -11,7 +11,14 @@ import functools
 import inspect
 import string
 from collections.abc import Callable, Generator
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, MethodWrapperType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+)
 from typing import Any
 
 from instrument.annotate import backends
@@ -99,15 +106,24 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
     if callable(name):
-        label = f"named_by(name_, fallback_, {arguments})" if arguments else "named_by(name_, fallback_)"
+        label = (
+            f"named_by(name_, fallback_, {arguments})"
+            if arguments
+            else "named_by(name_, fallback_)"
+        )
     elif _is_format(name):
-        label = f"labelled(name_, {values})" if exact else "labelled_by(function_, name_, args, kwargs)"
+        label = (
+            f"labelled(name_, {values})" if exact else "labelled_by(function_, name_, args, kwargs)"
+        )
     else:
         label, name = "name_", to_trace(name)
     make = _factory(_source(function), parameters, arguments, label)
     wrapper = make(function, name, _fallback(function, name), _Slices)
     if exact and isinstance(function, FunctionType):
-        wrapper.__defaults__, wrapper.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        wrapper.__defaults__, wrapper.__kwdefaults__ = (
+            function.__defaults__,
+            function.__kwdefaults__,
+        )
     return functools.update_wrapper(wrapper, function)
 
 
@@ -119,7 +135,8 @@ def is_ranged(function: Any) -> bool:
 def is_plain(target: Any) -> bool:
     """Whether it is a function or method, and no object of another kind that can be called."""
     return isinstance(
-        target, FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType
+        target,
+        FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType,
     )
 
 
@@ -162,7 +179,12 @@ def _exact(code: CodeType) -> tuple[str, str, str] | None:
     if star or keyword:
         parameters.append(f"*{star[0]}" if star else "*")
     parameters += [*keyword, *(f"**{name}" for name in double)]
-    passed = [*positional, *(f"*{n}" for n in star), *(f"{n}={n}" for n in keyword), *(f"**{n}" for n in double)]
+    passed = [
+        *positional,
+        *(f"*{n}" for n in star),
+        *(f"{n}={n}" for n in keyword),
+        *(f"**{n}" for n in double),
+    ]
     values = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
     return ", ".join(parameters), ", ".join(passed), values
 
@@ -175,7 +197,11 @@ def _is_format(name: str) -> bool:
 
 
 def _fallback(function: Any, name: Name) -> str:
-    return name if isinstance(name, str) else getattr(function, "__qualname__", type(function).__qualname__)
+    return (
+        name
+        if isinstance(name, str)
+        else getattr(function, "__qualname__", type(function).__qualname__)
+    )
 
 
 class _Slices:
@@ -207,7 +233,9 @@ class _Slices:
             try:
                 value = yield yielded
                 resume = inner.send
-            except BaseException as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
+            except (
+                BaseException
+            ) as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
                 resume, value = inner.throw, error
 
     def awaited(self, inner: Any) -> _Awaited:

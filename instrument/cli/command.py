@@ -26,15 +26,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    options = [word for word in rest if "options" in arguments and "=" in word and not word.startswith("-")]
+    options = [
+        word for word in rest if "options" in arguments and "=" in word and not word.startswith("-")
+    ]
     if len(options) < len(rest):
-        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}")
+        parser.error(
+            f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}"
+        )
     arguments.options = options
-    with suppress(AttributeError, ValueError):  # a stdout that is no text file of Python's keeps its ways
+    with suppress(
+        AttributeError, ValueError
+    ):  # a stdout that is no text file of Python's keeps its ways
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         show_result(arguments.run(arguments))
-    except BrokenPipeError:  # `| head` has seen enough; what is left goes nowhere when Python flushes at its exit
+    except (
+        BrokenPipeError
+    ):  # `| head` has seen enough; what is left goes nowhere when Python flushes at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
@@ -46,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="instrument", description="Read what torch-instrument or torch.profiler has recorded."
     )
-    parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
+    parser.add_argument(
+        "--version", dest="run", action="store_const", const=_version, help="print the version"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         one = commands.add_parser(name, help=command.HELP)

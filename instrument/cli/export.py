@@ -32,8 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     of = "a capture, a folder that holds captures, a Chrome trace, or a URL"
     add("path", metavar="PATH", type=path_or_url, help=of)
-    add("--sink", metavar="NAME", help="one that ships, such as parquet, or a class: package.module.Class")
-    add("--upload-to", metavar="URL", help="without --sink: where captures are sent, in place of profiler.upload_to")
+    add(
+        "--sink",
+        metavar="NAME",
+        help="one that ships, such as parquet, or a class: package.module.Class",
+    )
+    add(
+        "--upload-to",
+        metavar="URL",
+        help="without --sink: where captures are sent, in place of profiler.upload_to",
+    )
     where = "where each capture gets its folder (the capture's own; a trace or one at a URL gets one of its name here)"
     add("--to", metavar="FOLDER", type=Path, help=where)
 
@@ -47,7 +55,9 @@ def run(arguments: argparse.Namespace) -> str:
     """
     if arguments.sink is None:
         if arguments.options:
-            raise ConfigError(f"{arguments.options[0]} is an option of a sink, but there is no --sink NAME.")
+            raise ConfigError(
+                f"{arguments.options[0]} is an option of a sink, but there is no --sink NAME."
+            )
         from instrument.worker.leftovers import finish_all
 
         return finish_all(arguments.path, arguments.upload_to)
@@ -57,25 +67,37 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.sinks import Sink
     from instrument.worker.leftovers import finish_queued, queued_at
 
-    with importable_here() if "." in arguments.sink else nullcontext():  # a class in a file that lies here
+    with (
+        importable_here() if "." in arguments.sink else nullcontext()
+    ):  # a class in a file that lies here
         sink = sink_of_class(arguments.sink, parse_options(arguments.options))
     path, to = arguments.path, arguments.to
     failures: list[str] = []
     chosen: Sequence[Path | str]
     if not isinstance(path, str) and to is None and (queued := queued_at(path)):
         finished, _, failures = finish_queued(queued, {arguments.sink: sink})
-        chosen = sorted({*finished, *([] if path in queued else captures_in(path))} - {*finished}, key=str)
+        chosen = sorted(
+            {*finished, *([] if path in queued else captures_in(path))} - {*finished}, key=str
+        )
     else:
         finished, chosen = [], sorted(captures_at(path), key=str)
     for each in chosen:
         try:
             capture = Capture.load(each)
-            inner = Path(capture.name).name if each == path else str(each).removeprefix(str(path)).strip("/")
+            inner = (
+                Path(capture.name).name
+                if each == path
+                else str(each).removeprefix(str(path)).strip("/")
+            )
             own = Path(inner) if isinstance(path, str) else capture.folder
             _write(sink, capture, to / inner if to else own or Path(capture.name))
         except (InstrumentError, OSError) as error:
             says_it_all = len(chosen) == 1 and isinstance(error, InstrumentError)
-            failures.append(str(error) if says_it_all else f"The {arguments.sink} sink failed on {each}: {error}")
+            failures.append(
+                str(error)
+                if says_it_all
+                else f"The {arguments.sink} sink failed on {each}: {error}"
+            )
     try:
         if isinstance(sink, Sink):
             sink.close()
@@ -83,7 +105,11 @@ def run(arguments: argparse.Namespace) -> str:
         failures.append(str(error))
     if failures:
         count = len(chosen) + len(finished)
-        others = f" ({len(failures)} of {count} captures failed; this was the first.)" if count > 1 else ""
+        others = (
+            f" ({len(failures)} of {count} captures failed; this was the first.)"
+            if count > 1
+            else ""
+        )
         raise CaptureError(f"{failures[0]}{others}")
     return f"The {arguments.sink} sink ran on {', '.join(map(str, [*finished, *chosen]))}."
 

@@ -45,9 +45,14 @@ def report(options: argparse.Namespace) -> Parts:
         raise ConfigError(error.args[0]) from None
     said = [profile.foot]
     said += [f"The roof is that of {machine}."] if options.roofline else []
-    said += [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
+    said += (
+        [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
+    )
     chosen = options.columns is not None
-    return [Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None), "\n".join(said)]
+    return [
+        Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None),
+        "\n".join(said),
+    ]
 
 
 def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:
@@ -71,11 +76,17 @@ def named_model(name: str) -> nn.Module:
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{module} cannot be imported ({error}): install or mend what it needs.") from None
-        raise ConfigError(f"There is no model {name!r} ({error}): give it as package.module:name.") from None
+            raise ConfigError(
+                f"{module} cannot be imported ({error}): install or mend what it needs."
+            ) from None
+        raise ConfigError(
+            f"There is no model {name!r} ({error}): give it as package.module:name."
+        ) from None
     made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it.")
+        raise ConfigError(
+            f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it."
+        )
     return made
 
 
@@ -117,12 +128,17 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
     except ValueError:
         dtype = None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
-        raise ConfigError(f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64.")
+        raise ConfigError(
+            f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64."
+        )
     try:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, dtype=dtype, device=device)
         return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
-    except (RuntimeError, TypeError) as error:  # a type without random numbers, or more than there is memory
+    except (
+        RuntimeError,
+        TypeError,
+    ) as error:  # a type without random numbers, or more than there is memory
         why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
         raise ConfigError(why) from None
 
@@ -132,7 +148,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = f"--device {name} cannot be used here ({_first_line(error)}): leave it out for the CPU."
+        why = (
+            f"--device {name} cannot be used here ({_first_line(error)}): leave it out for the CPU."
+        )
         raise ConfigError(why) from None
     return device
 

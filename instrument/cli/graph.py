@@ -19,20 +19,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = "Run a model node by node of its graph, on made-up inputs; print what each took and computed."
     add, alone = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
-    add("model", metavar="MODULE:NAME", help="a module, its class, or what makes it, such as my_package.models:build")
+    add(
+        "model",
+        metavar="MODULE:NAME",
+        help="a module, its class, or what makes it, such as my_package.models:build",
+    )
     shape = "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, input_ids=8,128:int64"
-    add("--input", metavar="SHAPE", dest="inputs", action="append", default=[], help=f"{shape}; once for each")
-    add("--runs", metavar="N", type=positive, default=10, help="runs that are counted (%(default)s)")
-    add("--train", action="store_true", help="as in training: in its mode and with gradients (for inference)")
+    add(
+        "--input",
+        metavar="SHAPE",
+        dest="inputs",
+        action="append",
+        default=[],
+        help=f"{shape}; once for each",
+    )
+    add(
+        "--runs", metavar="N", type=positive, default=10, help="runs that are counted (%(default)s)"
+    )
+    add(
+        "--train",
+        action="store_true",
+        help="as in training: in its mode and with gradients (for inference)",
+    )
     add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
     add("--rows", metavar="N", type=row_count, help="rows shown at most (all)")
     alone("--by", choices=GROUPINGS, help="group nodes by it")
-    alone("--roofline", action="store_true", help="what limits each node on this machine, and its time at that limit")
-    add("--depth", metavar="N", type=positive, help="with --by module_path: modules down to this depth")
-    add("--columns", metavar="A,B", type=column_names, help="columns to show (the most telling); all: every one")
-    add("--html", metavar="FILE", type=Path, help="write the picture of the graph too, with a row for each node")
-    add("--refresh", action="store_true", help="measure anew what the machine can do (measured once, then remembered)")
+    alone(
+        "--roofline",
+        action="store_true",
+        help="what limits each node on this machine, and its time at that limit",
+    )
+    add(
+        "--depth",
+        metavar="N",
+        type=positive,
+        help="with --by module_path: modules down to this depth",
+    )
+    add(
+        "--columns",
+        metavar="A,B",
+        type=column_names,
+        help="columns to show (the most telling); all: every one",
+    )
+    add(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write the picture of the graph too, with a row for each node",
+    )
+    add(
+        "--refresh",
+        action="store_true",
+        help="measure anew what the machine can do (measured once, then remembered)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Parts:

@@ -38,12 +38,16 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
         return captures(path)
     if _is_one(path):
         return [path]
-    return sorted(captures_in(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns)
+    return sorted(
+        captures_in(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns
+    )
 
 
 def _is_one(path: Path) -> bool:
     """Whether a path is one capture or trace, and no folder of captures."""
-    return not path.is_dir() or any(exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json"))
+    return not path.is_dir() or any(
+        exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json")
+    )
 
 
 def captures_in(folder: Path) -> list[Path]:
@@ -56,7 +60,9 @@ def captures_in(folder: Path) -> list[Path]:
 
     found = list(captures_below(folder))
     if not found:
-        raise CaptureError(f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file.")
+        raise CaptureError(
+            f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file."
+        )
     return found
 
 

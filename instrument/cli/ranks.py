@@ -21,12 +21,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     of = "a folder of captures, traces by rank, or a URL"
     add("paths", metavar="RUN_FOLDER", type=path_or_url, nargs="+", help=of)
-    add("--window", metavar="NAME", help="another window than the newest, such as steps_000010-000012")
-    add("--rows", metavar="N", type=row_count, default=ROWS, help="rows of each table at most; -1: all (%(default)s)")
+    add(
+        "--window",
+        metavar="NAME",
+        help="another window than the newest, such as steps_000010-000012",
+    )
+    add(
+        "--rows",
+        metavar="N",
+        type=row_count,
+        default=ROWS,
+        help="rows of each table at most; -1: all (%(default)s)",
+    )
     add("--sort", metavar="KEY", help="column to sort the ranges by")
-    add("--columns", metavar="A,B", type=column_names, help="columns of the ranges to show; all: every known one")
+    add(
+        "--columns",
+        metavar="A,B",
+        type=column_names,
+        help="columns of the ranges to show; all: every known one",
+    )
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
-    add("--trace", metavar="FILE", type=Path, help="also write the ranks' traces as one, for Perfetto; .gz packs it")
+    add(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="also write the ranks' traces as one, for Perfetto; .gz packs it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:

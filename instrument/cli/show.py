@@ -25,10 +25,16 @@ VIEWS = {
     "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
     "moments": ("moments", "the moments that were marked with instrument.mark"),
     "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
-    "memory-categories": ("memory_categories", "what memory was for, where profiler.memory_categories was on"),
+    "memory-categories": (
+        "memory_categories",
+        "what memory was for, where profiler.memory_categories was on",
+    ),
     "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
     "copies": ("copies", "copies and memsets, with their bandwidth"),
-    "launches": ("launches", "the CPU calls that launch device work, and how long it took to start"),
+    "launches": (
+        "launches",
+        "the CPU calls that launch device work, and how long it took to start",
+    ),
     "streams": ("streams", "what ran on each stream of each device"),
     "overview": ("overview", "each step by kernels, copies, communication, loader and CPU"),
     "devices": ("devices", "how well each device was used"),
@@ -45,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
     add("path", metavar="PATH", type=path_or_url, help=of)
-    add("--sort", metavar="KEY", help="column to sort by, torch's names too (operators: self time; others as they are)")
+    add(
+        "--sort",
+        metavar="KEY",
+        help="column to sort by, torch's names too (operators: self time; others as they are)",
+    )
     add(
         "--rows",
         metavar="N",
@@ -53,13 +63,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"rows shown of each table at most; -1: all ({ROWS}, with --json all)",
     )
     add("--by", choices=GROUPINGS, default="name", help="group operators by it besides their name")
-    add("--stack-depth", metavar="N", type=positive, default=5, help="frames that make a stack (%(default)s)")
-    add("--columns", metavar="A,B", type=column_names, help="columns to show (the usual ones); all: every known one")
+    add(
+        "--stack-depth",
+        metavar="N",
+        type=positive,
+        default=5,
+        help="frames that make a stack (%(default)s)",
+    )
+    add(
+        "--columns",
+        metavar="A,B",
+        type=column_names,
+        help="columns to show (the usual ones); all: every known one",
+    )
     for option, (view, tells) in VIEWS.items():
         add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
     told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
     add("--timings", action="store_true", help=told)
-    add("--json", action="store_true", help="the views as JSON, all columns of each, times in nanoseconds")
+    add(
+        "--json",
+        action="store_true",
+        help="the views as JSON, all columns of each, times in nanoseconds",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
@@ -75,13 +100,17 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
     if arguments.by != "name" and (timings or "operators" not in chosen):
-        raise ConfigError(f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out.")
+        raise ConfigError(
+            f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out."
+        )
     if timings:
         return _timings(arguments)
     capture = newest_capture(arguments.path)
     if arguments.json:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
-        return as_json(capture, chosen, rows=arguments.rows or sys.maxsize, sort=arguments.sort, **grouping)
+        return as_json(
+            capture, chosen, rows=arguments.rows or sys.maxsize, sort=arguments.sort, **grouping
+        )
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
@@ -106,7 +135,10 @@ def _timings(arguments: argparse.Namespace) -> Parts:
 
     table, heading = read_timings(_timings_file(arguments.path))
     rows = arguments.rows or ROWS
-    return [heading, view_part("timings", table, rows=rows, sort=arguments.sort, columns=arguments.columns)]
+    return [
+        heading,
+        view_part("timings", table, rows=rows, sort=arguments.sort, columns=arguments.columns),
+    ]
 
 
 def _timings_file(path: Path | str) -> Path:

@@ -17,8 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "started with the file trigger: 'profiler/triggers=[file]'. Every rank that listens there records."
     )
     add = parser.add_argument
-    add("folder", metavar="RUN_FOLDER", type=Path, help="a folder for captures, or one above it, such as Hydra's")
-    add("--steps", metavar="N", type=positive, help="steps to record (as many as profiler.active says)")
+    add(
+        "folder",
+        metavar="RUN_FOLDER",
+        type=Path,
+        help="a folder for captures, or one above it, such as Hydra's",
+    )
+    add(
+        "--steps",
+        metavar="N",
+        type=positive,
+        help="steps to record (as many as profiler.active says)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -36,12 +36,16 @@ def checked(given: Any) -> Activities:
         ConfigError: it is no such list, is empty, or names an activity that does not exist, or with types and without.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise ConfigError(f"profiler.activities is {given!r}, but it must be a list such as [cpu, cuda].")
+        raise ConfigError(
+            f"profiler.activities is {given!r}, but it must be a list such as [cpu, cuda]."
+        )
     found: dict[str, list[str] | None] = {}
     for each in given:
         for name, types in _named(each):
             if found.setdefault(name, types) != types:
-                raise ConfigError(f"profiler.activities holds {name!r} twice, not alike: name each activity once.")
+                raise ConfigError(
+                    f"profiler.activities holds {name!r} twice, not alike: name each activity once."
+                )
     if not found:
         raise ConfigError(
             "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled."
@@ -56,7 +60,12 @@ def names(activities: Activities) -> list[str]:
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
     """Of the activities that are recorded in part, the types that are."""
-    return {name: types for each in activities or () if isinstance(each, dict) for name, types in each.items()}
+    return {
+        name: types
+        for each in activities or ()
+        if isinstance(each, dict)
+        for name, types in each.items()
+    }
 
 
 def contradiction(config: Asked) -> str | None:

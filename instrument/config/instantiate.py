@@ -20,7 +20,10 @@ from pydantic import BaseModel
 from instrument.config.presets import shipped
 from instrument.errors import ConfigError, InstrumentError, suggestion
 
-_METHODS = {"sink": ("write", "write(self, capture, folder)"), "trigger": ("fires", "fires(self, step) -> bool")}
+_METHODS = {
+    "sink": ("write", "write(self, capture, folder)"),
+    "trigger": ("fires", "fires(self, step) -> bool"),
+}
 
 
 def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
@@ -46,7 +49,9 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             given = {"_target_": known[name], **given}
         given = instantiated(path, given)
     if inspect.isclass(given):
-        raise ConfigError(f"{path} is the class {given.__name__}: give an instance, {given.__name__}().")
+        raise ConfigError(
+            f"{path} is the class {given.__name__}: give an instance, {given.__name__}()."
+        )
     if not callable(getattr(given, method, None)):
         raise ConfigError(f"{path} is {given!r}, but it must have a method {signature}.")
     return given
@@ -58,7 +63,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: it cannot be built.
     """
-    from hydra.errors import InstantiationException  # 0.3 s: only where something is built from a config
+    from hydra.errors import (
+        InstantiationException,
+    )  # 0.3 s: only where something is built from a config
     from hydra.utils import instantiate
 
     try:
@@ -68,7 +75,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
         if isinstance(cause, InstrumentError):
             raise cause from None
         reason = " ".join(str(cause or error).split())
-        raise ConfigError(f"{path}._target_ is {given['_target_']!r}, which cannot be built: {reason}") from error
+        raise ConfigError(
+            f"{path}._target_ is {given['_target_']!r}, which cannot be built: {reason}"
+        ) from error
 
 
 def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
@@ -89,12 +98,16 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     try:
         found = _found(known.get(target, target))
         if not inspect.isclass(found) or not callable(getattr(found, method, None)):
-            raise ConfigError(f"{target!r} is no class of a sink, which must have a method {signature}.")
+            raise ConfigError(
+                f"{target!r} is no class of a sink, which must have a method {signature}."
+            )
         return found(**options)
     except InstrumentError:
         raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"The sink {target} cannot be built: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"The sink {target} cannot be built: {' '.join(str(error).split())}"
+        ) from error
 
 
 def parse_options(given: Iterable[str]) -> dict[str, Any]:
@@ -108,7 +121,9 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
         try:
             options.merge_with_dotlist([text])
         except Exception:  # of OmegaConf's grammar or of YAML's, which have no base in common
-            raise ConfigError(f"The option {text!r} cannot be read; write key=value, as in rows=30.") from None
+            raise ConfigError(
+                f"The option {text!r} cannot be read; write key=value, as in rows=30."
+            ) from None
     plain = OmegaConf.to_container(options)
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 

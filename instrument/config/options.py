@@ -91,7 +91,9 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     option, given, kind = ".".join(where), first["input"], first["type"]
     if kind == "extra_forbidden":
-        return f"{model.spoken()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
+        return (
+            f"{model.spoken()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
+        )
     if kind == "missing":
         return f"{model.spoken()} needs a value for its option {option!r}."
     if kind == "value_error":

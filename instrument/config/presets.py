@@ -11,14 +11,20 @@ from omegaconf import OmegaConf
 
 from instrument.errors import ConfigError, suggestion
 
-NO_GRAPH = "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
+NO_GRAPH = (
+    "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
+)
 
 _PRESETS = files("instrument") / "conf" / "profiler"
 
 
 def presets() -> list[str]:
     """The names of the presets that ship."""
-    return sorted(p.name[:-5] for p in _PRESETS.iterdir() if p.name.endswith(".yaml") and not p.name.startswith("_"))
+    return sorted(
+        p.name[:-5]
+        for p in _PRESETS.iterdir()
+        if p.name.endswith(".yaml") and not p.name.startswith("_")
+    )
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -49,7 +55,11 @@ def _composed(path: str) -> dict[str, Any]:
             merged |= _composed(f"{entry}.yaml")
         else:
             for group, names in entry.items():
-                merged[group] = {key: value for each in names for key, value in _yaml(f"{group}/{each}.yaml").items()}
+                merged[group] = {
+                    key: value
+                    for each in names
+                    for key, value in _yaml(f"{group}/{each}.yaml").items()
+                }
     return _merged(merged, options)
 
 

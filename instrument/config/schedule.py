@@ -72,15 +72,17 @@ class Window:
         """The whole steps recorded where it ended before step `ended`, for a sentence."""
         if ended == self.first:
             return f"a part of step {self.first}"
-        return f"step {self.first}" if ended == self.first + 1 else f"steps {self.first}–{ended - 1}"
+        return (
+            f"step {self.first}" if ended == self.first + 1 else f"steps {self.first}–{ended - 1}"
+        )
 
     def cut_short(self, done: int, cut: str) -> str:
         """Say that it ended after so many steps, because of `cut`."""
         whole = done if self.last is None else self.last - self.first + 1
-        after = (f"{done}" if self.last is None else f"{done} of {whole}") + (" step" if whole == 1 else " steps")
-        return (
-            f"The window of {self.in_words()} was cut short after {after} ({cut}); it is kept and labelled truncated."
+        after = (f"{done}" if self.last is None else f"{done} of {whole}") + (
+            " step" if whole == 1 else " steps"
         )
+        return f"The window of {self.in_words()} was cut short after {after} ({cut}); it is kept and labelled truncated."
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,13 @@ def _next_asked(action: Callable[[int], str], step: int) -> Window | Idle:
         name = action(at)
         if name in ("RECORD", "RECORD_AND_SAVE"):
             end = _end_of_recording(action, at)
-            last = None if end - at >= _LONGEST else end if action(end) == "RECORD_AND_SAVE" else end - 1
+            last = (
+                None
+                if end - at >= _LONGEST
+                else end
+                if action(end) == "RECORD_AND_SAVE"
+                else end - 1
+            )
             return Window(at if warmup_from is None else warmup_from, at, last)
         warmup_from = None if name == "NONE" else at if warmup_from is None else warmup_from
         if at - step >= (_AHEAD if warmup_from is None else _LONGEST):
@@ -213,7 +221,9 @@ def contradiction(schedule: Schedule) -> str | None:
             return _needs_active("repeat", schedule.repeat, "the first window has")
         return None
     whole = [f"profiler.{name}" for name in _WHOLE if getattr(schedule, name) is not None]
-    if len(whole) > 1 and not (schedule.at_steps == [] and len(whole) == 2):  # [] says: none but what others ask for
+    if len(whole) > 1 and not (
+        schedule.at_steps == [] and len(whole) == 2
+    ):  # [] says: none but what others ask for
         return f"{whole[0]} and {whole[1]} are both given, but each is a schedule: leave one out."
     for name, default in _CYCLES.items():
         if getattr(schedule, name) != default:
@@ -235,8 +245,14 @@ def overlooked(schedule: Schedule) -> str | None:
         why = "without profiler.active, triggers alone ask for windows"
     else:
         return None
-    given = [f"profiler.{name}={getattr(schedule, name)}" for name in names if getattr(schedule, name)]
-    return f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not looked at: {why}." if given else None
+    given = [
+        f"profiler.{name}={getattr(schedule, name)}" for name in names if getattr(schedule, name)
+    ]
+    return (
+        f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not looked at: {why}."
+        if given
+        else None
+    )
 
 
 def _needs_active(option: str, given: object, subject: str) -> str:
@@ -259,7 +275,9 @@ def _overlap(schedule: Schedule) -> str | None:
     return None
 
 
-def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str = "The run") -> str | None:
+def misfit(
+    schedule: Schedule, total_steps: int, first_step: int = 0, run: str = "The run"
+) -> str | None:
     """Say which window has no room in a run that begins with `first_step` and has `total_steps`, counted from 0.
 
     None: all have. Of a schedule without end only the first one must.
@@ -281,7 +299,9 @@ def misfit(schedule: Schedule, total_steps: int, first_step: int = 0, run: str =
     return None
 
 
-def remedy(schedule: Schedule, window: Window | None, *, within: bool = False, longer: str = "train longer") -> str:
+def remedy(
+    schedule: Schedule, window: Window | None, *, within: bool = False, longer: str = "train longer"
+) -> str:
     """What gives a window room in a run that ends before it, or `within` it: "lower profiler.wait, or train longer".
 
     None: the window that a function has not named yet.
@@ -299,7 +319,11 @@ def _to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
     if window.trigger is not None:
         return []
     whole = _whole(schedule)
-    late = [whole] if whole else [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]
+    late = (
+        [whole]
+        if whole
+        else [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]
+    )
     long = ["active"] if within and (schedule.active or 1) > 1 else []
     again = ["repeat"] if schedule.repeat > 1 and window != next_window(schedule, 0) else []
     return late + long + again

@@ -205,7 +205,9 @@ class ProfilerConfig(BaseModel):
     @property
     def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
         """The `_target_` mappings, by name, of the sinks that another process can build; they may hold secrets."""
-        return {name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)}
+        return {
+            name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
+        }
 
     @property
     def inline_sinks(self) -> list[str]:
@@ -221,7 +223,9 @@ class ProfilerConfig(BaseModel):
     @classmethod
     def _known_ranks(cls, value: Any) -> Any:
         numbers = isinstance(value, Iterable) and not isinstance(value, str) and list(value)
-        if value in ("all", "first_per_node") or (numbers and all(type(each) is int and each >= 0 for each in numbers)):
+        if value in ("all", "first_per_node") or (
+            numbers and all(type(each) is int and each >= 0 for each in numbers)
+        ):
             return numbers or value
         raise ConfigError(
             f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks such as [0, 3]."
@@ -263,7 +267,11 @@ class ProfilerConfig(BaseModel):
                         "that ship: give a mapping from a name of yours to it."
                     )
             return {name: {} for name in names}
-        return {name: sink for name, sink in value.items() if sink is not None} if isinstance(value, Mapping) else value
+        return (
+            {name: sink for name, sink in value.items() if sink is not None}
+            if isinstance(value, Mapping)
+            else value
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> ProfilerConfig:
@@ -275,7 +283,9 @@ class ProfilerConfig(BaseModel):
             raise ConfigError(contradiction)
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
-            self._notes.append("profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes.")
+            self._notes.append(
+                "profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."
+            )
         needed = ("record_shapes", "profile_memory", "with_stack")
         if self.memory_categories and not all(getattr(self, name) for name in needed):
             self.record_shapes = self.profile_memory = self.with_stack = True
@@ -289,14 +299,20 @@ class ProfilerConfig(BaseModel):
             storage.check(self.upload_to, "profiler.upload_to")
         given = self.sinks
         self.sinks = {name: build("sink", name, each) for name, each in given.items()}
-        self._portable = {name: for_any_process(sink, given[name]) for name, sink in self.sinks.items()}
-        self.triggers = {name: build("trigger", name, given) for name, given in self.triggers.items()}
+        self._portable = {
+            name: for_any_process(sink, given[name]) for name, sink in self.sinks.items()
+        }
+        self.triggers = {
+            name: build("trigger", name, given) for name, given in self.triggers.items()
+        }
         if overlooked := schedule.overlooked(self):
             self._notes.append(overlooked)
         for name, sink in self.sinks.items():
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):
-                    raise ConfigError(f"The {name} sink needs profiler.{option}=true, but it is false.")
+                    raise ConfigError(
+                        f"The {name} sink needs profiler.{option}=true, but it is false."
+                    )
         return self
 
     def plain(self) -> dict[str, Any]:
@@ -307,10 +323,14 @@ class ProfilerConfig(BaseModel):
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
         options["schedule"] = None if self.schedule is None else self.schedule.described()
         options["sinks"] = {
-            name: each if isinstance(each, Mapping) else as_mapping(each) for name, each in self._portable.items()
+            name: each if isinstance(each, Mapping) else as_mapping(each)
+            for name, each in self._portable.items()
         }
         options["triggers"] = {name: as_mapping(value) for name, value in self.triggers.items()}
-        kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}  # checked, and read again
+        kept = {
+            "upload_options": public(self.upload_options),
+            "upload_to": self.upload_to,
+        }  # checked, and read again
         plain: dict[str, Any] = blanked(options) | kept
         return plain
 
@@ -327,8 +347,12 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        sinks = source._portable if source.enabled else source.sinks  # a disabled one has built none
-        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {"sinks": sinks}
+        sinks = (
+            source._portable if source.enabled else source.sinks
+        )  # a disabled one has built none
+        given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {
+            "sinks": sinks
+        }
     elif isinstance(source, str):
         given = preset(source)
     elif source is None:
@@ -354,12 +378,16 @@ def _resolved(source: DictConfig) -> Any:
     try:
         return OmegaConf.to_container(source, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"The profiler config has a value that OmegaConf cannot tell: {error}") from None
+        raise ConfigError(
+            f"The profiler config has a value that OmegaConf cannot tell: {error}"
+        ) from None
 
 
 # hydra-zen looks at the constructor's signature, and not at that of the class.
 _self = Parameter("self", Parameter.POSITIONAL_ONLY)
-ProfilerConfig.__init__.__signature__ = Signature([_self, *signature(ProfilerConfig).parameters.values()])  # type: ignore[attr-defined]
+ProfilerConfig.__init__.__signature__ = Signature(
+    [_self, *signature(ProfilerConfig).parameters.values()]
+)  # type: ignore[attr-defined]
 
 # What follows "is not an option" where a name is known, though it is none of ours.
 _HINTS = {
@@ -367,7 +395,11 @@ _HINTS = {
     "profiler.on_trace_ready": ": what is done with each window, sinks do: choose some, as sinks=[chrome_trace], or "
     "write one; session.captures holds the windows, too.",
 }
-_MODELS: dict[str, type[BaseModel]] = {"": ProfilerConfig, "modules": ModulesConfig, "timings": TimingsConfig}
+_MODELS: dict[str, type[BaseModel]] = {
+    "": ProfilerConfig,
+    "modules": ModulesConfig,
+    "timings": TimingsConfig,
+}
 
 
 def _sentence(error: ErrorDetails) -> str:
@@ -380,7 +412,10 @@ def _sentence(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         *above, last = map(str, error["loc"])
         known = _MODELS[above[0] if above else ""].model_fields
-        hint = suggestion(last, known, ".".join(("profiler", *above, ""))) or f": choose from {', '.join(known)}."
+        hint = (
+            suggestion(last, known, ".".join(("profiler", *above, "")))
+            or f": choose from {', '.join(known)}."
+        )
         return f"{path} is not an option{_HINTS.get(path, hint)}"
     if path == "profiler.active" and error["type"] == "greater_than_equal":
         return f"profiler.active is {value}, but a window needs at least one step."

@@ -46,7 +46,10 @@ def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
     taken = sorted(_TAKEN & metadata.keys())
     if taken:
         raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
-    return {encodable(str(key)): encodable(_as_json(key, value, whose)) for key, value in metadata.items()}
+    return {
+        encodable(str(key)): encodable(_as_json(key, value, whose))
+        for key, value in metadata.items()
+    }
 
 
 def _as_json(key: str, value: Any, whose: str) -> Any:
@@ -55,4 +58,6 @@ def _as_json(key: str, value: Any, whose: str) -> Any:
     except (TypeError, ValueError, RecursionError):
         # only a number is shown: for a tensor's text torch would run operators and wait for the device
         shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
-        raise ConfigError(f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text.") from None
+        raise ConfigError(
+            f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text."
+        ) from None

@@ -53,7 +53,9 @@ class Traced(NamedTuple):
     result: Callable[[Any], Any]
     how: str
 
-    def interpreter(self, model: nn.Module, kind: type[NodeInterpreter] = NodeInterpreter, **options: Any) -> Any:
+    def interpreter(
+        self, model: nn.Module, kind: type[NodeInterpreter] = NodeInterpreter, **options: Any
+    ) -> Any:
         """What runs the graph with this model's parameters."""
         return kind(model, self.graph, self.constants, **options)
 
@@ -109,7 +111,9 @@ class Outcome(NamedTuple):
     changed: dict[tuple[int, str], Any]
 
 
-def outcome(run: Callable[..., Any], model: nn.Module, inputs: Inputs, *, strict: bool = False) -> Outcome:
+def outcome(
+    run: Callable[..., Any], model: nn.Module, inputs: Inputs, *, strict: bool = False
+) -> Outcome:
     """What a call gives and leaves; all of that is put back.
 
     Raises:
@@ -149,7 +153,9 @@ class _Packing(TorchFunctionMode):
 
 def _saving_hooks() -> Any:
     """The innermost pair of functions that packs what autograd saves now; None for none."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # not in every torch
+    top = getattr(
+        torch._C._autograd, "_top_saved_tensors_default_hooks", None
+    )  # not in every torch
     return top(False) if top is not None else None
 
 
@@ -163,7 +169,9 @@ def _packed(leaves: Sequence[Any], watch: _Packing) -> str | None:
             seen.add(node)
             nodes += [each for each, _ in node.next_functions]
     reentrant = any(node.name() == "CheckpointFunctionBackward" for node in seen)
-    return "packs what autograd saves (checkpointing, offloading)" if watch.seen or reentrant else None
+    return (
+        "packs what autograd saves (checkpointing, offloading)" if watch.seen or reentrant else None
+    )
 
 
 def _taken_out(inputs: Inputs, given: Inputs) -> str | None:
@@ -203,7 +211,10 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
         for leaf in leaves
     )
     modules = tuple((id(module), len([*_hooks(module)])) for module in model.modules())
-    autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    autocast = tuple(
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    )
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast)
     return (str(spec), described, modules, plain_attributes(model), modes)
 
@@ -229,7 +240,11 @@ def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
 def _by_export(model: nn.Module, inputs: Inputs) -> Traced:
     args, kwargs = inputs
     program = torch.export.export(model, args, dict(kwargs), strict=False)
-    guards = {"check_guards": False} if "check_guards" in inspect.signature(program.module).parameters else {}
+    guards = (
+        {"check_guards": False}
+        if "check_guards" in inspect.signature(program.module).parameters
+        else {}
+    )
     module = program.module(**guards)
     info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
     names = list(kwargs)
@@ -286,7 +301,10 @@ def _named(function: Any, inputs: Inputs) -> list[str]:
         where, first, *inner = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         if where == "0":
             place = int(first)
-            by_name = place < len(parameters) and parameters[place].kind is not inspect.Parameter.VAR_POSITIONAL
+            by_name = (
+                place < len(parameters)
+                and parameters[place].kind is not inspect.Parameter.VAR_POSITIONAL
+            )
             first = parameters[place].name if by_name else f"{parameters[-1].name}_{place}"
         names.append("_".join([first, *inner]))
     return names
@@ -307,9 +325,14 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | 
     """Of each source, from results weighted unevenly, so that a norm's do not cancel out."""
     graded = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     wanted = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not graded or not wanted or not torch.is_grad_enabled():  # without, a view of a parameter says it has one
+    if (
+        not graded or not wanted or not torch.is_grad_enabled()
+    ):  # without, a view of a parameter says it has one
         return [None for _ in wanted]
-    weights = [torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape) for leaf in graded]
+    weights = [
+        torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape)
+        for leaf in graded
+    ]
     found = torch.autograd.grad(
         graded, wanted, [w.to(leaf.dtype) for w, leaf in zip(weights, graded)], allow_unused=True
     )
@@ -339,7 +362,9 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
         return found
     if not all(_agree(one, other) for one, other in zip(given.gradients, expected.gradients)):
         return "gives other gradients than the model"
-    if len(given.left) != len(expected.left) or any(_differing(*pair) for pair in zip(given.left, expected.left)):
+    if len(given.left) != len(expected.left) or any(
+        _differing(*pair) for pair in zip(given.left, expected.left)
+    ):
         return "leaves other buffers or inputs than the model"
     if given.changed != expected.changed:
         _, name = next(key for key, _ in given.changed.items() ^ expected.changed.items())
@@ -353,7 +378,9 @@ def _differing(one: Any, other: Any) -> str | None:
             assert_close(one, other, equal_nan=True)
         except (AssertionError, TypeError, ValueError) as error:
             return f"gives other numbers than the model ({_first_line(error)})"
-    elif type(one) is not type(other) or (one != other and not (one != one and other != other)):  # NaN is like NaN
+    elif type(one) is not type(other) or (
+        one != other and not (one != one and other != other)
+    ):  # NaN is like NaN
         return f"gives {one!r} where the model gives {other!r}"
     return None
 

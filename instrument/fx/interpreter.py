@@ -27,7 +27,12 @@ class NodeInterpreter(fx.Interpreter):
     """
 
     def __init__(
-        self, model: nn.Module, graph: fx.Graph, constants: nn.Module, device: str | None = None, sync: bool = False
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        constants: nn.Module,
+        device: str | None = None,
+        sync: bool = False,
     ) -> None:
         super().__init__(model, graph=graph)
         self.extra_traceback = False  # an error of the model stays as it is
@@ -35,12 +40,16 @@ class NodeInterpreter(fx.Interpreter):
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
         self._calls = {node: self._call_of(node) for node in graph.nodes}
-        self._device: Any = getattr(torch, device) if device else None  # its module: torch.cuda, torch.xpu, torch.mps
+        self._device: Any = (
+            getattr(torch, device) if device else None
+        )  # its module: torch.cuda, torch.xpu, torch.mps
         self._marks: list[tuple[Any, Any]] = []
         if self._device is None:
             self._timed = self._by_cpu
         else:
-            self._timed = self._waiting if sync or not hasattr(self._device, "Event") else self._by_events
+            self._timed = (
+                self._waiting if sync or not hasattr(self._device, "Event") else self._by_events
+            )
 
     def run_timed(self, values: list[Any]) -> Any:
         """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
@@ -76,7 +85,9 @@ class NodeInterpreter(fx.Interpreter):
         if node.op in ("call_module", "get_attr"):
             path, _, name = str(node.target).rpartition(".")
             owner = self._owner(path, name)
-            return getattr(owner, name) if node.op == "call_module" else lambda: getattr(owner, name)
+            return (
+                getattr(owner, name) if node.op == "call_module" else lambda: getattr(owner, name)
+            )
         act = self.placeholder if node.op == "placeholder" else self.output
         return lambda *args, **kwargs: act(node.target, args, kwargs)
 

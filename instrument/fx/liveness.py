@@ -62,7 +62,9 @@ class _Storage:
     freed: int | None = None
 
 
-def liveness(nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_bytes: int = 0) -> Liveness:
+def liveness(
+    nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_bytes: int = 0
+) -> Liveness:
     """What lives when, of a graph whose nodes have these storages: for each row pairs of a number and bytes.
 
     Tensors that lie in the same memory have the same number. `nodes` has the columns `name op inputs`, inputs first.
@@ -76,7 +78,11 @@ def liveness(nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_
             kept = last_use[at] is None or storage.freed is None
             storage.freed = None if kept else max(storage.freed, last_use[at])  # type: ignore[type-var]
     inputs = [storage for storage in known.values() if ops[storage.made] == "placeholder"]
-    made = [storage for storage in known.values() if ops[storage.made] not in ("placeholder", "get_attr")]
+    made = [
+        storage
+        for storage in known.values()
+        if ops[storage.made] not in ("placeholder", "get_attr")
+    ]
     new, freed = [0] * len(nodes), [0] * len(nodes)
     for storage in made:
         new[storage.made] += storage.size

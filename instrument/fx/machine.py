@@ -19,7 +19,10 @@ from instrument.errors import ConfigError
 
 #: The types whose rate can be measured.
 MEASURED = ("float32", "float64", "bfloat16", "float16")
-_LONG_NS, _LARGEST = 10_000_000, 8192  # matrices grow until a product takes so long, or to that many rows
+_LONG_NS, _LARGEST = (
+    10_000_000,
+    8192,
+)  # matrices grow until a product takes so long, or to that many rows
 _COPIED_BYTES = 2**28  # far more than caches hold
 _WARMUP, _TIMES = 1, 5
 
@@ -39,11 +42,16 @@ class Machine:
     bytes_per_second: int
 
     def __str__(self) -> str:
-        rates = [f"{cell_text('flops_per_second', rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
+        rates = [
+            f"{cell_text('flops_per_second', rate)} {name} FLOPs"
+            for name, rate in self.flops_per_second.items()
+        ]
         return f"{self.device}: {', '.join([*rates, cell_text('bytes_per_second', self.bytes_per_second)])} a second"
 
 
-def measured(device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False) -> Machine:
+def measured(
+    device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
+) -> Machine:
     """The rates of `device` for these types, from the cache; what is not there is measured, and all with `refresh`.
 
     The best of five times each, after warming up: on a busy machine the rates come out too low, and stay so until
@@ -58,14 +66,21 @@ def measured(device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refre
     """
     for dtype in dtypes:
         if dtype not in MEASURED:
-            raise ConfigError(f"The rate of {dtype!r} cannot be measured; choose of {', '.join(MEASURED)}.")
+            raise ConfigError(
+                f"The rate of {dtype!r} cannot be measured; choose of {', '.join(MEASURED)}."
+            )
     name = _name(device)
     kept: dict[str, Any] = {} if refresh else _read().get(name, {})
-    flops = {dtype: rate for dtype, rate in kept.get("flops_per_second", {}).items() if dtype in MEASURED}
+    flops = {
+        dtype: rate for dtype, rate in kept.get("flops_per_second", {}).items() if dtype in MEASURED
+    }
     missing = [dtype for dtype in dict.fromkeys(dtypes) if dtype not in flops]
     if missing or "bytes_per_second" not in kept:
         flops |= {dtype: _matmul_rate(device, dtype) for dtype in missing}
-        kept = {"flops_per_second": flops, "bytes_per_second": kept.get("bytes_per_second") or _copy_rate(device)}
+        kept = {
+            "flops_per_second": flops,
+            "bytes_per_second": kept.get("bytes_per_second") or _copy_rate(device),
+        }
         _write({**_read(), name: kept})
     return Machine(name, flops, kept["bytes_per_second"])
 
@@ -83,7 +98,9 @@ def _name(device: str) -> str:
 def _processor() -> str:
     with suppress(OSError, StopIteration):  # platform.processor() is empty on most of Linux
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     return platform.processor() or platform.machine()
 
 
@@ -93,7 +110,9 @@ def _matmul_rate(device: str, dtype: str) -> int:
     rows, took_ns = 128, 0
     while took_ns < _LONG_NS and rows < _LARGEST:
         rows *= 2
-        one, other = (torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        one, other = (
+            torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2)
+        )
         result = torch.empty_like(one)
         took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023  # called here and now
     return 2 * rows**3 * 10**9 // took_ns
@@ -121,7 +140,11 @@ def _best_ns(run: Callable[[], object], device: str) -> int:
 
 
 def _path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-instrument" / "machine.json"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "torch-instrument"
+        / "machine.json"
+    )
 
 
 def _read() -> dict[str, Any]:

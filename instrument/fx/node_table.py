@@ -41,7 +41,12 @@ class NodeTable(Table):
     - `intensity`: `flops` over `moved_bytes`.
     """
 
-    def __init__(self, labels: Mapping[str, Sequence[Any]], times_ns: Ints, facts: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        labels: Mapping[str, Sequence[Any]],
+        times_ns: Ints,
+        facts: Mapping[str, Sequence[Any]],
+    ) -> None:
         self._labels, self._times_ns, self._facts = labels, times_ns, facts
         work = {name: facts[name] for name in ("new_bytes", "moved_bytes", "flops")}
         super().__init__(
@@ -63,7 +68,9 @@ class NodeTable(Table):
             ConfigError: there is no such grouping.
         """
         if what not in GROUPINGS:
-            raise ConfigError(f"Nodes cannot be grouped by {what!r}; choose of {', '.join(GROUPINGS)}.")
+            raise ConfigError(
+                f"Nodes cannot be grouped by {what!r}; choose of {', '.join(GROUPINGS)}."
+            )
         keys = list(self._labels[what])
         if what == "module_path" and depth is not None:
             keys = [None if key is None else ".".join(key.split(".")[:depth]) for key in keys]
@@ -73,16 +80,29 @@ class NodeTable(Table):
             members[index[key]].append(node)
         times_ns = np.stack([self._times_ns[:, nodes].sum(axis=1) for nodes in members], axis=1)
         names = ("output_bytes", "new_bytes", "moved_bytes", "flops")
-        sums = {name: [_sum([self._facts[name][n] for n in nodes]) for nodes in members] for name in names}
+        sums = {
+            name: [_sum([self._facts[name][n] for n in nodes]) for nodes in members]
+            for name in names
+        }
         labels = {what: list(index), "nodes": [len(nodes) for nodes in members]}
-        return Table({**labels, **_times(times_ns), "output_bytes": sums.pop("output_bytes"), **_work(sums, times_ns)})
+        return Table(
+            {
+                **labels,
+                **_times(times_ns),
+                "output_bytes": sums.pop("output_bytes"),
+                **_work(sums, times_ns),
+            }
+        )
 
 
 def _times(times_ns: Ints) -> dict[str, list[Any]]:
     """How often, and how long; a column of `times_ns` for each row of the table, a row for each run."""
     runs, rows = times_ns.shape
     if not runs:
-        return {"calls": [0] * rows, **dict.fromkeys(("mean_ns", "median_ns", "p95_ns", "share"), [None] * rows)}
+        return {
+            "calls": [0] * rows,
+            **dict.fromkeys(("mean_ns", "median_ns", "p95_ns", "share"), [None] * rows),
+        }
     ranked = np.sort(times_ns, axis=0)
     median, p95 = (ranked[-(-percent * runs // 100) - 1] for percent in (50, 95))
     return {
@@ -100,8 +120,12 @@ def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Seque
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {
         **facts,
-        "flops_per_second": [n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, times)],
-        "intensity": [n / size if n is not None and size else None for n, size in zip(flops, moved)],
+        "flops_per_second": [
+            n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, times)
+        ],
+        "intensity": [
+            n / size if n is not None and size else None for n, size in zip(flops, moved)
+        ],
     }
 
 
@@ -131,7 +155,9 @@ def _target(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     name = str(getattr(node.target, "__name__", node.target))
-    home = str(getattr(node.target, "__module__", None) or "torch").removeprefix("_")  # of built-ins: operator, torch
+    home = str(getattr(node.target, "__module__", None) or "torch").removeprefix(
+        "_"
+    )  # of built-ins: operator, torch
     return f"{home}.{name}"
 
 

@@ -24,7 +24,12 @@ from instrument.trace.events import Ints
 
 
 def profile_graph(
-    model: nn.Module, *inputs: Any, runs: int = 10, warmup: int = 2, sync: bool = False, **kwargs: Any
+    model: nn.Module,
+    *inputs: Any,
+    runs: int = 10,
+    warmup: int = 2,
+    sync: bool = False,
+    **kwargs: Any,
 ) -> GraphProfile:
     """Run a model node by node of its graph, and tell what each node took, made and computed.
 
@@ -54,7 +59,9 @@ def profile_graph(
         ConfigError: `runs` is not positive, or `warmup` negative.
     """
     if runs < 1 or warmup < 0:
-        raise ConfigError(f"profile_graph was given runs={runs}, warmup={warmup}: at least 1 run, and 0 to warm up.")
+        raise ConfigError(
+            f"profile_graph was given runs={runs}, warmup={warmup}: at least 1 run, and 0 to warm up."
+        )
     profiler = NodeProfiler(model, sync=sync)
     with unchanged(model, (inputs, kwargs)):
         profiler.run(*inputs, **kwargs)
@@ -91,7 +98,9 @@ class NodeProfiler:
         self._model = model
         self._sync = sync
         self._captured: _Captured | None = None
-        self._interpreters: dict[Any, NodeInterpreter] = {}  # by the signature of the calls whose graph that is
+        self._interpreters: dict[
+            Any, NodeInterpreter
+        ] = {}  # by the signature of the calls whose graph that is
         self._outputs: list[Any] = []  # of the first run
         self._wait: Callable[[], object] = _nothing  # for the device, once it is known
         self.reset()
@@ -128,7 +137,9 @@ class NodeProfiler:
         """
         captured = self._captured
         if captured is None or not self._times_ns:
-            raise GraphError("NodeProfiler has run nothing yet: call its run with the model's inputs first.")
+            raise GraphError(
+                "NodeProfiler has run nothing yet: call its run with the model's inputs first."
+            )
         graph, times_ns = captured.traced.graph, np.stack(self._times_ns)
         facts = {**captured.inspection.columns, "flops": captured.flops}
         overhead = _overhead(times_ns, self._interpreted_ns, self._model_ns, captured.node_ns)
@@ -157,9 +168,13 @@ class NodeProfiler:
             expected = outcome(self._model, self._model, inputs, strict=True)
             why = misfit(captured.traced, self._model, inputs, expected)
             if why is not None:
-                raise GraphError(f"The graph of NodeProfiler's first run {why}: make another for these inputs.")
+                raise GraphError(
+                    f"The graph of NodeProfiler's first run {why}: make another for these inputs."
+                )
         if kind not in self._interpreters:
-            interpreter = captured.traced.interpreter(self._model, device=captured.device, sync=self._sync)
+            interpreter = captured.traced.interpreter(
+                self._model, device=captured.device, sync=self._sync
+            )
             self._interpreters[kind] = interpreter
         return captured.traced, self._interpreters[kind]
 
@@ -189,7 +204,9 @@ class NodeProfiler:
         return result
 
 
-def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], node_ns: int) -> Overhead:
+def _overhead(
+    times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], node_ns: int
+) -> Overhead:
     sums, nodes = times_ns.sum(axis=1).tolist(), times_ns.shape[1]
     pairs = [(total - nodes * node_ns) / model for total, model in zip(sums, model_ns) if model]
     quarters = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else None
@@ -205,7 +222,9 @@ def _overhead(times_ns: Ints, interpreted_ns: list[int], model_ns: list[int], no
 
 
 def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf  # else all that autograd saved lives with the profile
+    return (
+        leaf.detach() if isinstance(leaf, Tensor) else leaf
+    )  # else all that autograd saved lives with the profile
 
 
 def _nothing(*_: Any) -> None:
@@ -228,11 +247,19 @@ def _device(model: nn.Module, inputs: Inputs) -> str | None:
     """The kind of device that the model or its inputs are on, which runs beside the CPU; None for the CPU alone."""
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
     kinds = (each.device.type for each in tensors if isinstance(each, Tensor))
-    return next((kind for kind in kinds if hasattr(getattr(torch, kind, None), "synchronize") and kind != "cpu"), None)
+    return next(
+        (
+            kind
+            for kind in kinds
+            if hasattr(getattr(torch, kind, None), "synchronize") and kind != "cpu"
+        ),
+        None,
+    )
 
 
 def _normal(inputs: Inputs) -> Inputs:
     copied: Inputs = tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf, inputs
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
+        inputs,
     )
     return copied

@@ -18,7 +18,18 @@ from instrument.templates import render
 from instrument.units import duration
 
 #: The columns that the whole profile shows, of the nodes'.
-SHOWN = ["op", "name", "target", "mean_ns", "median_ns", "p95_ns", "share", "calls", "output_shape", "flops"]
+SHOWN = [
+    "op",
+    "name",
+    "target",
+    "mean_ns",
+    "median_ns",
+    "p95_ns",
+    "share",
+    "calls",
+    "output_shape",
+    "flops",
+]
 # Quartiles further apart than this say that something else took the time of some runs.
 _UNEQUAL = 0.2
 
@@ -48,9 +59,7 @@ class Overhead:
 
     def __str__(self) -> str:
         added = f"{duration(self.nodes * self.node_ns)} are what measuring adds ({duration(self.node_ns)} a node)"
-        text = (
-            f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of {duration(self.interpreted_ns)}; {added}."
-        )
+        text = f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of {duration(self.interpreted_ns)}; {added}."
         if self.model_ns is None or self.of_model is None:
             return text
         spread, doubt = "", ""

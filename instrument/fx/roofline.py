@@ -40,7 +40,9 @@ def dtypes(nodes: Table) -> list[str]:
 
 def dtype_of(row: Any) -> str | None:
     """The first type of what a node gives that is measured."""
-    return next((dtype for dtype in (row.output_dtype or "").split(", ") if dtype in MEASURED), None)
+    return next(
+        (dtype for dtype in (row.output_dtype or "").split(", ") if dtype in MEASURED), None
+    )
 
 
 def _placed(row: Any, machine: Machine) -> Mapping[str, Any]:

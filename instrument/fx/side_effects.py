@@ -42,7 +42,9 @@ def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iter
     try:
         kept = [_Kept(tensor, tensor.detach().clone(), version_of(tensor)) for tensor in tensors]
     except Exception as error:
-        raise GraphError(f"A tensor of {type(model).__name__} cannot be copied: {error!r}.") from error
+        raise GraphError(
+            f"A tensor of {type(model).__name__} cannot be copied: {error!r}."
+        ) from error
     attributes = _attributes(model)
     devices = {tensor.get_device() for tensor in (*tensors, *model.parameters()) if tensor.is_cuda}
     pythons, numpys = random.getstate(), np.random.get_state()
@@ -74,7 +76,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
     """Each attribute of each module, with its length where it holds others; torch's own dicts are not looked into."""
     return {
-        (place, name): (value, len(value) if isinstance(value, (list, dict, set)) and name[0] != "_" else None)
+        (place, name): (
+            value,
+            len(value) if isinstance(value, (list, dict, set)) and name[0] != "_" else None,
+        )
         for place, module in enumerate(model.modules())
         for name, value in vars(module).items()
     }
@@ -109,7 +114,9 @@ def version_of(tensor: Tensor) -> int | None:
 def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What holds the attributes and buffers of each module, with a copy."""
     held = [vars(module) for module in model.modules()]
-    held += [names["_buffers"] for names in held if isinstance(names.get("_buffers"), dict)]  # TorchScript has its own
+    held += [
+        names["_buffers"] for names in held if isinstance(names.get("_buffers"), dict)
+    ]  # TorchScript has its own
     return [(each, dict(each)) for each in held]
 
 
@@ -129,13 +136,17 @@ def _put_back(kept: list[_Kept]) -> None:
         except Exception as error:
             troubles.append(error)
     if troubles:
-        raise GraphError(f"{len(troubles)} tensors that the model writes to could not be put back: {troubles[0]!r}.")
+        raise GraphError(
+            f"{len(troubles)} tensors that the model writes to could not be put back: {troubles[0]!r}."
+        )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same, NaN included: some kernels, as BatchNorm's, do not tell that they wrote."""
     try:
-        return bool(torch.equal(one, other) or ((one == other) | ((one != one) & (other != other))).all())
+        return bool(
+            torch.equal(one, other) or ((one == other) | ((one != one) & (other != other))).all()
+        )
     except (RuntimeError, NotImplementedError):  # sparse and meta tensors, whose kernels tell
         return True
 

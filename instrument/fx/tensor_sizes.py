@@ -40,10 +40,14 @@ class Inspection(NodeInterpreter):
         names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
         self.storages: list[Storages] = []
-        self._of: dict[fx.Node, dict[int, int]] = {}  # storages by address, which torch gives again once one is freed
+        self._of: dict[
+            fx.Node, dict[int, int]
+        ] = {}  # storages by address, which torch gives again once one is freed
         self._known = 0
         self._models = {_address(each) for holder in (model, constants) for each in _held(holder)}
-        self.model_bytes = sum({_address(each): each.untyped_storage().nbytes() for each in _held(model)}.values())
+        self.model_bytes = sum(
+            {_address(each): each.untyped_storage().nbytes() for each in _held(model)}.values()
+        )
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note what it took and gave."""
@@ -58,7 +62,11 @@ class Inspection(NodeInterpreter):
         return result
 
     def _note(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
-        old = {address: number for each in node.all_input_nodes for address, number in self._of[each].items()}
+        old = {
+            address: number
+            for each in node.all_input_nodes
+            for address, number in self._of[each].items()
+        }
         mine: dict[int, tuple[int, int]] = {}
         new_bytes = 0
         for tensor in given:
@@ -76,10 +84,15 @@ class Inspection(NodeInterpreter):
         works = node.op.startswith("call_") and (new_bytes or wrote)
         cells = {
             "output_shape": ", ".join(str(list(tensor.shape)) for tensor in given) or None,
-            "output_dtype": ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in given)) or None,
+            "output_dtype": ", ".join(
+                dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in given)
+            )
+            or None,
             "output_bytes": _bytes(given) if given else None,
             "new_bytes": new_bytes,
-            "moved_bytes": _read_bytes(self._calls[node], taken, given) + _bytes(given) if works else 0,
+            "moved_bytes": _read_bytes(self._calls[node], taken, given) + _bytes(given)
+            if works
+            else 0,
         }
         for name, cell in cells.items():
             self.columns[name].append(cell)
@@ -87,7 +100,9 @@ class Inspection(NodeInterpreter):
 
 def _stored(value: Any) -> list[Tensor]:
     """Those that lie in one storage each; sparse and nested ones are not looked at."""
-    return [leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested]
+    return [
+        leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested
+    ]
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:

@@ -19,7 +19,11 @@ except ImportError as error:
 
 
 def attach(
-    engine: Engine, *config: Any, phase: str = "train", model: nn.Module | None = None, **options: Any
+    engine: Engine,
+    *config: Any,
+    phase: str = "train",
+    model: nn.Module | None = None,
+    **options: Any,
 ) -> Session:
     """Record windows of each `engine.run`; a step is a completed iteration, counted from 0 as `state.iteration` is.
 
@@ -54,7 +58,9 @@ class Attached:
     Only around `run` is it known that an exception leaves it: a handler of EXCEPTION_RAISED would keep it inside.
     """
 
-    def __init__(self, engine: Engine, session: Session, phase: str, model: nn.Module | None) -> None:
+    def __init__(
+        self, engine: Engine, session: Session, phase: str, model: nn.Module | None
+    ) -> None:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
@@ -75,7 +81,9 @@ class Attached:
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)
-                if self._engine.last_event_name == Events.INTERRUPT:  # it goes on without another STARTED
+                if (
+                    self._engine.last_event_name == Events.INTERRUPT
+                ):  # it goes on without another STARTED
                     self._start()
             elif self._session.running:
                 ends.enter_context(self._session.phase(self._phase))
@@ -84,7 +92,10 @@ class Attached:
 
     def remove(self) -> None:
         """Take the handlers and itself away."""
-        for event, handler in self._handlers.items():  # Ignite's handles know no engine that was copied
+        for (
+            event,
+            handler,
+        ) in self._handlers.items():  # Ignite's handles know no engine that was copied
             if self._engine.has_event_handler(handler, event):
                 self._engine.remove_event_handler(handler, event)
         if self._own is None:

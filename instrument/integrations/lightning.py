@@ -130,7 +130,9 @@ class ProfilerCallback(Callback):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
     on_test_end = on_predict_end = on_validation_end
 
-    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Any, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Keep the window that is open, labelled truncated; the exception goes on unchanged."""
         self._stop(exception)
 
@@ -138,9 +140,13 @@ class ProfilerCallback(Callback):
         """Stop a session that nothing has stopped, as where Lightning's tuner ends a run."""
         self._stop(None)
 
-    def _start(self, trainer: Any, pl_module: LightningModule, total_steps: int | None = None) -> None:
+    def _start(
+        self, trainer: Any, pl_module: LightningModule, total_steps: int | None = None
+    ) -> None:
         self.session.start(pl_module, total_steps=total_steps)
-        self._installed.callback(register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove)
+        self._installed.callback(
+            register_optimizer_step_post_hook(lambda *_: self._close_ranges()).remove
+        )
         if isinstance(trainer.profiler, PassThroughProfiler):
             self._installed.callback(setattr, trainer, "profiler", trainer.profiler)
             trainer.profiler = _Parts(pl_module)
@@ -203,7 +209,11 @@ class _Parts(Profiler):
         owner, _, hook = action.rpartition(".")
         if hook.endswith("_next"):
             return "data"
-        if owner.startswith("[Strategy]") and hook in (*_STEPS, "batch_to_device") and hook not in self._marked:
+        if (
+            owner.startswith("[Strategy]")
+            and hook in (*_STEPS, "batch_to_device")
+            and hook not in self._marked
+        ):
             return hook
         return None
 
@@ -243,7 +253,11 @@ class InstrumentProfiler(_Parts):
             return part
         owner, _, hook = action.rpartition(".")
         ours = owner == f"[Callback]{self.callback.state_key}"
-        twice = hook in self._marked or action == "optimizer_step" or (hook == "backward" and "[Strategy]" in owner)
+        twice = (
+            hook in self._marked
+            or action == "optimizer_step"
+            or (hook == "backward" and "[Strategy]" in owner)
+        )
         if ours or twice or action == "run_training_epoch":  # the last is no part of a step
             return None
         return re.sub(r"\{.*\}", "", action)  # a callback's whole state may stand there
@@ -251,10 +265,14 @@ class InstrumentProfiler(_Parts):
 
 def _batches(trainer: Any, module: LightningModule) -> int | None:
     """How many training batches the whole fit has at most; None where nobody knows."""
-    epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
+    epochs = (
+        trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
+    )
     most = trainer.num_training_batches * epochs
     if module.automatic_optimization:  # otherwise a step of an optimizer is no matter of batches
-        with suppress(Exception):  # it refuses accumulation that changes; that is no reason to end a fit
+        with suppress(
+            Exception
+        ):  # it refuses accumulation that changes; that is no reason to end a fit
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
             most = min(most, steps) if steps > 0 else most
     return int(most) if 0 < most < inf else None

@@ -12,7 +12,13 @@ from instrument.errors import MissingPackage
 from instrument.record.session import Session
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 except ImportError as error:
     raise MissingPackage("The Transformers callback", "transformers", "transformers") from error
 
@@ -47,7 +53,12 @@ class ProfilerCallback(TrainerCallback):
             _accompany_trainers()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Start the session at the step of the checkpoint, with a range for each submodule."""
         self.session.stop()  # auto_find_batch_size begins anew after a batch that was too large
@@ -133,11 +144,16 @@ def _accompany_trainers() -> None:
     Transformers tells a callback neither of the exception that ends the training nor that an evaluation begins, and
     never shows it the Trainer.
     """
-    for method, around in (("train", ProfilerCallback.training), ("evaluation_loop", ProfilerCallback.evaluation)):
+    for method, around in (
+        ("train", ProfilerCallback.training),
+        ("evaluation_loop", ProfilerCallback.evaluation),
+    ):
         setattr(Trainer, method, _accompanied(getattr(Trainer, method), around))
 
 
-def _accompanied(run: Callable[..., Any], around: Callable[..., AbstractContextManager[None]]) -> Callable[..., Any]:
+def _accompanied(
+    run: Callable[..., Any], around: Callable[..., AbstractContextManager[None]]
+) -> Callable[..., Any]:
     @wraps(run)
     def accompanied(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:

@@ -52,7 +52,9 @@ def places(links: Links) -> Places:
     width = len(marks.paths.names) + 1
     kind = _kinds(links)
     key = ((marks.around + 1) * width + marks.placed + 1) * len(KINDS) + kind
-    distinct, place = np.unique(np.append(key, FORWARD), return_inverse=True)  # the last: outside of every mark
+    distinct, place = np.unique(
+        np.append(key, FORWARD), return_inverse=True
+    )  # the last: outside of every mark
     place = place.reshape(-1)
     count = len(distinct)
     roots, position = links.forest.parent < 0, np.zeros(len(events), np.int64)
@@ -75,7 +77,9 @@ def places(links: Links) -> Places:
         cpu_ns=summed(own(links.spent_ns), place, count),
         device_ns=summed(events.duration_ns[device], launched, count) if len(recorded) else None,
         counted_cpu_ns=summed(own(links.counted_ns), place, count),
-        counted_device_ns=summed(links.counted_device_ns[known], launched, count) if len(recorded) else None,
+        counted_device_ns=summed(links.counted_device_ns[known], launched, count)
+        if len(recorded)
+        else None,
         flops=flops,
         operations=operations,
         unlaunched_ns=int(events.duration_ns[recorded[~known]].sum()),
@@ -95,7 +99,9 @@ def _kinds(links: Links) -> Ints:
     """What each mark's own time is."""
     events, marks = links.events, links.marks
     under_step = np.append(_under_step(links), False)
-    of_range = np.where(marks.recomputed, RECOMPUTE, np.where(under_step[marks.around], OPTIMIZER, FORWARD))
+    of_range = np.where(
+        marks.recomputed, RECOMPUTE, np.where(under_step[marks.around], OPTIMIZER, FORWARD)
+    )
     of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
     return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
 

@@ -25,7 +25,16 @@ import numpy as np
 from instrument.links.call_tree import Forest
 from instrument.links.paths import Paths, paths_of
 from instrument.range_names import RECOMPUTED, RESUMED
-from instrument.trace.events import ANNOTATION, OPERATOR, Events, Flags, Ints, flags, is_moment, is_step
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    Events,
+    Flags,
+    Ints,
+    flags,
+    is_moment,
+    is_step,
+)
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATION = "torch::autograd::AccumulateGrad"
@@ -58,7 +67,9 @@ class Marks:
 
 def marks(events: Events, forest: Forest) -> Marks:
     """The ranges and backward nodes of a CPU's nesting, and to which range each belongs."""
-    is_range = events.among(ANNOTATION) & ~events.named(lambda name: is_step(name) or is_moment(name))
+    is_range = events.among(ANNOTATION) & ~events.named(
+        lambda name: is_step(name) or is_moment(name)
+    )
     nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward)
@@ -92,7 +103,9 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
     return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
 
 
-def _recomputed(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags, name: Ints) -> Flags:
+def _recomputed(
+    events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags, name: Ints
+) -> Flags:
     """Which marks are ranges of the forward that a backward node runs once more; `name` is a number for each name.
 
     Operators record gradients in a backward node also where `create_graph` is set: then the node's own do so too, and
@@ -113,7 +126,9 @@ def _recomputed(events: Events, forest: Forest, marks: Forest, inner: Ints, back
     return found
 
 
-def _homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags) -> tuple[Ints, Flags]:
+def _homes(
+    events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags
+) -> tuple[Ints, Flags]:
     """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
 
     `marks` are the ranges and the backward nodes of the CPU's nesting `forest`, `inner` the innermost mark at or above
@@ -142,7 +157,9 @@ def _homes(events: Events, forest: Forest, marks: Forest, inner: Ints, backward:
     return np.where(lost | (home >= count), -1, home), lost
 
 
-def _place_accumulations(events: Events, marks: Forest, backward: Flags, to: Ints, unknown: int) -> None:
+def _place_accumulations(
+    events: Events, marks: Forest, backward: Flags, to: Ints, unknown: int
+) -> None:
     """Point each accumulation at the node just before it on its thread."""
     is_sum = is_accumulation(events, marks.index)
     nodes = np.arange(len(marks))
@@ -206,6 +223,9 @@ def _agreeing(
 
 def _stems(events: Events) -> Ints:
     """For each name a number that `AddmmBackward0` and `aten::addmm` share."""
-    bare = [_BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "") for name in events.names]
+    bare = [
+        _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
+        for name in events.names
+    ]
     index = {name: position for position, name in enumerate(dict.fromkeys(bare))}
     return np.array([index[name] for name in bare], np.int64)

@@ -54,7 +54,9 @@ class Forest:
         """
         order = np.argsort(self.parent, kind="stable")
         one, other = order[:-1], order[1:]
-        overlaps = (self.parent[one] == self.parent[other]) & (self.thread[one] == self.thread[other])
+        overlaps = (self.parent[one] == self.parent[other]) & (
+            self.thread[one] == self.thread[other]
+        )
         overlaps &= self.start_ns[other] < self.end_ns[one]
         if not overlaps.any():
             return self.end_ns
@@ -66,7 +68,9 @@ class Forest:
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
-        narrow = self.depth.astype(np.min_scalar_type(int(self.depth.max(initial=0))))  # 16 bits are sorted by radix
+        narrow = self.depth.astype(
+            np.min_scalar_type(int(self.depth.max(initial=0)))
+        )  # 16 bits are sorted by radix
         order = np.argsort(narrow, kind="stable")
         return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1])) if len(self) else iter(())
 
@@ -97,7 +101,9 @@ class Forest:
         above = self.parent[chosen]
         parent = np.where(above >= 0, inner[above], -1)
         start, end = self.start_ns[chosen], self.end_ns[chosen]
-        return Forest(self.index[chosen], self.thread[chosen], start, end, parent, _depths(parent)), inner
+        return Forest(
+            self.index[chosen], self.thread[chosen], start, end, parent, _depths(parent)
+        ), inner
 
     def around(self, thread: Codes, time_ns: Ints) -> Ints:
         """The innermost node of a thread that holds each point in time, or -1."""

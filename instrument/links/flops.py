@@ -57,7 +57,11 @@ def uncounted(events: Events, forest: Forest, own: Ints | None) -> Flags:
     """
     operator = events.among(OPERATOR)[forest.index] & ~events.named(is_step)[forest.index]
     counted = np.zeros(len(forest), np.bool_) if own is None else own != UNKNOWN
-    bare = operator & (forest.with_descendants(counted.astype(np.int64)) == 0) & (forest.nearest(counted) < 0)
+    bare = (
+        operator
+        & (forest.with_descendants(counted.astype(np.int64)) == 0)
+        & (forest.nearest(counted) < 0)
+    )
     outer = np.append(forest.nearest(bare), -1)[forest.parent]
     found: Flags = bare & (outer < 0)
     return found
@@ -199,7 +203,9 @@ RULES: dict[str, Rule] = {
     "aten::mkldnn_rnn_layer": _recurrent(1),
     "aten::mkldnn_rnn_layer_backward": _recurrent(2),
     **dict.fromkeys(("aten::_cudnn_rnn", "aten::miopen_rnn"), _recurrent_stack(1)),
-    **dict.fromkeys(("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward"), _recurrent_stack(2)),
+    **dict.fromkeys(
+        ("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward"), _recurrent_stack(2)
+    ),
     **{f"aten::_scaled_dot_product_{kind}": _attention for kind in _FUSED},
     **{f"aten::_scaled_dot_product_{kind}_backward": _attention_backward for kind in _FUSED},
 }

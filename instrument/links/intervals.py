@@ -69,9 +69,13 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     times, twice = times[order], twice[order]
     change = np.repeat(np.array([1, -1], np.int32), len(start))[order]
     layer = np.tile(np.repeat(np.arange(len(layers)), sizes), 2)[order]
-    active = np.stack([np.cumsum(np.where(layer == k, change, 0))[:-1] > 0 for k in range(len(layers))])
+    active = np.stack(
+        [np.cumsum(np.where(layer == k, change, 0))[:-1] > 0 for k in range(len(layers))]
+    )
     # From one group's last end to the next one's first start is no segment.
-    return Timeline(times[:-1], np.where(twice[1:] == twice[:-1], times[1:], times[:-1]), twice[:-1], active)
+    return Timeline(
+        times[:-1], np.where(twice[1:] == twice[:-1], times[1:], times[:-1]), twice[:-1], active
+    )
 
 
 def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
@@ -82,4 +86,6 @@ def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     order = np.argsort(start_ns, kind="stable")
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])
     apart = np.flatnonzero(start[1:] > until[:-1])
-    return start[np.append(0, apart + 1)[: len(start)]], until[np.append(apart, len(start) - 1)[: len(start)]]
+    return start[np.append(0, apart + 1)[: len(start)]], until[
+        np.append(apart, len(start) - 1)[: len(start)]
+    ]

@@ -53,7 +53,9 @@ def launches(events: Events) -> Launches:
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
     """For some events, by position, the operator that the external id of each names, or -1."""
-    wanted = np.where(events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen])
+    wanted = np.where(
+        events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
+    )
     return _find(events.external_id, events.among(_LINKED), wanted)
 
 

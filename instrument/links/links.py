@@ -42,7 +42,9 @@ class Links:
         events = self.events
         shown = ~events.named(_HIDDEN.__contains__)
         around = events.among(self._kinds) & shown
-        return nest(events, around | (events.among(is_runtime) & shown), threads_of_calls(events, around))
+        return nest(
+            events, around | (events.among(is_runtime) & shown), threads_of_calls(events, around)
+        )
 
     @cached_property
     def marks(self) -> Marks:

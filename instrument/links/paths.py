@@ -54,7 +54,9 @@ class Paths:
         outermost[order] = offset + order >= reached
         return outermost
 
-    def summed(self, values: Ints, group: Ints, count: int, one: Ints, other: Ints | None = None) -> Ints:
+    def summed(
+        self, values: Ints, group: Ints, count: int, one: Ints, other: Ints | None = None
+    ) -> Ints:
         """What each of `count` groups has of a quantity: that of the items at or below its paths, each item once.
 
         `group` numbers the paths' groups; an item is at the path `one`, and where it is given at `other` too; -1: none.
@@ -81,7 +83,9 @@ class Paths:
         at = one
         for jump in reversed(jumps):
             further = jump[at]
-            at = np.where((further >= 0) & ~((further <= other) & (other < after[further])), further, at)
+            at = np.where(
+                (further >= 0) & ~((further <= other) & (other < after[further])), further, at
+            )
         return np.where((at >= 0) & (at <= other) & (other < after[at]), at, above[at])
 
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
@@ -89,7 +93,9 @@ class Paths:
         common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
         ends = common[item]
-        of_both = np.intersect1d(self._way(group, item, one[item], ends), self._way(group, item, other[item], ends))
+        of_both = np.intersect1d(
+            self._way(group, item, one[item], ends), self._way(group, item, other[item], ends)
+        )
         pairs = np.setdiff1d(of_both, self._way(group, item, ends, np.full(len(item), -1)))
         return pairs // len(self.names), pairs % len(self.names)
 

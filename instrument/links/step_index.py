@@ -15,7 +15,9 @@ def step_number(events: Events, event: int) -> int:
 
 def finished_steps(events: Events) -> Ints:
     """The positions of the steps that ended inside the window, by start."""
-    index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished)
+    index = np.flatnonzero(
+        events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished
+    )
     return index[np.argsort(events.start_ns[index], kind="stable")]
 
 

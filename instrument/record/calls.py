@@ -67,7 +67,9 @@ class RecordedCalls:
             )
         return functools.wraps(function)(self._counted(function, profiled(function, name=name)))
 
-    def _counted(self, function: Callable[..., Any], ranged: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(
+        self, function: Callable[..., Any], ranged: Callable[..., Any]
+    ) -> Callable[..., Any]:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             if self.over:
                 return await function(*args, **kwargs)
@@ -120,7 +122,9 @@ class RecordedCalls:
         try:
             session.start()
         except InstrumentError as error:
-            logger.error("session.record cannot start the session, so the calls just run: {}", error)
+            logger.error(
+                "session.record cannot start the session, so the calls just run: {}", error
+            )
         self._owns = session.loop.by_calls = session.running
         self.over = not self._owns
 

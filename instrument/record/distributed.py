@@ -53,7 +53,9 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
     What cannot be meant is warned of on rank 0 alone.
     """
-    missing = [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
+    missing = (
+        [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
+    )
     if missing and rank_info.rank == 0:
         rest = "nothing is recorded" if len(missing) == len(ranks) else "the others record"
         world = (
@@ -63,7 +65,11 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
         )
         named = " and ".join(map(str, missing))
         logger.warning("profiler.ranks names {}, but the run has {}: {}.", named, world, rest)
-    chosen = rank_info.rank in ranks if isinstance(ranks, list) else ranks == "all" or rank_info.local_rank == 0
+    chosen = (
+        rank_info.rank in ranks
+        if isinstance(ranks, list)
+        else ranks == "all" or rank_info.local_rank == 0
+    )
     if not chosen:
         logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)
     return chosen
@@ -110,7 +116,11 @@ class RankCoordinator:
     """
 
     def __init__(
-        self, store: Any, rank_info: RankInfo, config: ProfilerConfig, progress: Callable[[], StepProgress]
+        self,
+        store: Any,
+        rank_info: RankInfo,
+        config: ProfilerConfig,
+        progress: Callable[[], StepProgress],
     ) -> None:
         self._leader = _leader(config.ranks)
         self.rank, self.leads, self.over = rank_info.rank, rank_info.rank == self._leader, False
@@ -144,7 +154,9 @@ class RankCoordinator:
             self._store.add("heard", self._asks.read - known)
         while self._open and self._progress().step_ns is not None:
             ask = self._open.pop(0)
-            set_back = self._progress().step < self._called_at  # by the user, so that numbers come again
+            set_back = (
+                self._progress().step < self._called_at
+            )  # by the user, so that numbers come again
             if ask.after_step > self._called_until or set_back:
                 yield ask
 
@@ -154,10 +166,17 @@ class RankCoordinator:
         begin = step + lead(step_ns or 0)
         why = f"{ask.why}, " if ask.why else ""
         self._calls.append(
-            AnnouncedWindow(ask.trigger, f"{why}on rank {ask.rank} after step {ask.after_step}", ask.steps, begin)
+            AnnouncedWindow(
+                ask.trigger,
+                f"{why}on rank {ask.rank} after step {ask.after_step}",
+                ask.steps,
+                begin,
+            )
         )
         self._called_at = step
-        self._called_until = begin + self._config.warmup + (ask.steps or self._config.active or 1) - 1
+        self._called_until = (
+            begin + self._config.warmup + (ask.steps or self._config.active or 1) - 1
+        )
 
     def calls(self) -> Iterator[AnnouncedWindow]:
         """What all ranks are to record that this one has not heard of yet.
@@ -174,7 +193,9 @@ class RankCoordinator:
             heard, now = self._store.add("heard", 0), time.monotonic()
             self._asked = {number: asked for number, asked in self._asked.items() if number > heard}
             if any(now > until for _, until in self._asked.values()):
-                raise TimeoutError(f"rank {self._leader}, which leads, does not answer for {_ANSWER_S:g} s")
+                raise TimeoutError(
+                    f"rank {self._leader}, which leads, does not answer for {_ANSWER_S:g} s"
+                )
 
     def end(self) -> None:
         """Let the others know, if this rank leads, that nobody does any more."""
@@ -239,8 +260,14 @@ def join_ranks(
         store, named = _met(f"{who}/{_started[who]}", config.ranks, rank_info, own)
         coordinator = RankCoordinator(store, rank_info, config, progress)
         folder = queue.writable(named) if config.output_dir is None else own
-    except Exception as error:  # whatever the store raises; or the folder cannot be made on this machine
-        what = "records by itself, into its own folder" if coordinator is None else "records into its own folder"
+    except (
+        Exception
+    ) as error:  # whatever the store raises; or the folder cannot be made on this machine
+        what = (
+            "records by itself, into its own folder"
+            if coordinator is None
+            else "records into its own folder"
+        )
         logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
     return queue.writable(folder), coordinator if config.triggers else None
 
@@ -263,7 +290,9 @@ def _met(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -
     if rank_info.rank == _leader(ranks):
         name, folder = _lead(store, _others(ranks, rank_info), own)
     else:
-        name, folder = _within(_CONNECT_S + _ANSWER_S, partial(_follow, store, rank_info.rank, _leader(ranks)))
+        name, folder = _within(
+            _CONNECT_S + _ANSWER_S, partial(_follow, store, rank_info.rank, _leader(ranks))
+        )
     return PrefixStore(name, store), folder
 
 
@@ -279,14 +308,18 @@ def _within(seconds: float, act: Callable[[], _Given]) -> _Given:
 
     Thread(target=run, name="instrument-ranks", daemon=True).start()
     if not futures.wait([outcome], seconds).done:
-        raise TimeoutError(f"the store at MASTER_ADDR:MASTER_PORT does not answer for {seconds:g} s")
+        raise TimeoutError(
+            f"the store at MASTER_ADDR:MASTER_PORT does not answer for {seconds:g} s"
+        )
     return outcome.result()
 
 
 def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
     """A new name for the session, and the folder, which the others are told by a thread from now on."""
     name, over = uuid4().hex, Event()
-    answer = Thread(target=_answer, args=(store, name, own, others, over), name="instrument-ranks", daemon=True)
+    answer = Thread(
+        target=_answer, args=(store, name, own, others, over), name="instrument-ranks", daemon=True
+    )
     answer.start()
     atexit.register(_leave, answer, over)
     return name, own
@@ -299,7 +332,11 @@ def _answer(store: Any, name: str, folder: Path, others: int, over: Event) -> No
     """
     hellos, began = _Messages(store, "hellos"), time.monotonic()
     with suppress(Exception):  # the store is gone
-        while store.add(f"{name}/met", 0) < others and time.monotonic() - began < _HELLOS_S and not over.wait(_HELLO_S):
+        while (
+            store.add(f"{name}/met", 0) < others
+            and time.monotonic() - began < _HELLOS_S
+            and not over.wait(_HELLO_S)
+        ):
             for hello in hellos.unread():
                 store.set(f"answers/{hello}", json.dumps([name, str(folder)]))
 
@@ -319,7 +356,9 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
         if waited > _ANSWER_S:
             raise TimeoutError(f"rank {leader} does not answer for {_ANSWER_S:g} s")
         if waited > 1 and not said:
-            logger.info("Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader)
+            logger.info(
+                "Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader
+            )
             said = True
         time.sleep(0.02)
     name, folder = json.loads(store.get(f"answers/{hello}"))
@@ -330,12 +369,17 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
 def _others(ranks: str | list[int], rank_info: RankInfo) -> int:
     """How many ranks are to meet the leader, at most."""
     chosen = range(rank_info.world_size)
-    return sum(rank in ranks for rank in chosen) - 1 if isinstance(ranks, list) else rank_info.world_size - 1
+    return (
+        sum(rank in ranks for rank in chosen) - 1
+        if isinstance(ranks, list)
+        else rank_info.world_size - 1
+    )
 
 
 def _alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
     return rank_info.world_size == 1 or (
-        isinstance(ranks, list) and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
+        isinstance(ranks, list)
+        and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
     )
 
 

@@ -30,7 +30,10 @@ class ExecutionTrace:
         try:
             self.observer = ExecutionTraceObserver().register_callback(str(self.path))
         except TypeError:  # the folder's name is no UTF-8
-            logger.warning("No execution trace is written: torch can open no path such as {!r}.", str(self.path))
+            logger.warning(
+                "No execution trace is written: torch can open no path such as {!r}.",
+                str(self.path),
+            )
             return
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():

@@ -29,7 +29,9 @@ class Limits:
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
         self._max_s = config.max_window_s
         memory = config.max_window_memory
-        self._max_bytes = None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
+        self._max_bytes = (
+            None if memory is None else min(memory, int(_machine_bytes() * _SHARE_OF_MACHINE))
+        )
         self._end = end
         self._began_s, self._began_bytes = time.monotonic(), resident_bytes()
         self.closed = Event()

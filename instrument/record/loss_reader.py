@@ -58,4 +58,7 @@ class LossReader:
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning("session.step was given a loss that is no single number ({}): triggers see None.", error)
+            logger.warning(
+                "session.step was given a loss that is no single number ({}): triggers see None.",
+                error,
+            )

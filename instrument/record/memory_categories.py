@@ -20,7 +20,9 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     the window, in which Python is busy. What fails here costs these files and is logged.
     """
     try:
-        from torch.profiler._memory_profiler import MemoryProfileTimeline  # torch means to take it away one day
+        from torch.profiler._memory_profiler import (
+            MemoryProfileTimeline,
+        )  # torch means to take it away one day
 
         timeline = MemoryProfileTimeline(profile._memory_profile())
         for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
@@ -33,4 +35,7 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     except Exception as error:  # torch says itself that not all recordings can be classified
         for half in (*folder.glob(PATTERN), folder / ".raw.json"):
             half.unlink(missing_ok=True)
-        logger.warning("torch cannot tell the window's memory by category: {}. The rest is kept.", reason_of(error))
+        logger.warning(
+            "torch cannot tell the window's memory by category: {}. The rest is kept.",
+            reason_of(error),
+        )

@@ -26,7 +26,9 @@ FORMAT = 1
 _GIT_S = 2.0
 
 
-def describe_run(config: ProfilerConfig, activities: list[str], rank_info: RankInfo) -> dict[str, Any]:
+def describe_run(
+    config: ProfilerConfig, activities: list[str], rank_info: RankInfo
+) -> dict[str, Any]:
     """What `capture.json` says of every window of a run; asked once, when the run begins."""
     return {
         "format": FORMAT,
@@ -37,7 +39,11 @@ def describe_run(config: ProfilerConfig, activities: list[str], rank_info: RankI
         "host": socket.gethostname(),
         "activities": activities,
         "devices": devices(activities),
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "processor": platform.processor()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": platform.platform(),
+            "processor": platform.processor(),
+        },
         "versions": {
             "instrument": own_version(),
             "torch": torch.__version__,
@@ -72,8 +78,13 @@ def _git(folder: Path) -> dict[str, Any] | None:
         scopes = _asked_git(folder, "config", "--list", "--show-scope", "--name-only")
         own = [line for line in scopes.splitlines() if line.startswith(("local\t", "worktree\t"))]
         if any(line.partition("\t")[2].startswith("filter.") for line in own):
-            return {"commit": commit, "dirty": None}  # to compare files git would run what the repository names
-        changed = _asked_git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+            return {
+                "commit": commit,
+                "dirty": None,
+            }  # to compare files git would run what the repository names
+        changed = _asked_git(
+            folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"
+        )
     except (OSError, subprocess.SubprocessError, UnicodeError):
         return None
     return {"commit": commit, "dirty": bool(changed)}
@@ -90,7 +101,13 @@ def _asked_git(folder: Path, *arguments: str) -> str:
     # nothing is written into the user's repository, and nothing fetched for one that is a part of another
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_GIT_S, check=True
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_GIT_S,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -98,5 +115,7 @@ def _asked_git(folder: Path, *arguments: str) -> str:
 def devices(activities: list[str]) -> list[str]:
     """The names of the devices that were recorded; empty on a CPU alone."""
     return [
-        str(torch.cuda.get_device_name(index)) for index in range(torch.cuda.device_count()) if "cuda" in activities
+        str(torch.cuda.get_device_name(index))
+        for index in range(torch.cuda.device_count())
+        if "cuda" in activities
     ]

@@ -109,8 +109,12 @@ def refuse_company() -> None:
             "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
             "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
         )
-    if torch._C._autograd._profiler_enabled() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
-        raise CaptureError("torch's own profiler is running in this process, and only one can: stop that one first.")
+    if torch._C._autograd._profiler_enabled() or getattr(
+        torch.autograd.profiler, "_is_profiler_enabled", False
+    ):
+        raise CaptureError(
+            "torch's own profiler is running in this process, and only one can: stop that one first."
+        )
 
 
 def _forget_parent() -> None:

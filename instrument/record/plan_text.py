@@ -19,11 +19,17 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     said = schedule.in_words(config, planned) + where
     if schedule.triggers_ask(config):
-        said = "records what triggers ask for" if planned is None else f"{said}, and what triggers ask for"
+        said = (
+            "records what triggers ask for"
+            if planned is None
+            else f"{said}, and what triggers ask for"
+        )
     return said if config.timings is None else f"{said}, and times the whole run"
 
 
-def unreachable_window(config: ProfilerConfig, train: StepCounter, total_steps: int | None) -> str | None:
+def unreachable_window(
+    config: ProfilerConfig, train: StepCounter, total_steps: int | None
+) -> str | None:
     """Say, at the start, which windows there cannot be in so many steps; None: none such, or nothing is known."""
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
@@ -42,7 +48,9 @@ def unreachable_window(config: ProfilerConfig, train: StepCounter, total_steps: 
     return schedule.misfit(config, total_steps, begin)
 
 
-def unreachable_in_first_pass(config: ProfilerConfig, train: StepCounter, batches: int | None) -> str | None:
+def unreachable_in_first_pass(
+    config: ProfilerConfig, train: StepCounter, batches: int | None
+) -> str | None:
     """As `unreachable_window`, for the first loop of the run over a loader of so many batches; more may follow."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None

@@ -51,7 +51,11 @@ _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 # beside busy threads on two cores 30 ms lost none, 10 ms one; without, nearly every process ended within 100.
 _CALLBACKS_S = 0.05
 # All that torch can switch off in the midst of a window; it warns, on each call, of a choice.
-_TOGGLED = [member for name, member in ProfilerActivity.__members__.items() if name in ("CPU", "CUDA", "XPU")]
+_TOGGLED = [
+    member
+    for name, member in ProfilerActivity.__members__.items()
+    if name in ("CPU", "CUDA", "XPU")
+]
 
 
 class Recorder:
@@ -73,7 +77,12 @@ class Recorder:
     """
 
     def __init__(
-        self, config: ProfilerConfig, activities: Sequence[str], emitting: backends.Backend, folder: Path, run: str = ""
+        self,
+        config: ProfilerConfig,
+        activities: Sequence[str],
+        emitting: backends.Backend,
+        folder: Path,
+        run: str = "",
     ) -> None:
         options = torch_support.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
@@ -110,8 +119,12 @@ class Recorder:
         """
         with one_profiler.turn:
             one_profiler.refuse_company()
-            with warnings.catch_warnings():  # as torch 2.10's, that events of earlier windows are gone
-                warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            with (
+                warnings.catch_warnings()
+            ):  # as torch 2.10's, that events of earlier windows are gone
+                warnings.filterwarnings(
+                    "ignore", message=".*clears events at the end of each cycle"
+                )
                 self._profile.prepare_trace()
             self.prepared = True
             self.thread = current_thread()
@@ -238,11 +251,15 @@ class Recorder:
         toggle = getattr(self._profile, "toggle_collection_dynamic", None)
         others_run = False
         for thread in threading.enumerate():
-            others_run |= thread is not current_thread() and not thread.name.startswith("instrument")
+            others_run |= thread is not current_thread() and not thread.name.startswith(
+                "instrument"
+            )
         if toggle is None or not others_run:
             return
         device: Any = getattr(torch, self._profile.use_device or "", None)
-        if hasattr(device, "synchronize"):  # as torch does before it stops: what runs there is recorded to its end
+        if hasattr(
+            device, "synchronize"
+        ):  # as torch does before it stops: what runs there is recorded to its end
             device.synchronize()
         toggle(False, _TOGGLED)
         time.sleep(_CALLBACKS_S)
@@ -276,7 +293,9 @@ class Recorder:
         return {
             "swallowed": backends.still_swallowed(),
             "module_types": {} if modules is None else modules.types(),
-            "modules_not_seen": [] if modules is None else sorted(modules.unseen(of_marks=graphs > 0)),
+            "modules_not_seen": []
+            if modules is None
+            else sorted(modules.unseen(of_marks=graphs > 0)),
             "graphs_compiled": graphs - self._graphs_before,
         }
 
@@ -328,19 +347,29 @@ class RecordedWindow:
             raise CaptureError(
                 "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
             )
-        if getattr(self.profile.profiler, "kineto_results", None) is None:  # its export would end the process
-            raise CaptureError("torch was interrupted while it stopped, and has no recording to save.")
+        if (
+            getattr(self.profile.profiler, "kineto_results", None) is None
+        ):  # its export would end the process
+            raise CaptureError(
+                "torch was interrupted while it stopped, and has no recording to save."
+            )
         place = path.parent.parent
         if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
             least = _LEAST_FREE_BYTES >> 20
-            raise CaptureError(f"Less than {least} MiB are free in {place}, so the window is lost: make room there.")
+            raise CaptureError(
+                f"Less than {least} MiB are free in {place}, so the window is lost: make room there."
+            )
         with _torch_can_open(path) as plain:
             self.profile.export_chrome_trace(str(plain))
         if self.with_memory_categories and quickly:
-            logger.warning("The window is saved without memory by category, as the run ends before its time.")
+            logger.warning(
+                "The window is saved without memory by category, as the run ends before its time."
+            )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        self.profile.profiler = None  # frees its events, which takes a tenth of all this, while the caller times it
+        self.profile.profiler = (
+            None  # frees its events, which takes a tenth of all this, while the caller times it
+        )
         if not _ends_whole(path):
             raise CaptureError(
                 f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
@@ -351,7 +380,9 @@ class RecordedWindow:
             if self.snapshot is not None:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is whole
-            logger.error("The memory snapshot cannot be written ({}): make room for the next.", error)
+            logger.error(
+                "The memory snapshot cannot be written ({}): make room for the next.", error
+            )
 
     def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
         if trace.observer is None:
@@ -360,7 +391,8 @@ class RecordedWindow:
             trace.path.replace(target)
         else:
             logger.warning(
-                "torch wrote no whole execution trace: look at the free space and quota of {}.", target.parent
+                "torch wrote no whole execution trace: look at the free space and quota of {}.",
+                target.parent,
             )
 
 
@@ -375,7 +407,10 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     arrived: set[int] = set()
-    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    before = {
+        signal.SIGTERM: signal.getsignal(signal.SIGTERM),
+        signal.SIGINT: signal.getsignal(signal.SIGINT),
+    }
     process = os.getpid()
 
     def note(number: int, _: Any) -> None:
@@ -401,7 +436,9 @@ def uninterrupted() -> Iterator[None]:
 
 def import_early() -> None:
     """Import what torch imports when it prepares its first window, in the loop: up to 818 modules, 1.4 s of CPU."""
-    with suppress(Exception):  # a torch without it, or one that cannot import it: then its profiler does not either
+    with suppress(
+        Exception
+    ):  # a torch without it, or one that cannot import it: then its profiler does not either
         import torch._inductor.config  # noqa: F401
 
 

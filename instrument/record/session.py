@@ -101,7 +101,9 @@ class Session:
 
     def __repr__(self) -> str:
         captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
-        plan = plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
+        plan = (
+            plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
+        )
         return f"<Session: {plan}; {'at' if self.running else 'not running, at'} step {self.step_number}, {captures}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +113,10 @@ class Session:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         triggers = self._loop.run.triggers if self.running and self._loop.run is not None else None
         if error is not None and triggers is not None:
@@ -140,21 +145,33 @@ class Session:
         self.output_dir, coordinator = distributed.join_ranks(config, place, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.tidy(self.output_dir)
-        capture_queue = CaptureQueue(config, self.output_dir, self.captures, place.rank, place.world_size)
+        capture_queue = CaptureQueue(
+            config, self.output_dir, self.captures, place.rank, place.world_size
+        )
         described = _described(config, self.activities, place)
         described |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         emitting = backends.backend_for(config.emit)
         if loop.may_record():
             import_early()
         if config.memory_snapshot and "cuda" not in self.activities:
-            logger.warning("profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any.")
-        self.timings = Timings(config.timings, self.output_dir, place.rank) if config.timings else None
+            logger.warning(
+                "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+            )
+        self.timings = (
+            Timings(config.timings, self.output_dir, place.rank) if config.timings else None
+        )
         models = named_models(self._model if self._model is not None else model)
         if config.modules.enabled:
-            self._instrumented = instrument_models(models, **config.modules.model_dump(exclude={"enabled"}))
+            self._instrumented = instrument_models(
+                models, **config.modules.model_dump(exclude={"enabled"})
+            )
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
-        triggers = TriggerRunner(config.triggers, self.output_dir, coordinator) if config.triggers else None
+        triggers = (
+            TriggerRunner(config.triggers, self.output_dir, coordinator)
+            if config.triggers
+            else None
+        )
         run = Run(self.activities, emitting, capture_queue, described, triggers, self.timings)
         loop.in_turn(loop.begin, run, total_steps)  # no step of another thread comes between
         return self
@@ -172,7 +189,9 @@ class Session:
         if not counter.batch_open:
             loop.step(loss)
         elif loss is None:
-            loop.warn_once("session.step() does nothing inside session.steps(), which steps by itself.")
+            loop.warn_once(
+                "session.step() does nothing inside session.steps(), which steps by itself."
+            )
         else:
             counter.loss = loss
 
@@ -187,7 +206,9 @@ class Session:
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
-            self._loop.warn_once(f"session.phase({name!r}) is never recorded: profiler.phases knows {known}.")
+            self._loop.warn_once(
+                f"session.phase({name!r}) is never recorded: profiler.phases knows {known}."
+            )
         began_ns, reason = time.perf_counter_ns(), None
         with profiled(name):
             before = self._loop.enter(name)
@@ -240,7 +261,9 @@ class Session:
         Given again, it counts with its last value. What cannot be written is warned of, and left out.
         """
         try:
-            self._loop.user_metadata.update(blanked(as_json({key: value}, "The session's metadata")))
+            self._loop.user_metadata.update(
+                blanked(as_json({key: value}, "The session's metadata"))
+            )
         except ConfigError as error:
             self._loop.warn_once(str(error))
 
@@ -270,7 +293,9 @@ class Batches(Generic[T]):
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Batches.__slots__:  # what copying asks for, and what a copy has not yet
+        if (
+            name.startswith("__") or name in Batches.__slots__
+        ):  # what copying asks for, and what a copy has not yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -314,11 +339,15 @@ class Batches(Generic[T]):
             try:
                 yield batch
             finally:
-                counter.loop_left = True  # by break or an exception, which a generator cannot tell apart
+                counter.loop_left = (
+                    True  # by break or an exception, which a generator cannot tell apart
+                )
             self._loop.close_batch(counter)
 
 
-def _described(config: ProfilerConfig, activities: list[str], rank_info: RankInfo) -> dict[str, Any]:
+def _described(
+    config: ProfilerConfig, activities: list[str], rank_info: RankInfo
+) -> dict[str, Any]:
     try:
         return metadata.describe_run(config, activities, rank_info)
     except Exception:  # a trace is worth more than what is said of it
@@ -333,7 +362,9 @@ def _length(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def _again(kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]) -> Session:
+def _again(
+    kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
+) -> Session:
     """A session like the one that was copied or pickled, never started."""
     made = kind(config, model=model)
     made.loop.user_metadata.update(user_metadata)

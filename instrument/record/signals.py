@@ -55,8 +55,14 @@ class Preemption:
         On another thread than the main one ours stays, and passes on whatever comes.
         """
         self._forget_timer()
-        if self._installed and _on_main_thread() and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
+        if (
+            self._installed
+            and _on_main_thread()
+            and signal.getsignal(signal.SIGTERM) == self._handle
+        ):
+            signal.signal(
+                signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL
+            )
         self._installed = False
 
     def save(self) -> None:
@@ -78,7 +84,9 @@ class Preemption:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _handle(self, *_: Any) -> None:
-        if os.getpid() != self._process or not self._loop.recording:  # a forked child, which records nothing
+        if (
+            os.getpid() != self._process or not self._loop.recording
+        ):  # a forked child, which records nothing
             self.pass_on()
         elif self.noticed:  # asked a second time, by the timer or by somebody impatient
             self.save()
@@ -87,9 +95,16 @@ class Preemption:
             half = (self._grace_s or 0) / 2
             self._timer = threading.Timer(half, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
-            with suppress(Exception):  # this may have interrupted a handler of the log, which takes no second message
-                threads.start(self._timer, "the open window is saved at the end of this step, however long that takes")
-                logger.warning("SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half)
+            with suppress(
+                Exception
+            ):  # this may have interrupted a handler of the log, which takes no second message
+                threads.start(
+                    self._timer,
+                    "the open window is saved at the end of this step, however long that takes",
+                )
+                logger.warning(
+                    "SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half
+                )
 
     def _forget_timer(self) -> None:
         if self._timer is not None:

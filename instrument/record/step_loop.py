@@ -49,7 +49,9 @@ class OverheadTimer:
     """
 
     def __init__(self) -> None:
-        self._unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)  # of which the first is not compared with
+        self._unrecorded: deque[int] = deque(
+            maxlen=_STEPS_COMPARED + 1
+        )  # of which the first is not compared with
         self._recorded: list[int] = []
         self._paused_ns: dict[str, int] = {}
         self.resume()
@@ -164,15 +166,24 @@ class StepCounter:
     def look_ahead(self) -> None:
         """Find out which window follows on the present one, so that its end has one thing less to do."""
         planned = self.planned
-        self._following = planned, self._from(planned.first + 1) if isinstance(planned, Window) else None
+        self._following = (
+            planned,
+            self._from(planned.first + 1) if isinstance(planned, Window) else None,
+        )
 
     def skip_to(self, step: int) -> None:
         """Leave out the windows whose first step lies before this one; a step number from a checkpoint jumps."""
         planned = self.planned
-        if planned is None or (planned.until > step if isinstance(planned, Idle) else planned.first >= step):
+        if planned is None or (
+            planned.until > step if isinstance(planned, Idle) else planned.first >= step
+        ):
             return
         self.planned = self._from(step)
-        last = schedule.last_window(self.schedule) if self.planned is None and self.schedule is not None else None
+        last = (
+            schedule.last_window(self.schedule)
+            if self.planned is None and self.schedule is not None
+            else None
+        )
         self.skipped = last or (planned if isinstance(planned, Window) else None) or self.skipped
 
     def insert_next(self, window: Window) -> None:
@@ -245,7 +256,9 @@ class StepLoop:
         self.ended_at: int | None = None
         self._counters = {"train": self.train}
         self._limits: Limits | None = None
-        self._known_skipped: Window | None = None  # the last window that lay behind train's first step
+        self._known_skipped: Window | None = (
+            None  # the last window that lay behind train's first step
+        )
         self._preemption = Preemption(self)
         self._said: set[str] = set()
 
@@ -262,9 +275,14 @@ class StepLoop:
         if self.step_number == self.ended_at:  # a second run, unless its owner has set the number
             self.train.step_number = 0
         self.run, self._said = run, set()
-        self._counters = {each.name: each for each in (self.train, self.current)}  # it may start within a phase
+        self._counters = {
+            each.name: each for each in (self.train, self.current)
+        }  # it may start within a phase
         for counter in self._counters.values():
-            counter.begin(self._schedule_of(counter.name), self.train.step_number if counter is self.train else 0)
+            counter.begin(
+                self._schedule_of(counter.name),
+                self.train.step_number if counter is self.train else 0,
+            )
         self._known_skipped = self.train.skipped
         self._preemption.install(self.config.preemption_grace_s)
         self.running = True
@@ -289,9 +307,13 @@ class StepLoop:
             return
         if run.timings is not None and counter is self.train:
             run.timings.end_step(counter.step_number)
-        if counter.step_number + 1 < counter.next_event_step:  # no lock, nor a call in which another thread could come
+        if (
+            counter.step_number + 1 < counter.next_event_step
+        ):  # no lock, nor a call in which another thread could come
             counter.step_number += 1
-            if self.recorder is None:  # no step within the window of another phase, which would not count
+            if (
+                self.recorder is None
+            ):  # no step within the window of another phase, which would not count
                 took_ns = counter.overhead.step_ended(recorded=False)
                 if run.triggers is not None and counter is self.train:
                     self.in_turn(self._ask_triggers, run.triggers, took_ns, loss)
@@ -343,7 +365,9 @@ class StepLoop:
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")
         if self.ended_at is not None:
-            self.ended_at = -1  # the next start keeps the number, also where it is that of the last stop
+            self.ended_at = (
+                -1
+            )  # the next start keeps the number, also where it is that of the last stop
         counter.go_to(number)
 
     def end(self, reason: str | None) -> None:
@@ -427,7 +451,9 @@ class StepLoop:
         """Log an error once in a run; with its traceback where it is none of our own."""
         if sentence not in self._said:
             self._said.add(sentence)
-            logger.opt(exception=None if isinstance(error, InstrumentError) else error).error("{}", sentence)
+            logger.opt(exception=None if isinstance(error, InstrumentError) else error).error(
+                "{}", sentence
+            )
 
     # Between two steps.
 
@@ -451,8 +477,12 @@ class StepLoop:
             self._guarded(self._begin_next_step, asked)
             self.train.overhead.resume()
 
-    def _ask_before_next_step(self, triggers: TriggerRunner, took_ns: int, loss: Any, recorded: bool) -> None:
-        self._begin_next_step(triggers.after(self.train.step_number - 1, took_ns, loss, recorded=recorded))
+    def _ask_before_next_step(
+        self, triggers: TriggerRunner, took_ns: int, loss: Any, recorded: bool
+    ) -> None:
+        self._begin_next_step(
+            triggers.after(self.train.step_number - 1, took_ns, loss, recorded=recorded)
+        )
 
     def _end_step(self, counter: StepCounter) -> None:
         """End the range of a counter's step, and the window if that was its last, or it has recorded for too long."""
@@ -496,9 +526,13 @@ class StepLoop:
         """Plan what a trigger asks for from train's present step on; gives the sentence that says so."""
         begin, (why, steps) = self.train.step_number, request
         first = begin + self.config.warmup
-        window = Window(begin, first, first + max(1, steps or self.config.active or 1) - 1, trigger, why)
+        window = Window(
+            begin, first, first + max(1, steps or self.config.active or 1) - 1, trigger, why
+        )
         self.train.insert_next(window)
-        return f"The trigger {trigger} fired{f' ({why})' if why else ''}: records {window.in_words()}."
+        return (
+            f"The trigger {trigger} fired{f' ({why})' if why else ''}: records {window.in_words()}."
+        )
 
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
@@ -507,7 +541,9 @@ class StepLoop:
         if self.recorder is None and not capture_queue.has_room(name):
             counter.advance()
             return
-        number = counter.step_number  # with which other threads may go on, where beginning takes long
+        number = (
+            counter.step_number
+        )  # with which other threads may go on, where beginning takes long
         with uninterrupted():
             if self.recorder is None:
                 counter.look_ahead()
@@ -515,7 +551,9 @@ class StepLoop:
                 self.owner = counter
                 capture_queue.prepare()
                 config, output_dir = self._config_of(window), capture_queue.output_dir
-                self.recorder = Recorder(config, self.run.activities, self.run.emitting, output_dir, capture_queue.run)
+                self.recorder = Recorder(
+                    config, self.run.activities, self.run.emitting, output_dir, capture_queue.run
+                )
                 with counter.overhead.pausing("start"):
                     self.recorder.prepare()
             if number < window.first:
@@ -538,7 +576,12 @@ class StepLoop:
         """Stop recording, save what was recorded, and plan the next window. `reason` says why it ends early."""
         counter, recorder, run = self.owner, self.recorder, self.run
         window = counter.planned
-        if recorder is None or recorder.started_at is None or not isinstance(window, Window) or run is None:
+        if (
+            recorder is None
+            or recorder.started_at is None
+            or not isinstance(window, Window)
+            or run is None
+        ):
             return
         if reason:
             logger.warning("{}", window.cut_short(counter.step_number - window.first, reason))
@@ -562,7 +605,12 @@ class StepLoop:
         return recorder.stop()
 
     def _save(
-        self, recorded: RecordedWindow, counter: StepCounter, window: Window, run: Run, reason: str | None
+        self,
+        recorded: RecordedWindow,
+        counter: StepCounter,
+        window: Window,
+        run: Run,
+        reason: str | None,
     ) -> None:
         """Write a window's raw trace and what is known of it, and hand it over.
 
@@ -573,18 +621,29 @@ class StepLoop:
         capture_queue, first = run.capture_queue, window.first
         if capture_queue.sinks_here:
             capture_queue.notice()
-        ended = counter.step_number if window.last is None else min(counter.step_number, window.last + 1)
+        ended = (
+            counter.step_number
+            if window.last is None
+            else min(counter.step_number, window.last + 1)
+        )
         name = counter.folder_name(first, max(first, ended - 1), capture_queue.rank)
         run_id = capture_queue.run if capture_queue.lock.handle is not None else ""
         staging = queue.stage(capture_queue.output_dir, name, run_id)
         try:
             with counter.overhead.pausing("save"):
-                recorded.save(staging / queue.RAW, quickly=reason is not None and reason.startswith(_PROCESS_ENDS))
+                recorded.save(
+                    staging / queue.RAW,
+                    quickly=reason is not None and reason.startswith(_PROCESS_ENDS),
+                )
             about = self._described(recorded, counter, window, run, ended, reason)
-            about["cost"] = counter.overhead.of_window() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
+            about["cost"] = counter.overhead.of_window() | {
+                "trace_bytes": (staging / queue.RAW).stat().st_size
+            }
             folder = queue.queue(staging, about)
         except Exception:
-            shutil.rmtree(staging, ignore_errors=True)  # half a trace, whose space may be what is missing
+            shutil.rmtree(
+                staging, ignore_errors=True
+            )  # half a trace, whose space may be what is missing
             raise
         capture_queue.taken += 1
         if capture_queue.exporter is None:
@@ -686,7 +745,9 @@ class StepLoop:
 
     def _say_plan(self, run: Run) -> None:
         if backends.disabled:
-            logger.info("INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded.")
+            logger.info(
+                "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
+            )
         for note in self.config.notes:
             logger.info(note)
         what, where = plan_text.in_words(self.config, self.train), " and ".join(run.activities)

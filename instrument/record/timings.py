@@ -185,13 +185,19 @@ class DeviceTimes:
         self.rows = Rows()
         self.backend = backends.Backend(self._open, self._close)
         self._cuda = cuda
-        self._spare: dict[int, list[Any]] = {}  # an event belongs to the device that it was first recorded on
+        self._spare: dict[
+            int, list[Any]
+        ] = {}  # an event belongs to the device that it was first recorded on
         self._waiting: deque[tuple[str, int, Any, Any]] = deque()
         self._failed = False
 
     def _open(self, name: str) -> tuple[str, int, Any] | None:
         try:
-            return (name, *self._recorded()) if self._usable() and len(self._waiting) < _MOST_WAITING else None
+            return (
+                (name, *self._recorded())
+                if self._usable() and len(self._waiting) < _MOST_WAITING
+                else None
+            )
         except Exception as error:
             self._fail(error)
             return None
@@ -265,7 +271,11 @@ class Timings:
         self._host = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         # the clock of the CPU inside, so that it does not count what events cost
-        self._ranges = backends.both(self._device.backend, self._host.backend) if self._device else self._host.backend
+        self._ranges = (
+            backends.both(self._device.backend, self._host.backend)
+            if self._device
+            else self._host.backend
+        )
         self._step: Any = None
         self._last_step: int | None = None
         self._failed = False
@@ -278,8 +288,14 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
-        more = "" if self._modules or not any_instrumented() else "; submodules too with profiler.timings.modules=true"
-        logger.info("Times every range and step, into {} every {} steps{}", self.path, self._every, more)
+        more = (
+            ""
+            if self._modules or not any_instrumented()
+            else "; submodules too with profiler.timings.modules=true"
+        )
+        logger.info(
+            "Times every range and step, into {} every {} steps{}", self.path, self._every, more
+        )
 
     def begin_step(self) -> None:
         """Count a step from now on."""
@@ -344,9 +360,14 @@ class Timings:
             ranges = self._turn()
             if ranges:
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                _append(self.path, json.dumps({"step": self._last_step, "time": now, "ranges": ranges}))
+                _append(
+                    self.path, json.dumps({"step": self._last_step, "time": now, "ranges": ranges})
+                )
                 if self._curves is not None:
-                    self._curves(self._last_step or 0, {name: entry["since"] for name, entry in ranges.items()})
+                    self._curves(
+                        self._last_step or 0,
+                        {name: entry["since"] for name, entry in ranges.items()},
+                    )
         except Exception as error:
             if not self._failed:
                 self._failed = True
@@ -384,7 +405,9 @@ def _curves(folder: Path, rank: int) -> Callable[[int, dict[str, dict[str, int]]
     name = event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")
 
     def write(step: int, summaries: dict[str, dict[str, int]]) -> None:
-        append_scalars(make_folder(folder, *below) / name, time.time(), step, _tagged(summaries).items())
+        append_scalars(
+            make_folder(folder, *below) / name, time.time(), step, _tagged(summaries).items()
+        )
 
     return write
 

@@ -39,7 +39,11 @@ _OPTIONS_OF_2_13 = frozenset(
 
 def available_activities() -> list[str]:
     """What this machine can record: `cpu`, and the devices that are really there."""
-    return sorted(name for name in (activity.name.lower() for activity in supported_activities()) if _present(name))
+    return sorted(
+        name
+        for name in (activity.name.lower() for activity in supported_activities())
+        if _present(name)
+    )
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
@@ -62,7 +66,10 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
     """Activities for torch's profiler: an enumeration's member, or with chosen types a mapping from it to them."""
     members = ProfilerActivity.__members__
-    return [{members[name.upper()]: types[name]} if name in types else members[name.upper()] for name in names]
+    return [
+        {members[name.upper()]: types[name]} if name in types else members[name.upper()]
+        for name in names
+    ]
 
 
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
@@ -76,7 +83,9 @@ def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
         "profile_all_threads": not config.profile_memory,
         "capture_overload_names": config.capture_overload_names,
     }
-    return {name: value for name, value in ours.items() if value and _takes(name, value)} | config.experimental_config
+    return {
+        name: value for name, value in ours.items() if value and _takes(name, value)
+    } | config.experimental_config
 
 
 def refuse_unknown(config: ProfilerConfig) -> None:

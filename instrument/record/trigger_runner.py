@@ -13,7 +13,12 @@ from typing import Any
 from loguru import logger
 
 from instrument import threads
-from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, RankCoordinator, TriggerRequest
+from instrument.record.distributed import (
+    POLL_SECONDS,
+    AnnouncedWindow,
+    RankCoordinator,
+    TriggerRequest,
+)
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
@@ -34,13 +39,13 @@ class _Trigger:
 
     def admits(self, number: int) -> bool:
         """Whether it may have a window after this step. Says once when it has had its last."""
-        if 0 < self.rests_until - number <= self.cooldown + 1:  # not where the step's number was set back
+        if (
+            0 < self.rests_until - number <= self.cooldown + 1
+        ):  # not where the step's number was set back
             return False
         if self.windows_left == 0:
             if not self.refused:
-                said = (
-                    "The trigger {} fires again, but has had all windows that its max_windows gives: none is recorded."
-                )
+                said = "The trigger {} fires again, but has had all windows that its max_windows gives: none is recorded."
                 logger.warning(said, self.name)
             self.refused = True
             return False
@@ -63,7 +68,9 @@ class TriggerRunner:
         asked: what is asked after each step, and of which trigger; one that raised is no more among them.
     """
 
-    def __init__(self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None) -> None:
+    def __init__(
+        self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None
+    ) -> None:
         self._coordinator = coordinator
         self._fired: dict[str, TriggerRequest] = {}  # here, and not yet told to the coordinator
         self._calls: list[AnnouncedWindow] = []  # of the coordinator, whose steps are still to come
@@ -75,19 +82,30 @@ class TriggerRunner:
         self._over = Event()
         for name, trigger in triggers.items():
             self._begin(name, trigger, folder)
-        self.asked = [(each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None]
+        self.asked = [
+            (each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None
+        ]
         polled = [each for each in self._begun if each.hooks.poll is not None]
-        self._thread = Thread(target=self._poll, args=(polled,), name="instrument-triggers", daemon=True)
+        self._thread = Thread(
+            target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
+        )
         if polled or coordinator is not None:
             without = [f"the trigger {each.name} is not asked between steps" for each in polled]
-            without += ["this rank records by itself what its triggers ask for"] if coordinator is not None else []
+            without += (
+                ["this rank records by itself what its triggers ask for"]
+                if coordinator is not None
+                else []
+            )
             if not threads.start(self._thread, " and ".join(without)):
                 self._coordinator = None
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
         defaults = Trigger.model_fields
-        cooldown, most = (getattr(trigger, option, defaults[option].default) for option in ("cooldown", "max_windows"))
+        cooldown, most = (
+            getattr(trigger, option, defaults[option].default)
+            for option in ("cooldown", "max_windows")
+        )
         try:
             hooks = (
                 begin(folder, partial(self._pending_requests.__setitem__, name))
@@ -100,7 +118,9 @@ class TriggerRunner:
             hooks = None
         self._begun.append(_Trigger(name, hooks or TriggerCallbacks(), cooldown, most))
 
-    def after(self, number: int, took_ns: int, loss: Any, *, recorded: bool) -> tuple[str, Request] | None:
+    def after(
+        self, number: int, took_ns: int, loss: Any, *, recorded: bool
+    ) -> tuple[str, Request] | None:
         """The first trigger that fires after step `number` and may, with what it asks for. All are asked.
 
         `recorded` says that a window is open, so that none can be asked for.
@@ -181,7 +201,9 @@ class TriggerRunner:
     def end(self) -> None:
         """The run is over: nothing is polled any more, and what the triggers put up is taken down."""
         self._over.set()
-        if self._coordinator is not None:  # a thread in the store when the interpreter ends would abort the process
+        if (
+            self._coordinator is not None
+        ):  # a thread in the store when the interpreter ends would abort the process
             self._thread.join(_JOIN_S)
         for trigger in self._begun:
             if trigger.hooks.end is not None:
@@ -206,9 +228,15 @@ class TriggerRunner:
         except Exception as error:  # whatever the store raises
             self._coordinator = None
             lost = "Rank {} records by itself what its triggers ask for from now on: {}."
-            logger.log("INFO" if coordinator.over else "WARNING", lost, coordinator.rank, str(error).rstrip("."))
+            logger.log(
+                "INFO" if coordinator.over else "WARNING",
+                lost,
+                coordinator.rank,
+                str(error).rstrip("."),
+            )
             self._pending_requests |= {
-                ask.trigger: Request(ask.why, ask.steps) for ask in [*coordinator.unheard, *self._fired.values()]
+                ask.trigger: Request(ask.why, ask.steps)
+                for ask in [*coordinator.unheard, *self._fired.values()]
             }
             self._fired.clear()
             with suppress(Exception):  # the store may be gone

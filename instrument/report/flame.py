@@ -56,7 +56,10 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
     return render(
         "report/templates/stacks.svg",
         title=printable(title),
-        boxes=[_box(frame, x, height - _EDGE - (level + 1) * _ROW, scale, root) for frame, x, level in placed],
+        boxes=[
+            _box(frame, x, height - _EDGE - (level + 1) * _ROW, scale, root)
+            for frame, x, level in placed
+        ],
         width=_WIDTH,
         height=height,
         edge=_EDGE,
@@ -87,6 +90,12 @@ def _box(frame: _Frame, x: float, y: int, scale: float, root: _Frame) -> _Box:
 
 def _colour(name: str) -> str:
     """A warm colour that a name always has; frames of Python, torch's operators and the rest differ in tone."""
-    hue = 205 if name.startswith(("aten::", "autograd::")) else 45 if ".py(" in name or name.startswith("<") else 15
+    hue = (
+        205
+        if name.startswith(("aten::", "autograd::"))
+        else 45
+        if ".py(" in name or name.startswith("<")
+        else 15
+    )
     spread = zlib.crc32(name.encode("utf-8", "replace"))
     return f"hsl({hue + spread % 17 - 8},{60 + spread // 17 % 21}%,{66 + spread // 357 % 13}%)"

@@ -60,7 +60,9 @@ class _Device(NamedTuple):
     tables: list[tuple[str, Table]]
 
 
-def page(capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int) -> str:
+def page(
+    capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
+) -> str:
     """The page: for each device the curve, what lived at the peak, what each step left behind, the commonest sizes.
 
     `rows` is how many rows each table has at most. The page needs no script and loads nothing.
@@ -86,7 +88,12 @@ def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _
     for each in categories:
         if each.device == device:
             charts.append(_chart(each.plot(), "category", capture.steps))
-            tables.append(("By torch's categories, with what of before the window it uses", categories_table([each])))
+            tables.append(
+                (
+                    "By torch's categories, with what of before the window it uses",
+                    categories_table([each]),
+                )
+            )
     for by in dict.fromkeys((curve.by, *memory.kinds)):
         live = memory.live(by, device=device)
         if live[0].name is not None:
@@ -95,7 +102,9 @@ def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _
     tables.append(("Allocations by size", memory.sizes.where(device=device)))
     start = curve.time_ns[0]
     tiles = _tiles(memory.devices.where(device=device)[0], start)
-    return _Device(device, tiles, charts, [(title, _listed(table, start)) for title, table in tables])
+    return _Device(
+        device, tiles, charts, [(title, _listed(table, start)) for title, table in tables]
+    )
 
 
 def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
@@ -129,7 +138,11 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
         areas=areas,
         reserved=" ".join(stairs(plot.reserved_bytes)) if plot.reserved_bytes else "",
         levels=[(y(size), cell_text("bytes", round(size))) for size in quarters],
-        steps=[(x(step.start_ns), f"step {step.number}") for step in steps if first < step.start_ns < last],
+        steps=[
+            (x(step.start_ns), f"step {step.number}")
+            for step in steps
+            if first < step.start_ns < last
+        ],
         length=duration(last - first),
         without_addresses=UNKNOWN in plot.series,
     )
@@ -145,7 +158,12 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
     if facts.reserved_bytes is not None:
         tiles.append((cell_text("bytes", facts.reserved_bytes), "the most that the allocator held"))
     tiles.append((cell_text("bytes", facts.net_bytes), "left behind by the window"))
-    tiles.append((f"{facts.allocations:,}", f"allocations, of {cell_text('bytes', facts.allocated_bytes)} in all"))
+    tiles.append(
+        (
+            f"{facts.allocations:,}",
+            f"allocations, of {cell_text('bytes', facts.allocated_bytes)} in all",
+        )
+    )
     return tiles
 
 

@@ -69,7 +69,11 @@ def heading(capture: Views) -> str:
     if about.world_size is not None and about.world_size > 1:
         facts.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
     where = capture.place
-    lines = [f"{capture.name}: {', '.join(facts)}", *_notes(capture), str(where.absolute()) if where else ""]
+    lines = [
+        f"{capture.name}: {', '.join(facts)}",
+        *_notes(capture),
+        str(where.absolute()) if where else "",
+    ]
     return "\n".join(printable(line) for line in lines if line)
 
 
@@ -106,7 +110,9 @@ def cost(capture: Views) -> str:
     """
     cost, said = capture.about.cost, []
     if cost.recorded_step_ns is not None:
-        said.append(f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(cost.recorded_step_ns, cost)}")
+        said.append(
+            f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(cost.recorded_step_ns, cost)}"
+        )
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
         start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
         said.append(f"the loop stood still {start} at the start and {end} at the end")
@@ -115,7 +121,9 @@ def cost(capture: Views) -> str:
         said.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
     if cost.export_ns is not None:
         unfinished = capture.place != (capture.folder or capture.trace_path)
-        said.append(f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}")
+        said.append(
+            f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}"
+        )
         said[-1] += " when this was written" if unfinished else ""
     return f"Cost of recording: {'; '.join(said)}." if said else ""
 
@@ -125,7 +133,9 @@ def _beside(recorded: int, cost: Cost) -> str:
     before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
     if not before:
         return ""
-    more = f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
+    more = (
+        f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
+    )
     return f", {duration(before)} before the window{more}"
 
 
@@ -144,7 +154,9 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     if others:
         sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
         more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
-    return Table({name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()})
+    return Table(
+        {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
+    )
 
 
 def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
@@ -170,7 +182,9 @@ def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 def with_type(name: str, module_type: str | None) -> str:
     """A range's name or path with the class of its module, as torch shows modules: "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
-    own = plain.rpartition("/")[2].rpartition(".")[2]  # the range of a model as a whole is called like its class
+    own = plain.rpartition("/")[2].rpartition(".")[
+        2
+    ]  # the range of a model as a whole is called like its class
     return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
@@ -178,10 +192,19 @@ def unmarked(capture: Views) -> str:
     """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
     inside = sum(share or 0.0 for share in capture.ranges.column("share"))
     outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
-    if capture.folder is None or capture.about.annotations_disabled or not inside or outside <= inside:
+    if (
+        capture.folder is None
+        or capture.about.annotations_disabled
+        or not inside
+        or outside <= inside
+    ):
         return ""
     has_model = capture.about.module_types or capture.about.modules_not_seen
-    add = "mark what runs beside the model" if has_model else "give the session the model (model=…), or mark code"
+    add = (
+        "mark what runs beside the model"
+        if has_model
+        else "give the session the model (model=…), or mark code"
+    )
     return f"{outside:.0%} of the time is in no range: {add} with @profiled."
 
 
@@ -212,7 +235,9 @@ def device(capture: Views) -> str:
     if not len(work.event):
         return ""
     waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
-    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {name: int(ns[0]) for name, ns in waited.items()}
+    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {
+        name: int(ns[0]) for name, ns in waited.items()
+    }
     share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
     parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
@@ -227,7 +252,10 @@ def device(capture: Views) -> str:
 def unlaunched(capture: Views) -> str:
     """What part of the device's work is in no operator or range, where that is more than a trifle."""
     table = capture.operators
-    rows, whole = table.where(name=UNLAUNCHED_ROW), sum(ns or 0 for ns in table.column("self_device_ns"))
+    rows, whole = (
+        table.where(name=UNLAUNCHED_ROW),
+        sum(ns or 0 for ns in table.column("self_device_ns")),
+    )
     missing = rows[0].self_device_ns if len(rows) else 0
     if not missing or missing < _TRIFLE * whole:
         return ""
@@ -243,7 +271,10 @@ def inside_compiled(capture: Views) -> str:
     by_region: dict[str, list[str]] = {}
     for row in capture.swallowed:
         by_region.setdefault(row.region, []).append(row.name)
-    lines = [f"Inside compiled region {region}, not timed: {', '.join(names)}" for region, names in by_region.items()]
+    lines = [
+        f"Inside compiled region {region}, not timed: {', '.join(names)}"
+        for region, names in by_region.items()
+    ]
     if unseen := capture.about.modules_not_seen:
         compiled = any(name.startswith(REGION) for name in capture.events.names)
         where = ", or inside a compiled region" if compiled else ""
@@ -255,7 +286,9 @@ def _few_modules(names: Sequence[str]) -> str:
     """The first of some submodules; of one and those in it, the outer one alone."""
     inside: dict[str, int] = {}
     outer = ""
-    for name in sorted(names, key=lambda name: name.replace(".", "\0")):  # a module before what lies in it
+    for name in sorted(
+        names, key=lambda name: name.replace(".", "\0")
+    ):  # a module before what lies in it
         if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
             inside[outer] += 1
         else:
@@ -273,8 +306,16 @@ def not_recorded(capture: Views, operators: Table) -> str:
         "memory": ("cpu_bytes", "profile_memory=false" if config.profile_memory is False else ""),
         "FLOPs": ("flops", "with_flops=false" if config.with_flops is False else ""),
     }
-    unknown = {column for column, _ in reasons.values() if operators.column(column).count(None) == len(operators)}
-    missing = [f"{what} ({why})" if why else what for what, (column, why) in reasons.items() if column in unknown]
+    unknown = {
+        column
+        for column, _ in reasons.values()
+        if operators.column(column).count(None) == len(operators)
+    }
+    missing = [
+        f"{what} ({why})" if why else what
+        for what, (column, why) in reasons.items()
+        if column in unknown
+    ]
     return f"Not recorded: {', '.join(missing)}." if missing else ""
 
 
@@ -289,7 +330,9 @@ def to_html(capture: Views) -> str:
         values = _tables(capture)
     except InstrumentError as error:
         title, lines, values = capture.name, [str(error)], {"failed": True}
-    return render("report/templates/capture.html", title=title, lines=lines, views=_views(), **values)
+    return render(
+        "report/templates/capture.html", title=title, lines=lines, views=_views(), **values
+    )
 
 
 def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
@@ -299,8 +342,14 @@ def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
         few = f", {min(rows, count)} of {count}, by {by}"
     else:
         shown = len(_with_largest_shares(capture.ranges, rows))
-        few = "" if shown == count else f", {shown} of {count}: the largest shares and what is around them"
-    return f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
+        few = (
+            ""
+            if shown == count
+            else f", {shown} of {count}: the largest shares and what is around them"
+        )
+    return (
+        f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
+    )
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
@@ -325,7 +374,9 @@ def _tables(capture: Views) -> dict[str, Any]:
     key = costliest_by(operators)
     return {
         "failed": False,
-        "ranges": outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
+        "ranges": outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
+        if len(capture.ranges)
+        else None,
         "ranges_title": ranges_title(capture, _RANGES),
         "operators": operators.sort(key).head(_OPERATORS),
         "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
@@ -334,6 +385,10 @@ def _tables(capture: Views) -> dict[str, Any]:
 
 def _views() -> list[tuple[str, str]]:
     """The names of the views, each with the first line of its documentation."""
-    views = {name: view.__doc__ or "" for name, view in vars(Views).items() if isinstance(view, cached_property)}
+    views = {
+        name: view.__doc__ or ""
+        for name, view in vars(Views).items()
+        if isinstance(view, cached_property)
+    }
     views["stacks()"] = Views.stacks.__doc__ or ""
     return [(name, doc.splitlines()[0]) for name, doc in sorted(views.items())]

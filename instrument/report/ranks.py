@@ -40,11 +40,19 @@ def parts(
         ConfigError: the ranges have no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    heading = "\n".join([f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes])
+    heading = "\n".join(
+        [f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
+    )
     by = "own_ns" if len(ranks.ranks) > rows else None
     return [
         heading,
-        view_part("ranks", ranks.ranks, rows=rows, sort=by, columns=columns if is_every_column(columns) else None),
+        view_part(
+            "ranks",
+            ranks.ranks,
+            rows=rows,
+            sort=by,
+            columns=columns if is_every_column(columns) else None,
+        ),
         _stragglers(ranks.stragglers.head(rows)),
         _clocks(ranks.clocks),
         _ranges(ranks.ranges, rows, sort, columns),
@@ -53,7 +61,9 @@ def parts(
 
 def as_json(ranks: Ranks) -> str:
     """A window over its ranks, each table a list of rows, times in nanoseconds."""
-    tables: dict[str, list[Any]] = {name: [row._asdict() for row in getattr(ranks, name)] for name in _VIEWS}
+    tables: dict[str, list[Any]] = {
+        name: [row._asdict() for row in getattr(ranks, name)] for name in _VIEWS
+    }
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)
 
@@ -65,13 +75,15 @@ def _stragglers(table: Table) -> str:
 
 
 def _straggler(row: Any) -> str:
-    where = f", most above the others in {row.range} (+{duration(row.range_excess_ns)})" if row.range else ""
+    where = (
+        f", most above the others in {row.range} (+{duration(row.range_excess_ns)})"
+        if row.range
+        else ""
+    )
     if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
         where = ", and most of what is above lies in no range"
     if row.idle_ns is not None:
-        where += (
-            f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
-        )
+        where += f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} holds the others up: a step's own work takes it "
         f"{duration(row.own_ns)}, the median rank {duration(row.median_own_ns)} (+{row.excess:.0%}){where}. It waits "
@@ -92,18 +104,32 @@ def _clocks(table: Table) -> str:
     if most is not None:
         verb = "gains" if most.drift_ppm > 0 else "loses"
         sure += f"; rank {most.rank}'s {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
-    others = "" if len(known) == len(table) else f"; {len(table) - len(known)} have no collective in common with them"
+    others = (
+        ""
+        if len(known) == len(table)
+        else f"; {len(table) - len(known)} have no collective in common with them"
+    )
     return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
 
 
-def _ranges(table: Table, rows: int, sort: str | None, columns: Sequence[str] | None) -> str | Section:
+def _ranges(
+    table: Table, rows: int, sort: str | None, columns: Sequence[str] | None
+) -> str | Section:
     known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
     count = len(table)
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]
-        table = Table({name: [table.column(name)[k] for k in sorted(most)] for name in table.columns})
+        table = Table(
+            {name: [table.column(name)[k] for k in sorted(most)] for name in table.columns}
+        )
     chosen = ["path", *(columns or known[1:])]
-    part = view_part("ranges", table, rows=rows, sort=sort, columns=columns if is_every_column(columns) else chosen)
+    part = view_part(
+        "ranges",
+        table,
+        rows=rows,
+        sort=sort,
+        columns=columns if is_every_column(columns) else chosen,
+    )
     shown = min(rows, len(table))
     note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
     if isinstance(part, str):

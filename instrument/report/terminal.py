@@ -86,7 +86,9 @@ class _Column:
 def _draw_section(console: Console, section: Section) -> None:
     if section.title:
         title = printable(section.title)
-        name = title[: min((at for mark in ",;(" if (at := title.find(mark)) > 0), default=len(title))].rstrip()
+        name = title[
+            : min((at for mark in ",;(" if (at := title.find(mark)) > 0), default=len(title))
+        ].rstrip()
         console.print(Text.assemble((name, _STRONG), (title[len(name) :], _FAINT)))
     columns = _columns(section, console.width, ascii_only=console.options.ascii_only)
     left_out: list[str] = []
@@ -100,7 +102,9 @@ def _draw_section(console: Console, section: Section) -> None:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
         some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-        caption = f"{some} left out: {', '.join(left_out)}; --columns all or a wider terminal shows "
+        caption = (
+            f"{some} left out: {', '.join(left_out)}; --columns all or a wider terminal shows "
+        )
         console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
 
 
@@ -110,7 +114,10 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
     for name in section.columns:
         narrowest = _NARROWEST_NAME if name == _names_of(section.columns) else _NARROWEST
         values, header = table.column(name), heading(name)
-        cells = [printable(value) if isinstance(value, str) else cell_text(name, value) for value in values]
+        cells = [
+            printable(value) if isinstance(value, str) else cell_text(name, value)
+            for value in values
+        ]
         guides: list[str] = []
         if section.is_tree and name == "name":
             depths = [depth or 0 for depth in table.column("depth")]
@@ -151,10 +158,14 @@ def _needed(columns: Sequence[_Column]) -> int:
     return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
-def _narrowed(columns: list[_Column], width: int, key: str | None) -> tuple[list[list[_Column]], list[str]]:
+def _narrowed(
+    columns: list[_Column], width: int, key: str | None
+) -> tuple[list[list[_Column]], list[str]]:
     """The columns that fit beside each other, as one block, and the names of the others in the table's order."""
     names = [column.name for column in columns]
-    order = [name for name in _LEAST_MISSED if name in names] + [n for n in reversed(names) if n not in _LEAST_MISSED]
+    order = [name for name in _LEAST_MISSED if name in names] + [
+        n for n in reversed(names) if n not in _LEAST_MISSED
+    ]
     kept = {column.name: column for column in columns}
     for name in order:
         if _needed([*kept.values()]) <= width:

@@ -99,7 +99,15 @@ SORT_NAMES = TORCH_NAMES | {
 # Shown only when asked for: derived from two columns that are shown already.
 _ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
 # Of the ranges these are shown unasked; those of the second line where there was any backward.
-_USUAL_OF_RANGES = ("calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "device_ns")
+_USUAL_OF_RANGES = (
+    "calls",
+    "cpu_ns",
+    "cpu_ns_per_step",
+    "share",
+    "device_share",
+    "self_total_ns",
+    "device_ns",
+)
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # What goes first where the usual columns are too wide: device and memory together are.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
@@ -147,7 +155,9 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
         return None if columns is None else [*columns]
     for column in columns:
         if SORT_NAMES.get(column, column) not in {*OPERATOR_COLUMNS, *RANGE_COLUMNS}:
-            hint = did_you_mean(column, dict.fromkeys([*OPERATOR_COLUMNS, *RANGE_COLUMNS, *SORT_NAMES]))
+            hint = did_you_mean(
+                column, dict.fromkeys([*OPERATOR_COLUMNS, *RANGE_COLUMNS, *SORT_NAMES])
+            )
             raise ConfigError(f"The table has no column {column!r}{hint}")
     return [SORT_NAMES.get(column, column) for column in columns]
 
@@ -191,9 +201,16 @@ def capture_parts(
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
     usual = chosen is None or is_every_column(chosen)
     rows = sys.maxsize if rows == ALL else rows
-    parts: list[str | Section] = [heading(capture), device(capture) if usual and (ranges or operators) else ""]
+    parts: list[str | Section] = [
+        heading(capture),
+        device(capture) if usual and (ranges or operators) else "",
+    ]
     if ranges:
-        parts += [_range_part(capture, rows, chosen, sort_ranges), unmarked(capture), recomputed(capture)]
+        parts += [
+            _range_part(capture, rows, chosen, sort_ranges),
+            unmarked(capture),
+            recomputed(capture),
+        ]
         parts.append(inside_compiled(capture))
     if operators:
         table = _with_averages(_grouped(capture, by, stack_depth))
@@ -207,7 +224,12 @@ def capture_parts(
 
 
 def render_view(
-    capture: Views, view: str, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
+    capture: Views,
+    view: str,
+    *,
+    rows: int = 15,
+    sort: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> str:
     """A view of the capture as plain text: its first rows, as they stand or sorted.
 
@@ -217,11 +239,18 @@ def render_view(
         ConfigError: the view has no such column.
         TraceError: the trace cannot be read.
     """
-    return plain([view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)])
+    return plain(
+        [view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)]
+    )
 
 
 def view_part(
-    view: str, table: Table, *, rows: int, sort: str | None = None, columns: Sequence[str] | None = None
+    view: str,
+    table: Table,
+    *,
+    rows: int,
+    sort: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> str | Section:
     """The first rows of a table, as they stand or sorted, under the name of the view that it is.
 
@@ -231,8 +260,13 @@ def view_part(
     chosen = () if columns is None or is_every_column(columns) else columns
     for name in filter(None, [sort, *chosen]):
         if TORCH_NAMES.get(name, name) not in table.columns:
-            raise ConfigError(f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}")
-    title, first = view.split(".")[0].capitalize().replace("_", " "), (table.sort(sort) if sort else table).head(rows)
+            raise ConfigError(
+                f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
+            )
+    title, first = (
+        view.split(".")[0].capitalize().replace("_", " "),
+        (table.sort(sort) if sort else table).head(rows),
+    )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or _known_columns(table, table.columns)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
@@ -293,21 +327,30 @@ def as_json(
     if key and not any(key in table.columns for table in found.values()):
         columns = dict.fromkeys(name for table in found.values() for name in table.columns)
         raise ConfigError(f"The views cannot be sorted by {sort!r}{did_you_mean(sort, columns)}")
-    ordered = {view: table.sort(key) if key in table.columns else table for view, table in found.items()}
-    tables = {view.split(".")[0]: [row._asdict() for row in table.head(rows)] for view, table in ordered.items()}
+    ordered = {
+        view: table.sort(key) if key in table.columns else table for view, table in found.items()
+    }
+    tables = {
+        view.split(".")[0]: [row._asdict() for row in table.head(rows)]
+        for view, table in ordered.items()
+    }
     return json.dumps({"name": capture.name, **tables}, indent=2)
 
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
     shown = capture.ranges.sort(sort).head(rows)
-    names = columns or _known_columns(shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES}))
+    names = columns or _known_columns(
+        shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES})
+    )
     paths = [with_type(row.path, row.module_type) for row in shown]
     named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
     title = ranges_title(capture, rows, sort)
     return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
 
 
-def _range_part(capture: Views, rows: int, columns: list[str] | None, sort: str | None) -> str | Section:
+def _range_part(
+    capture: Views, rows: int, columns: list[str] | None, sort: str | None
+) -> str | Section:
     table = capture.ranges
     if not len(table):
         return (
@@ -325,7 +368,9 @@ def _range_part(capture: Views, rows: int, columns: list[str] | None, sort: str 
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
     names = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
     title = ranges_title(capture, rows)
-    return Section(shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True)
+    return Section(
+        shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True
+    )
 
 
 def _operator_part(
@@ -359,7 +404,10 @@ def _with_waits(table: Table) -> Table:
     """The names of calls in which the CPU only waits say so."""
     columns = {name: table.column(name) for name in table.columns}
     pairs = zip(columns["name"], columns["kind"])
-    return Table(columns | {"name": [f"{name} (waiting)" if kind == "wait" else name for name, kind in pairs]})
+    return Table(
+        columns
+        | {"name": [f"{name} (waiting)" if kind == "wait" else name for name, kind in pairs]}
+    )
 
 
 def _too_wide(left_out: Sequence[str]) -> str:
@@ -386,7 +434,9 @@ def _with_averages(table: Table) -> Table:
     columns = {name: table.column(name) for name in table.columns}
     for where in ("cpu", "device"):
         pairs = zip(columns[f"{where}_ns"], columns["calls"])
-        columns[f"{where}_ns_per_call"] = [None if time is None else time / calls for time, calls in pairs]
+        columns[f"{where}_ns_per_call"] = [
+            None if time is None else time / calls for time, calls in pairs
+        ]
     return Table(columns)
 
 
@@ -426,7 +476,10 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
         return to_text(table.select(shown)), []
     left_out = []
     for name in section.missable:
-        if name in shown and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > most:
+        if (
+            name in shown
+            and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > most
+        ):
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):

@@ -49,7 +49,9 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
     found = {0: _Clock(0, 0, len(ends[0]))} if ends else {}
     aligned, reached, before_ns = dict(ends[0]) if ends else {}, [0], 0
     while reached:
-        reached = [k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])]
+        reached = [
+            k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])
+        ]
         found |= {k: _clock(ends[k], aligned, before_ns) for k in reached}
         for k in reached:
             for key, end_ns in ends[k].items():
@@ -72,7 +74,9 @@ def _ends(summary: RankSummary) -> _Ends:
     """When each collective ended, in Unix time as that rank's clock has it."""
     columns = summary.collectives
     ends = columns.get("end_ns") or []
-    keys = zip(*(columns.get(name) or [None] * len(ends) for name in ("name", "group", "step", "ordinal")))
+    keys = zip(
+        *(columns.get(name) or [None] * len(ends) for name in ("name", "group", "step", "ordinal"))
+    )
     return {key: end_ns + summary.base_ns for key, end_ns in zip(keys, ends)}
 
 
@@ -85,7 +89,9 @@ def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
     apart = _median_distance([each - offset_ns for each in ahead])
     drift_ppm = _drift_ppm(times, ahead)
     if drift_ppm is not None:
-        line = [each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)]
+        line = [
+            each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)
+        ]
         middle = median(line)
         left = _median_distance([each - middle for each in line])
         if left <= _UNEXPLAINED * apart:
@@ -101,7 +107,10 @@ def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None
     """The median of the slopes between any two points, in ns of advance for each ms; None of too few."""
     if len(times_ns) < _LEAST_FOR_DRIFT:
         return None
-    time, ahead = (np.array([each - values[0] for each in values], np.float64) for values in (times_ns, ahead_ns))
+    time, ahead = (
+        np.array([each - values[0] for each in values], np.float64)
+        for values in (times_ns, ahead_ns)
+    )
     one, other = np.triu_indices(len(time), 1)
     later = time[other] - time[one]
     slopes = (ahead[other] - ahead[one])[later != 0] / later[later != 0]

@@ -80,7 +80,9 @@ def _trace(path: Path | str) -> Path:
     capture = Views.load(path)
     trace = capture.trace_path
     if trace is None:
-        raise CaptureError(f"The trace of {capture.name} has been dropped, so there is nothing to merge.")
+        raise CaptureError(
+            f"The trace of {capture.name} has been dropped, so there is nothing to merge."
+        )
     return trace
 
 
@@ -88,7 +90,9 @@ def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
     """Add a rank's events to the file; gives what stands between them and the next rank's."""
     with closing(ahead(chunks(trace))) as text:
         pieces = Pieces(text, trace, lambda _: None, _decode, _as_read)
-        for event in chain((moved.event(event) for piece in pieces for event in piece), moved.names()):
+        for event in chain(
+            (moved.event(event) for piece in pieces for event in piece), moved.names()
+        ):
             file.write(between + msgspec.json.encode(event))
             between = b",\n"
     return between
@@ -111,8 +115,15 @@ def _raw(value: Any) -> Raw:
 class _Rank:
     """Moves one rank's events to their place among all ranks'."""
 
-    def __init__(self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]) -> None:
-        self._position, self._rank, self._later_ns, self._numbers = position, rank, later_ns, numbers
+    def __init__(
+        self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]
+    ) -> None:
+        self._position, self._rank, self._later_ns, self._numbers = (
+            position,
+            rank,
+            later_ns,
+            numbers,
+        )
         self._processes: dict[bytes, int] = {}
         self._unnamed: dict[int, str] = {}
 
@@ -148,7 +159,9 @@ class _Rank:
             self._unnamed.pop(process, None)
             event["args"] = _raw(args | {"name": f"rank {self._rank}: {args.get('name', '')}"})
         elif name == "process_sort_index" and isinstance(args, dict):
-            event["args"] = _raw(args | {"sort_index": self._position * _PLACES + _place(args.get("sort_index"))})
+            event["args"] = _raw(
+                args | {"sort_index": self._position * _PLACES + _place(args.get("sort_index"))}
+            )
 
     def _keep_apart(self, event: _Event) -> None:
         for key in ("id", "bind_id"):
@@ -156,7 +169,9 @@ class _Rank:
                 event[key] = self._moved(event[key], 0)
         if bytes(event.get("args", b""))[:1] == b"{":
             args = _ARGS.decode(event["args"])
-            args |= {key: self._moved(args[key], least) for key, least in _JOINING.items() if key in args}
+            args |= {
+                key: self._moved(args[key], least) for key, least in _JOINING.items() if key in args
+            }
             event["args"] = Raw(msgspec.json.encode(args))
 
     def _moved(self, number: Raw, least: int) -> Raw:

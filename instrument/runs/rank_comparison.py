@@ -17,8 +17,19 @@ from instrument.trace.events import Ints
 # A straggler's own work lies so many standard deviations above the median, by the median absolute deviation, of which
 # 1.4826 make one of them where figures are normally distributed, and at least by this share.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
-_OF_STEPS = ("compute_ns", "communication_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
-_OF_RANGES = {"cpu": "cpu_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+_OF_STEPS = (
+    "compute_ns",
+    "communication_ns",
+    "exposed_communication_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+)
+_OF_RANGES = {
+    "cpu": "cpu_ns_per_step",
+    "device": "device_ns",
+    "forward": "forward_ns",
+    "backward": "backward_ns",
+}
 _UNKNOWN = -1
 
 
@@ -73,7 +84,13 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
     """The ranks that were to record and whose capture is not there; none where it is not known which these are."""
     asked = summaries[0].ranks
-    planned = set(asked) if isinstance(asked, list) else set(range(world_size or 0)) if asked == "all" else set()
+    planned = (
+        set(asked)
+        if isinstance(asked, list)
+        else set(range(world_size or 0))
+        if asked == "all"
+        else set()
+    )
     return sorted(planned - {summary.rank for summary in summaries if summary.rank is not None})
 
 
@@ -95,7 +112,9 @@ class _Cells(NamedTuple):
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
         """A column of them, or -1 where it is not known; the same in a step, of windows without any in the window."""
         parts = []
-        for summary, count in zip(summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()):
+        for summary, count in zip(
+            summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()
+        ):
             cells, steps = summary.ranges.get(name), steps_of(summary) if per_step else 1
             if cells is None and name == "cpu_ns_per_step" and not steps:
                 cells = summary.ranges.get("cpu_ns")
@@ -123,19 +142,26 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
         "ranks": np.bincount(cells.path, minlength=len(cells.paths)).tolist(),
         "calls": calls.tolist(),
     }
-    number = np.array([_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64)
+    number = np.array(
+        [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
+    )
     for what, name in _OF_RANGES.items():
-        low, middle, high, slowest = _spread(cells, cells.values(summaries, name), number[cells.owner])
+        low, middle, high, slowest = _spread(
+            cells, cells.values(summaries, name), number[cells.owner]
+        )
         columns |= {f"{what}_min_ns": low, f"{what}_median_ns": middle, f"{what}_max_ns": high}
         if what == "cpu":
             columns["slowest"] = slowest
             columns["spread"] = [
-                (most - least) / usual if usual else None for least, usual, most in zip(low, middle, high)
+                (most - least) / usual if usual else None
+                for least, usual, most in zip(low, middle, high)
             ]
     return Table(columns)
 
 
-def _spread(cells: _Cells, values: Ints, rank: Ints) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _spread(
+    cells: _Cells, values: Ints, rank: Ints
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """The least, the middle and the most that each path has of a quantity, and the rank with the most."""
     known = values >= 0
     path, values, rank = cells.path[known], values[known], rank[known]
@@ -147,7 +173,9 @@ def _spread(cells: _Cells, values: Ints, rank: Ints) -> tuple[list[Any], list[An
     def at(column: Ints, place: Ints) -> list[Any]:
         found = np.full(len(count), _UNKNOWN)
         found[there] = column[order][place[there]]
-        return [value if is_there else None for value, is_there in zip(found.tolist(), there.tolist())]
+        return [
+            value if is_there else None for value, is_there in zip(found.tolist(), there.tolist())
+        ]
 
     middle, last = first + (count - 1) // 2, first + count - 1
     return at(values, first), at(values, middle), at(values, last), at(rank, last)
@@ -171,7 +199,10 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     usual = median(own) if own else 0
     deviation = median([abs(each - usual) for each in own]) * _PER_DEVIATION if own else 0
     limit = max(usual + _DEVIATIONS * deviation, usual * (1 + _LEAST_SHARE))
-    slow, others = table.where(own_ns=lambda ns: ns > limit).sort("own_ns"), table.where(own_ns=lambda ns: ns <= limit)
+    slow, others = (
+        table.where(own_ns=lambda ns: ns > limit).sort("own_ns"),
+        table.where(own_ns=lambda ns: ns <= limit),
+    )
     where = _most_above(summaries) if len(slow) else {}
     return Table(
         {
@@ -188,13 +219,18 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
 
 def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]]:
     known = [cell for cell in others.column(name) if cell is not None]
-    return {name: slow.column(name), f"others_{name}": [median(known) if known else None] * len(slow)}
+    return {
+        name: slow.column(name),
+        f"others_{name}": [median(known) if known else None] * len(slow),
+    }
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank the range whose own time in a step is most above the ranks' median, and by how much."""
     cells = _Cells.of(summaries)
-    ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[cells.path]
+    ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
+        cells.path
+    ]
     found: dict[int | None, tuple[str, int]] = {}
     for name in ("self_cpu_ns", "self_device_ns"):
         values = cells.values(summaries, name)

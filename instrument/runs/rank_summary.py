@@ -28,7 +28,14 @@ _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
 _TEXTS = ("path", "name", "group")
 # What can be had of the other columns is not written.
 _DERIVED = ("share", "device_share", "flops_per_second")
-_OF_STEPS = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "communication_ns", "copy_ns")
+_OF_STEPS = (
+    "compute_ns",
+    "exposed_communication_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+    "communication_ns",
+    "copy_ns",
+)
 _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 # A time of the trace, or since the epoch.
@@ -102,7 +109,9 @@ def summarize(capture: Views) -> RankSummary:
         ranges=_columns(ranges, _DERIVED),
         steps=_steps(capture),
         breakdown=capture.breakdown[0]._asdict(),
-        collectives=_columns(Table({name: found.column(name)[-_MOST_COLLECTIVES:] for name in found.columns})),
+        collectives=_columns(
+            Table({name: found.column(name)[-_MOST_COLLECTIVES:] for name in found.columns})
+        ),
     )
 
 
@@ -116,8 +125,15 @@ def _chosen_ranges(table: Table) -> Table:
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
-    cells = {name: [*map(_encodable, table.column(name))] for name in table.columns if name not in without}
-    return {name: None if column.count(None) == len(column) else column for name, column in cells.items()}
+    cells = {
+        name: [*map(_encodable, table.column(name))]
+        for name in table.columns
+        if name not in without
+    }
+    return {
+        name: None if column.count(None) == len(column) else column
+        for name, column in cells.items()
+    }
 
 
 def _encodable(cell: Any) -> Any:
@@ -163,7 +179,10 @@ def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]
     """
     urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if storage.is_url(path)}
     fetched = storage.contents(list(urls.values())) if urls else {}
-    return {path: _decoded(fetched.get(urls[path]) if path in urls else _content(Path(path))) for path in paths}
+    return {
+        path: _decoded(fetched.get(urls[path]) if path in urls else _content(Path(path)))
+        for path in paths
+    }
 
 
 def _content(folder: Path) -> bytes | None:
@@ -191,13 +210,19 @@ def _is_sound(found: RankSummary) -> bool:
     known = all(None not in column for column in whole if column is not None)
     named = found.ranges.get("path") is not None or not any(found.ranges.values())
     tables = (found.ranges, found.steps, found.collectives)
-    return known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
+    return (
+        known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
+    )
 
 
 def _is_table(columns: Columns) -> bool:
     """Whether all columns are equally long, and each of text or of numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
-    cells = ((cell, str if name in _TEXTS else int) for name, column in columns.items() for cell in column or ())
+    cells = (
+        (cell, str if name in _TEXTS else int)
+        for name, column in columns.items()
+        for cell in column or ()
+    )
     return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)
 
 
@@ -229,7 +254,10 @@ def _told(path: Path | str) -> RankSummary | str:
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
     """The answers of a process of its own; where it is killed, as for want of memory, a sentence for each path."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
+    }
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     try:
         answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])

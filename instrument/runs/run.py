@@ -55,7 +55,9 @@ class Run:
         Raises:
             CaptureError: a path does not exist, there is nothing at it, or nothing of it can be read.
         """
-        chosen = [each for path in paths for each in _at(path if storage.is_url(path) else Path(path))]
+        chosen = [
+            each for path in paths for each in _at(path if storage.is_url(path) else Path(path))
+        ]
         answers = sorted(rank_summary.read_all(chosen), key=lambda answer: str(answer[0]))
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
@@ -94,7 +96,9 @@ class Ranks:
         found = sorted(found, key=lambda each: -1 if each[1].rank is None else each[1].rank)
         self.paths = [path for path, _ in found]
         self.summaries = [summary for _, summary in found]
-        self.world_size = max((s.world_size for s in self.summaries if s.world_size is not None), default=None)
+        self.world_size = max(
+            (s.world_size for s in self.summaries if s.world_size is not None), default=None
+        )
         self.name = _name(self.summaries[0])
 
     @cached_property
@@ -138,14 +142,22 @@ class Ranks:
         cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
         notes = [
-            f"Missing of {self.world_size} ranks: rank {few(self.missing)}." if self.missing else "",
+            f"Missing of {self.world_size} ranks: rank {few(self.missing)}."
+            if self.missing
+            else "",
             f"Cut short on rank {few(cut)}." if cut else "",
-            f"Only the ranges with the most CPU time are known of rank {few(left_out)}." if left_out else "",
+            f"Only the ranges with the most CPU time are known of rank {few(left_out)}."
+            if left_out
+            else "",
             _differing("steps", {s.rank: f"{s.first_step}–{s.last_step}" for s in self.summaries}),
             _differing("devices", {s.rank: ", ".join(s.devices or ()) for s in self.summaries}),
         ]
         for package in sorted({name for summary in self.summaries for name in summary.versions}):
-            notes.append(_differing(package, {s.rank: s.versions.get(package) or "?" for s in self.summaries}))
+            notes.append(
+                _differing(
+                    package, {s.rank: s.versions.get(package) or "?" for s in self.summaries}
+                )
+            )
         return [printable(note) for note in notes if note]
 
     def __repr__(self) -> str:
@@ -159,7 +171,9 @@ def captures_below(folder: Path) -> Iterator[Path]:
     """
     for place, inner, names in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
-        inner[:] = sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
+        inner[:] = (
+            sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
+        )
         if depth and METADATA_FILE in names and files.is_regular(Path(place, METADATA_FILE)):
             yield Path(place)
 
@@ -169,13 +183,19 @@ def _at(path: Path | str) -> Sequence[Path | str]:
         return storage.captures(path)
     kind = kind_of(path)
     if kind is None:
-        raise CaptureError(f"There is nothing at {path}: give a run's folder, captures, or the traces of its ranks.")
+        raise CaptureError(
+            f"There is nothing at {path}: give a run's folder, captures, or the traces of its ranks."
+        )
     if kind == "file" or files.exists(path / METADATA_FILE):
         return [path]
-    traces = (file for pattern in _TRACES for file in path.glob(pattern) if not file.name.startswith("."))
+    traces = (
+        file for pattern in _TRACES for file in path.glob(pattern) if not file.name.startswith(".")
+    )
     found = list(captures_below(path)) or [file for file in traces if files.is_regular(file)]
     if not found:
-        raise CaptureError(f"{path} holds no captures and no traces: give the folder that a run has recorded into.")
+        raise CaptureError(
+            f"{path} holds no captures and no traces: give the folder that a run has recorded into."
+        )
     return found
 
 
@@ -186,7 +206,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     runs over the same steps are other windows: they began at another time, or have the rank already.
     """
     groups: dict[Any, list[_ByRank]] = {}
-    for path, summary in sorted(found, key=lambda each: (Path(each[0]).parent, each[1].started_at or "")):
+    for path, summary in sorted(
+        found, key=lambda each: (Path(each[0]).parent, each[1].started_at or "")
+    ):
         steps = groups.setdefault((summary.phase or "train", summary.first_step), [])
         beside = [ranks for ranks in steps if summary.rank not in ranks]
         near = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
@@ -212,7 +234,11 @@ def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool
 def _name(summary: RankSummary) -> str:
     prefix = "" if summary.phase in (None, "train") else f"{summary.phase}_"
     first, last = summary.first_step, summary.last_step
-    return "no_steps" if first is None else f"{prefix}steps_{first:06d}-{first if last is None else last:06d}"
+    return (
+        "no_steps"
+        if first is None
+        else f"{prefix}steps_{first:06d}-{first if last is None else last:06d}"
+    )
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:

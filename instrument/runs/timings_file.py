@@ -37,10 +37,14 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
 
     `p50_ns` and `p95_ns` are within 2 %, the others exact. The columns `device_…` are there where one is known.
     """
-    order = sorted(runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0))
+    order = sorted(
+        runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
+    )
     known = {key for run in runs.values() for key in run}
     columns = [*_KINDS, *(key for key in (f"device_{kind}" for kind in _KINDS) if key in known)]
-    return Table({"name": order} | {column: [runs[name].get(column) for name in order] for column in columns})
+    return Table(
+        {"name": order} | {column: [runs[name].get(column) for name in order] for column in columns}
+    )
 
 
 def read_timings(path: Path) -> tuple[Table, str]:
@@ -63,9 +67,13 @@ def read_timings(path: Path) -> tuple[Table, str]:
                     for name, entry in last.ranges.items():
                         runs.setdefault(name, {}).update(entry.run)
     except OSError as error:
-        raise CaptureError(f"The timings {path} cannot be read: {error.strerror or error}.") from error
+        raise CaptureError(
+            f"The timings {path} cannot be read: {error.strerror or error}."
+        ) from error
     if last is None:
-        raise CaptureError(f"{path} holds no timings: give the timings_rank0.jsonl that a run has written.")
+        raise CaptureError(
+            f"{path} holds no timings: give the timings_rank0.jsonl that a run has written."
+        )
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"
     return summary_table(runs), f"{printable(heading)}\n{printable(str(path))}"
@@ -74,5 +82,8 @@ def read_timings(path: Path) -> tuple[Table, str]:
 def _read_line(line: bytes) -> _Line:
     try:
         return _DECODER.decode(line)
-    except (DecodeError, UnicodeDecodeError):  # a name with half a character, as those of files may be
+    except (
+        DecodeError,
+        UnicodeDecodeError,
+    ):  # a name with half a character, as those of files may be
         return convert(forgiving(line)[0], _Line)

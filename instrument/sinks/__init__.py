@@ -31,7 +31,9 @@ class Sink(Options):
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
-            raise ConfigError(f"The sink {type(self).__name__} must define write(self, capture, folder).")
+            raise ConfigError(
+                f"The sink {type(self).__name__} must define write(self, capture, folder)."
+            )
         super().__init__(**options)
 
     inline: ClassVar[bool] = False

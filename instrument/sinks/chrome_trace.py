@@ -81,5 +81,7 @@ def trace_of(capture: Capture) -> Path:
         CaptureError: the trace has been dropped.
     """
     if capture.trace_path is None:
-        raise CaptureError(f"The trace of {capture.name} has been dropped, so there is nothing to write from.")
+        raise CaptureError(
+            f"The trace of {capture.name} has been dropped, so there is nothing to write from."
+        )
     return capture.trace_path

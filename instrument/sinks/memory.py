@@ -71,7 +71,9 @@ class Memory(Sink):
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3))
         if "html" in self.forms:
-            files.write(folder / "memory.html", page(capture, curves, _categories(capture), self.rows))
+            files.write(
+                folder / "memory.html", page(capture, curves, _categories(capture), self.rows)
+            )
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:

@@ -69,13 +69,18 @@ class MLflow(Tracker):
         if run_id is None:
             return
         now_ms = time.time_ns() // 1_000_000
-        named = {posixpath.normpath(_REFUSED.sub("_", tag)[:_LONGEST]): value for tag, value in sent.values.items()}
+        named = {
+            posixpath.normpath(_REFUSED.sub("_", tag)[:_LONGEST]): value
+            for tag, value in sent.values.items()
+        }
         metrics = [Metric(tag, value, now_ms, sent.step) for tag, value in named.items()]
         for start in range(0, len(metrics), _MOST):
             client.log_batch(run_id, metrics[start : start + _MOST])
         for file in sent.files:
             inner = file.relative_to(sent.folder).parent
-            client.log_artifact(run_id, str(file), f"profile/{sent.name}/{inner.as_posix()}".removesuffix("/."))
+            client.log_artifact(
+                run_id, str(file), f"profile/{sent.name}/{inner.as_posix()}".removesuffix("/.")
+            )
 
     def end(self) -> None:
         """End the run of its own, and forget the program's."""

@@ -88,7 +88,9 @@ class Parquet(Sink):
         rank = next((each for each in ranks if each is not None), None)
         keys = {"run": self.run or _run(capture, folder), "rank": rank, "window": capture.name}
         beside = folder.absolute().parent
-        dataset = make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()
+        dataset = (
+            make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()
+        )
         rows = to_arrow(capture.events)
         into = make_folder(dataset, *(_partition(key, value) for key, value in keys.items()))
         with replacing(into / "events.parquet") as raw:

@@ -42,7 +42,11 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
         yield "cost/trace_bytes", cost.trace_bytes
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
-        cpu_ns, device_ns = (row.cpu_ns_per_step, row.device_ns_per_step) if len(steps) else (row.cpu_ns, row.device_ns)
+        cpu_ns, device_ns = (
+            (row.cpu_ns_per_step, row.device_ns_per_step)
+            if len(steps)
+            else (row.cpu_ns, row.device_ns)
+        )
         yield f"ranges/{row.path}/cpu_ms", cpu_ns / 1e6
         if device_ns is not None:
             yield f"ranges/{row.path}/device_ms", device_ns / 1e6

@@ -73,4 +73,7 @@ class Stacks(Sink):
         files.write(folder / "stacks.txt", text)
         if self.svg:
             inside = f" in {self.range}" if self.range else ""
-            files.write(folder / "stacks.svg", svg(found, f"{capture.name}: {_CALLED[self.metric]} time{inside}"))
+            files.write(
+                folder / "stacks.svg",
+                svg(found, f"{capture.name}: {_CALLED[self.metric]} time{inside}"),
+            )

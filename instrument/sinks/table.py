@@ -57,7 +57,9 @@ class TableSink(Sink):
     @classmethod
     def _some(cls, rows: int) -> int:
         if rows < 1 and rows != ALL:
-            raise ConfigError(f"The table sink's option 'rows' should be a positive number, or -1 for all, not {rows}.")
+            raise ConfigError(
+                f"The table sink's option 'rows' should be a positive number, or -1 for all, not {rows}."
+            )
         return rows
 
     @field_validator("sort")
@@ -73,7 +75,11 @@ class TableSink(Sink):
     @property
     def needs(self) -> tuple[str, ...]:
         """What the recording must keep for this grouping."""
-        flags = {"input_shapes": "record_shapes", "stack": "with_stack", "overload": "capture_overload_names"}
+        flags = {
+            "input_shapes": "record_shapes",
+            "stack": "with_stack",
+            "overload": "capture_overload_names",
+        }
         return (flags[self.by],) if self.by in flags else ()
 
     def write(self, capture: Capture, folder: Path) -> None:
@@ -87,9 +93,13 @@ class TableSink(Sink):
         files.write(folder / "table.txt", text + "\n")
         rank, lowest = capture.metadata.get("rank"), _lowest_recording_rank(capture)
         if rank in (None, lowest):
-            logger.info("\n{}", text)  # the heading on a line of its own, where a format puts much before the message
+            logger.info(
+                "\n{}", text
+            )  # the heading on a line of its own, where a format puts much before the message
         else:
-            logger.info("The table of {} is in its table.txt; rank {} logs its own.", capture.name, lowest)
+            logger.info(
+                "The table of {} is in its table.txt; rank {} logs its own.", capture.name, lowest
+            )
 
 
 def _lowest_recording_rank(capture: Capture) -> int:

@@ -60,7 +60,11 @@ class TensorBoard(Sink):
             TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent
-        into = make_folder(beside, "tensorboard") if self.dir is None else make_folder(Path(self.dir).expanduser())
+        into = (
+            make_folder(beside, "tensorboard")
+            if self.dir is None
+            else make_folder(Path(self.dir).expanduser())
+        )
         if self.trace:
             ending = ".pt.trace.json.gz" if self.use_gzip else ".pt.trace.json"
             worker = self.worker_name or "{}_{}".format(*_process(capture))
@@ -85,7 +89,9 @@ def write_scalars(capture: Capture, into: Path) -> Path:
     return target
 
 
-def append_scalars(target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]) -> None:
+def append_scalars(
+    target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]
+) -> None:
     """Add scalars to an event file, which is made where it is missing; what a full disk cuts short is taken back."""
     with open_to_append(target) as raw:
         size = raw.seek(0, os.SEEK_END)
@@ -128,4 +134,6 @@ def _process(capture: Capture) -> tuple[str, int]:
 def _started_ns(capture: Capture) -> int:
     """When the recording began, in ns since the epoch; when the file was written where a bare trace does not say."""
     started_s = unix_time(capture.about.started_at)
-    return trace_of(capture).stat().st_mtime_ns if started_s is None else round(started_s * 1e6) * 1000
+    return (
+        trace_of(capture).stat().st_mtime_ns if started_s is None else round(started_s * 1e6) * 1000
+    )

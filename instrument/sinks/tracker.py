@@ -55,7 +55,9 @@ class Tracker(Sink):
     timeout_s: float = Field(60, gt=0)
     """Seconds that the end of the run waits until everything is sent."""
 
-    _waiting: SimpleQueue[Sent | None] | None = PrivateAttr(None)  # together with the thread that takes from it
+    _waiting: SimpleQueue[Sent | None] | None = PrivateAttr(
+        None
+    )  # together with the thread that takes from it
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)  # captures
     _failures: list[str] = PrivateAttr(default_factory=list)
@@ -80,15 +82,21 @@ class Tracker(Sink):
             return
         if self._waiting is None:
             waiting: SimpleQueue[Sent | None] = SimpleQueue()
-            thread = Thread(target=self._work, args=[waiting], name=f"instrument {self.sink_name}", daemon=True)
-            if not threads.start(thread, f"{self.spoken()} sends each window as it ends, while training waits"):
+            thread = Thread(
+                target=self._work, args=[waiting], name=f"instrument {self.sink_name}", daemon=True
+            )
+            if not threads.start(
+                thread, f"{self.spoken()} sends each window as it ends, while training waits"
+            ):
                 self.send(sent)
                 return
             self._waiting, self._thread = waiting, thread
         self._unsent.append(sent.folder)
         self._waiting.put(sent)
         if failures := self._told_failures():
-            raise CaptureError(f"it has this one yet to send, and could not send the one before: {failures}")
+            raise CaptureError(
+                f"it has this one yet to send, and could not send the one before: {failures}"
+            )
 
     def busy_with(self, folder: Path) -> bool:
         """Whether a capture waits to be sent."""
@@ -125,12 +133,17 @@ class Tracker(Sink):
     def _too_late(self, waited_s: float, failures: str) -> str:
         kind, left = type(self), list(self._unsent)
         shipped = kind.__module__.startswith("instrument.")
-        command = f"--sink {self.sink_name if shipped else f'{kind.__module__}.{kind.__qualname__}'}"
-        later = "".join(f"; `instrument export {folder} {command}` sends it later" for folder in left)
+        command = (
+            f"--sink {self.sink_name if shipped else f'{kind.__module__}.{kind.__qualname__}'}"
+        )
+        later = "".join(
+            f"; `instrument export {folder} {command}` sends it later" for folder in left
+        )
         return (
             f"{self.spoken()} is still sending after {waited_s:g} s (profiler.sinks.{self.sink_name}.timeout_s is "
             f"{self.timeout_s:g}): its server may be out of reach. What is left may be lost to the tracker, and the "
-            f"captures are whole{later}." + (f" Before, it could not send {failures}" if failures else "")
+            f"captures are whole{later}."
+            + (f" Before, it could not send {failures}" if failures else "")
         )
 
     def _work(self, waiting: SimpleQueue[Sent | None]) -> None:
@@ -143,7 +156,9 @@ class Tracker(Sink):
         try:
             act(*args)
         except (Exception, SystemExit) as error:  # whatever the tracker raises
-            self._failures.append(f"{what} ({type(error).__name__}: {' '.join(str(error).split())})")
+            self._failures.append(
+                f"{what} ({type(error).__name__}: {' '.join(str(error).split())})"
+            )
 
     def _told_failures(self) -> str:
         """What could not be sent and was not told yet, to end a sentence; empty where there is nothing."""
@@ -157,7 +172,14 @@ class Tracker(Sink):
         # the exporter has computed them, for the sake of training, which would feel the reading of a large trace
         known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
-        return Sent(capture.name, rank, last_step(capture), values, capture.folder or folder, self._files(capture))
+        return Sent(
+            capture.name,
+            rank,
+            last_step(capture),
+            values,
+            capture.folder or folder,
+            self._files(capture),
+        )
 
     def _files(self, capture: Capture) -> list[Path]:
         if self.artifact == "none" or capture.folder is None:

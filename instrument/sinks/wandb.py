@@ -67,7 +67,9 @@ class WandB(Tracker):
             run.define_metric("profile/*", step_metric=_STEP)
             run.log({**sent.values, _STEP: sent.step}, commit=self.commit or run is self._own)
         if sent.files:
-            artifact = wandb.Artifact(f"profile-{run.id}", type="profile", metadata={"step": sent.step})
+            artifact = wandb.Artifact(
+                f"profile-{run.id}", type="profile", metadata={"step": sent.step}
+            )
             for file in sent.files:
                 artifact.add_file(str(file), name=file.relative_to(sent.folder).as_posix())
             run.log_artifact(artifact, aliases=["latest", sent.name])
@@ -83,10 +85,16 @@ class WandB(Tracker):
 
         if self._own is None:
             bounded: dict[str, Any] = (
-                {"finish_timeout": self.timeout_s} if "finish_timeout" in wandb.Settings.model_fields else {}
+                {"finish_timeout": self.timeout_s}
+                if "finish_timeout" in wandb.Settings.model_fields
+                else {}
             )
             settings = wandb.Settings(**bounded)  # older ones wait at exit for as long as it takes
             self._own = wandb.init(
-                project=self.project, name=self.name, mode=self.mode, settings=settings, reinit="create_new"
+                project=self.project,
+                name=self.name,
+                mode=self.mode,
+                settings=settings,
+                reinit="create_new",
             )
         return self._own

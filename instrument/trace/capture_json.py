@@ -100,7 +100,10 @@ class Metadata(Struct):
 
 def own_version() -> str:
     """The version of this package, which captures and kept columns name; "unknown" where it was never installed."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which most readers can do without
+    from importlib.metadata import (
+        PackageNotFoundError,
+        version,
+    )  # 20 ms, which most readers can do without
 
     try:
         return version("torch-instrument")
@@ -119,12 +122,20 @@ def read(folder: Path) -> dict[str, Any]:
         content = msgspec.json.decode(files.read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
-        hint = f"; it holds captures: give one of them, such as {folder / inside[-1]}." if inside else "."
-        raise CaptureError(f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}") from None
+        hint = (
+            f"; it holds captures: give one of them, such as {folder / inside[-1]}."
+            if inside
+            else "."
+        )
+        raise CaptureError(
+            f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}"
+        ) from None
     except OSError as error:
         raise CaptureError(f"The file {path} cannot be read: {error.strerror}.") from None
     except BAD_JSON as error:
-        raise CaptureError(f"The file {path} cannot be read ({error}); record the capture again.") from None
+        raise CaptureError(
+            f"The file {path} cannot be read ({error}); record the capture again."
+        ) from None
     typed(content, path)
     return content
 
@@ -140,7 +151,9 @@ def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
         unix_time(found.started_at)
     except (msgspec.ValidationError, ValueError) as error:
         where = f"The file {path}" if path else "The metadata of a capture"
-        raise CaptureError(f"{where} cannot be understood ({error}): mend it, or give the trace file alone.") from None
+        raise CaptureError(
+            f"{where} cannot be understood ({error}): mend it, or give the trace file alone."
+        ) from None
     return found
 
 

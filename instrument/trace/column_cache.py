@@ -37,11 +37,20 @@ _SAVED = (*_WIDTHS, "float32")
 
 def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
     """The fields of a dataclass that are columns, and what each consists of."""
-    return {name: dtype for name, hint in get_type_hints(kind).items() for alias, dtype in _DTYPES if hint == alias}
+    return {
+        name: dtype
+        for name, hint in get_type_hints(kind).items()
+        for alias, dtype in _DTYPES
+        if hint == alias
+    }
 
 
 _EVENTS, _MEMORY = _columns_of(Events), _columns_of(Memory)
-_OTHERS = [(f.name, get_type_hints(Events)[f.name]) for f in fields(Events) if f.name not in {*_EVENTS, "memory"}]
+_OTHERS = [
+    (f.name, get_type_hints(Events)[f.name])
+    for f in fields(Events)
+    if f.name not in {*_EVENTS, "memory"}
+]
 _Others = msgspec.defstruct("_Others", _OTHERS)
 # What the columns of indices lead into; those of the second kind hold -1 where there is nothing.
 _INDICES = {"category": "categories", "name": "names", "thread": "threads"}
@@ -78,7 +87,12 @@ def read(trace: Path) -> Events:
     try:
         state = _state(trace)
         kept = _load(path_of(trace), state)
-    except (OSError, ValueError, RecursionError, msgspec.DecodeError):  # none, another's, or damaged: read the trace
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        msgspec.DecodeError,
+    ):  # none, another's, or damaged: read the trace
         kept = None
     if kept is not None:
         return kept
@@ -105,7 +119,11 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
         if head_bytes > os.fstat(file.fileno()).st_size:
             return None
         head = msgspec.json.decode(file.read(head_bytes), type=_Head)
-        if head.made_by != _made_by() or head.trace != state or len(head.columns) != len(_EVENTS) + len(_MEMORY):
+        if (
+            head.made_by != _made_by()
+            or head.trace != state
+            or len(head.columns) != len(_EVENTS) + len(_MEMORY)
+        ):
             return None
         data = file.read()
     if zlib.crc32(data) != head.checksum:
@@ -117,14 +135,19 @@ def _load(path: Path, state: tuple[int, int]) -> Events | None:
         column = np.frombuffer(data, np.dtype(_SAVED[_SAVED.index(width)]), count, at)
         at += column.nbytes
         found[owner][name] = column.astype((_MEMORY if owner else _EVENTS)[name])
-    events = Events(memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others))
+    events = Events(
+        memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others)
+    )
     return events if _is_sound(events) else None
 
 
 def _is_sound(events: Events) -> bool:
     """Whether it is what reading a trace gives: columns of one length, and no index that leads out of its list."""
     memory = events.memory
-    lengths = {len(getattr(events, name)) for name in _EVENTS}, {len(getattr(memory, name)) for name in _MEMORY}
+    lengths = (
+        {len(getattr(events, name)) for name in _EVENTS},
+        {len(getattr(memory, name)) for name in _MEMORY},
+    )
     indices = [(getattr(events, name), 0, values) for name, values in _INDICES.items()]
     indices += [(getattr(events, name), -1, values) for name, values in _INDICES_OR_NONE.items()]
     return all(len(each) == 1 for each in lengths) and all(
@@ -162,4 +185,6 @@ def _narrow(column: NDArray[Any]) -> NDArray[Any]:
     if column.dtype == np.float32:
         return column
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
-    return column.astype(next(w for w in _WIDTHS if np.iinfo(w).min <= low and high <= np.iinfo(w).max))
+    return column.astype(
+        next(w for w in _WIDTHS if np.iinfo(w).min <= low and high <= np.iinfo(w).max)
+    )

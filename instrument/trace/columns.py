@@ -37,7 +37,9 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
     if values.dtype.kind in "iu":
         return as_int64(values) * 1000
     whole = np.floor(values)
-    nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(
+        np.int64
+    )
     return nanoseconds
 
 
@@ -83,6 +85,8 @@ def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]
         parts.setdefault(name, []).append(column)
 
 
-def joined(parts: dict[str, list[NDArray[Any]]], empty: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def joined(
+    parts: dict[str, list[NDArray[Any]]], empty: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
     """Each column in one, and `parts` left empty; a column without a piece is as in `empty`."""
     return {name: np.concatenate(parts.pop(name, [column])) for name, column in empty.items()}

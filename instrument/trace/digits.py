@@ -101,7 +101,9 @@ def _first_digits(words: Words) -> tuple[Words, Ints]:
     digits: Words = words ^ _ZEROS
     other = _no_digit(digits)
     lowest = other & (~other + _ONE)
-    before: Words = (lowest >> np.uint64(7)) - _ONE  # all ones below the lowest marked byte, or throughout
+    before: Words = (
+        lowest >> np.uint64(7)
+    ) - _ONE  # all ones below the lowest marked byte, or throughout
     return digits & before, (((before & _EACH) * _EACH) >> 56).astype(np.int64)
 
 

@@ -24,7 +24,10 @@ OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
 PYTHON = frozenset({"python_function"})
 _MTIA = frozenset({"mtia_ccp_events"})
-DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"}) | _MTIA
+DEVICE = (
+    frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"})
+    | _MTIA
+)
 # What MTIA writes among its device events where a stream waits for another.
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # of a step's number
@@ -191,7 +194,9 @@ class Events:
         return len(self.start_ns)
 
     def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[index]  # as of a list: from the end where negative, and an IndexError beyond
+        at = range(len(self))[
+            index
+        ]  # as of a list: from the end where negative, and an IndexError beyond
         process, thread = self.threads[self.thread[at]]
         occupancy = float(self.occupancy[at])
         return Event(
@@ -214,7 +219,9 @@ class Events:
             grid=_argument(self.grids, self.grid[at]),
             block=_argument(self.grids, self.block[at]),
             group=_argument(self.texts, self.group[at]),
-            blocks_per_sm=None if np.isnan(self.blocks_per_sm[at]) else float(self.blocks_per_sm[at]),
+            blocks_per_sm=None
+            if np.isnan(self.blocks_per_sm[at])
+            else float(self.blocks_per_sm[at]),
             occupancy=occupancy / 100 if occupancy > 0 else None,
         )
 
@@ -227,7 +234,10 @@ class Events:
     @property
     def begin_ns(self) -> int:
         """When the first of all began, memory events too; 0 where there is none."""
-        return min((int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)), default=0)
+        return min(
+            (int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)),
+            default=0,
+        )
 
     @property
     def duration_ns(self) -> Ints:

@@ -42,7 +42,9 @@ def chunks(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         raise TraceError(f"The trace file {path} does not exist; check the path.") from None
     except OSError as error:
-        raise TraceError(f"The trace file {path} cannot be read: {error.strerror or error}.") from None
+        raise TraceError(
+            f"The trace file {path} cannot be read: {error.strerror or error}."
+        ) from None
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
@@ -66,7 +68,9 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
         try:
             plain = stream.decompress(packed, CHUNK_BYTES)
         except zlib.error as error:
-            raise TraceError(f"The trace file {path} is damaged gzip ({error}); copy or record it again.") from None
+            raise TraceError(
+                f"The trace file {path} is damaged gzip ({error}); copy or record it again."
+            ) from None
         size += len(plain)
         taken += len(packed) - len(stream.unconsumed_tail) - len(stream.unused_data)
         if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
@@ -80,8 +84,12 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
             packed = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
             stream = zlib.decompressobj(31) if packed else stream
         else:
-            packed = stream.unconsumed_tail or (b"" if plain and len(plain) == CHUNK_BYTES else file.read(CHUNK_BYTES))
-            if not packed and len(plain) == CHUNK_BYTES:  # all is taken in, and more may still come out
+            packed = stream.unconsumed_tail or (
+                b"" if plain and len(plain) == CHUNK_BYTES else file.read(CHUNK_BYTES)
+            )
+            if (
+                not packed and len(plain) == CHUNK_BYTES
+            ):  # all is taken in, and more may still come out
                 packed = file.read(CHUNK_BYTES)
     if not stream.eof:
         raise EOFError
@@ -101,4 +109,6 @@ def _max_ratio() -> float:
     try:
         return float(given) if given else MAX_RATIO
     except ValueError:
-        raise TraceError(f"{RATIO_VARIABLE} is {given!r}; give a number such as {MAX_RATIO}.") from None
+        raise TraceError(
+            f"{RATIO_VARIABLE} is {given!r}; give a number such as {MAX_RATIO}."
+        ) from None

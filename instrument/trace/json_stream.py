@@ -70,7 +70,13 @@ class Pieces:
         self.distributed: dict[str, Any] = {}
         self.cut_short = False
         self.gzip_cut_short = False
-        self._chunks, self._path, self._scan, self._decode, self._coerce = chunks, path, scan, decode, coerce
+        self._chunks, self._path, self._scan, self._decode, self._coerce = (
+            chunks,
+            path,
+            scan,
+            decode,
+            coerce,
+        )
         self._text, self._at, self._passed, self._at_end = b"", 0, 0, False
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -139,7 +145,9 @@ class Pieces:
         searched, tried = self._at, 0
         while tried < _KEYS_TRIED:
             key = self._text.find(_KEY, searched)
-            bracket = _skip(self._text, key + len(_KEY), _BLANK + b":") if key >= 0 else len(self._text)
+            bracket = (
+                _skip(self._text, key + len(_KEY), _BLANK + b":") if key >= 0 else len(self._text)
+            )
             if bracket < len(self._text):
                 tried += 1
                 head = self._text[self._at : key] + _KEY + b":[]}"
@@ -152,7 +160,9 @@ class Pieces:
             elif len(self._text) - self._at > LONGEST:
                 raise self._too_long("what stands before its traceEvents")
             else:
-                searched = (key if key >= 0 else max(len(self._text) - len(_KEY), self._at)) - self._at
+                searched = (
+                    key if key >= 0 else max(len(self._text) - len(_KEY), self._at)
+                ) - self._at
                 self._fill(2 * (len(self._text) - self._at) + 1)
                 searched += self._at
         return False
@@ -166,7 +176,10 @@ class Pieces:
                 around = msgspec.convert(forgiving(document)[0], _Around)
             except (*BAD, ValueError):
                 return False
-        if isinstance(around.baseTimeNanoseconds, int) and abs(around.baseTimeNanoseconds) < _LATEST_NS:
+        if (
+            isinstance(around.baseTimeNanoseconds, int)
+            and abs(around.baseTimeNanoseconds) < _LATEST_NS
+        ):
             self.base_ns = around.baseTimeNanoseconds
         if isinstance(around.distributedInfo, dict):
             self.distributed = around.distributedInfo
@@ -252,7 +265,11 @@ class Pieces:
 
     def _no_event(self, mark: bytes, at: int) -> TraceError:
         """What to say of an element of the list that is no object."""
-        return self._other_json() if mark in b'"-0123456789tfn[' else self._no_json(f"invalid character (byte {at})")
+        return (
+            self._other_json()
+            if mark in b'"-0123456789tfn['
+            else self._no_json(f"invalid character (byte {at})")
+        )
 
     def _too_long(self, what: str) -> TraceError:
         most = LONGEST >> 20
@@ -261,7 +278,9 @@ class Pieces:
         )
 
     def _other_json(self) -> TraceError:
-        return TraceError(f"The file {self._path} is JSON, but not a trace: it has no list of traceEvents.")
+        return TraceError(
+            f"The file {self._path} is JSON, but not a trace: it has no list of traceEvents."
+        )
 
     def _no_json(self, why: str) -> TraceError:
         return TraceError(f"The trace file {self._path} is not JSON ({why}); give a Chrome trace.")

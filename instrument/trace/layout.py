@@ -250,9 +250,15 @@ class Scanner:
             raise _UnprovenError  # it may be true, but too little of it repeats: decoding is faster
         others = self._decode_odd(text, blocks, kind)
         every = np.arange(len(scanned))
-        members += [("start_ns", every, timed.start_ns), ("end_ns", every, timed.start_ns + timed.duration_ns)]
+        members += [
+            ("start_ns", every, timed.start_ns),
+            ("end_ns", every, timed.start_ns + timed.duration_ns),
+        ]
         if not scanned.all():
-            members = [(name, which[scanned[which]], values[scanned[which]]) for name, which, values in members]
+            members = [
+                (name, which[scanned[which]], values[scanned[which]])
+                for name, which, values in members
+            ]
         at = (np.cumsum(kind != _ODD) - 1)[timed.block]
         numbers = [(name, at[which], values) for name, which, values in members]
         return Scanned(self._columns_at(kind[kind != _ODD], numbers), others, len(kind))
@@ -293,7 +299,10 @@ class Scanner:
             np.minimum.at(first, kind[met] - known, met)
             order = np.argsort(first, kind="stable")
             found, place = self._columns_of([new[k] for k in order.tolist()]), np.argsort(order)
-            self._columns = {name: np.append(column, found[name][place]) for name, column in self._columns.items()}
+            self._columns = {
+                name: np.append(column, found[name][place])
+                for name, column in self._columns.items()
+            }
         columns = {name: column[kind] for name, column in self._columns.items()}
         for name, which, values in numbers:
             columns[name][which] = values

@@ -52,7 +52,12 @@ class Members:
         for literal, key in self._last.items():
             value, length = whole_before(text, end[rest])
             before = end[rest] - length - len(literal)
-            hit = (length > 0) & (before > at[rest]) & (at[rest] > begin[rest]) & stands(text, literal, before)
+            hit = (
+                (length > 0)
+                & (before > at[rest])
+                & (at[rest] > begin[rest])
+                & stands(text, literal, before)
+            )
             stop[rest[hit]] = before[hit]
             if key in self._columns:
                 found.append((self._columns[key], rest[hit], value[hit]))

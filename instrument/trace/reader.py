@@ -30,8 +30,28 @@ from numpy.typing import NDArray
 from instrument.errors import TraceError
 from instrument.range_names import shown
 from instrument.trace.capture_json import MOST_RANKS
-from instrument.trace.columns import BEYOND_NS, BEYOND_US, Interned, append, as_ns, fields_of, ints, joined
-from instrument.trace.events import DEVICE, PYTHON, Codes, Events, Flags, Ints, Memory, Thread, flags, is_runtime
+from instrument.trace.columns import (
+    BEYOND_NS,
+    BEYOND_US,
+    Interned,
+    append,
+    as_ns,
+    fields_of,
+    ints,
+    joined,
+)
+from instrument.trace.events import (
+    DEVICE,
+    PYTHON,
+    Codes,
+    Events,
+    Flags,
+    Ints,
+    Memory,
+    Thread,
+    flags,
+    is_runtime,
+)
 from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces, cut_short
 from instrument.trace.layout import Scanned, Scanner
@@ -59,7 +79,9 @@ def read(path: Path) -> Events:
                 columns.add(piece)
             if pieces.cut_short and not columns.spans:
                 raise cut_short(path, gzip=pieces.gzip_cut_short)
-            return columns.finish(base_ns=pieces.base_ns, cut_short=pieces.cut_short, **_of_rank(pieces.distributed))
+            return columns.finish(
+                base_ns=pieces.base_ns, cut_short=pieces.cut_short, **_of_rank(pieces.distributed)
+            )
         except OverflowError as error:
             raise TraceError(f"The trace file {path} has {error}; record it again.") from None
 
@@ -142,10 +164,17 @@ class _Columns:
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
         """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
-        there = np.flatnonzero(flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category])
+        there = np.flatnonzero(
+            flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category]
+        )
         few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
-        few["moved_bytes"] = [size if moved is None else moved for moved, size in zip(few["moved_bytes"], few["size"])]
-        sizes = [int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in few["moved_bytes"]]
+        few["moved_bytes"] = [
+            size if moved is None else moved for moved, size in zip(few["moved_bytes"], few["size"])
+        ]
+        sizes = [
+            int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1
+            for size in few["moved_bytes"]
+        ]
         values: dict[str, tuple[NDArray[Any], float]] = {
             "moved_bytes": (np.array(sizes, np.int64), -1),
             "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
@@ -154,7 +183,10 @@ class _Columns:
             "blocks_per_sm": (np.array(few["blocks_per_sm"], np.float32), np.nan),
             "occupancy": (np.array(few["occupancy"], np.float32), np.nan),
         }
-        return {name: _placed(there, found, other, len(category)) for name, (found, other) in values.items()}
+        return {
+            name: _placed(there, found, other, len(category))
+            for name, (found, other) in values.items()
+        }
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
         event = fields_of(Instant, instants)
@@ -179,15 +211,22 @@ class _Columns:
         """JSON texts interned; -1 where there is none."""
         if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
             return np.full(len(raws), -1, np.int32)
-        return (self._texts if texts is None else texts).codes(map(bytes, raws), len(raws)) - np.int32(1)
+        return (self._texts if texts is None else texts).codes(
+            map(bytes, raws), len(raws)
+        ) - np.int32(1)
 
     def finish(self, **about: Any) -> Events:
         """All of it, with what is said about it; the builder is empty afterwards: no column is in memory twice."""
         halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
         self._add_spans(_paired(halves))
         plain = Interned()
-        threads = plain.codes(((_number(p), _number(t)) for p, t in self._threads), len(self._threads))
-        columns, memory = joined(self._parts, self.of_spans([])), joined(self._memory_parts, self._memory([]))
+        threads = plain.codes(
+            ((_number(p), _number(t)) for p, t in self._threads), len(self._threads)
+        )
+        columns, memory = (
+            joined(self._parts, self.of_spans([])),
+            joined(self._memory_parts, self._memory([])),
+        )
         met = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
@@ -212,7 +251,10 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
     """Names as CUDA's copies have them, that say from where to where: "dma_request HOST_TO_DEVICE"."""
     if directions.count(None) == len(directions):
         return names
-    return [name if direction is None else f"{name} {direction}" for name, direction in zip(names, directions)]
+    return [
+        name if direction is None else f"{name} {direction}"
+        for name, direction in zip(names, directions)
+    ]
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
@@ -247,7 +289,10 @@ def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
     """The rank and world size that torch writes beside the events, where they are numbers that these can be."""
     found = {name: distributed.get(name) for name in ("rank", "world_size")}
-    return {name: value if type(value) is int and 0 <= value <= MOST_RANKS else None for name, value in found.items()}
+    return {
+        name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
+        for name, value in found.items()
+    }
 
 
 def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:
@@ -286,4 +331,12 @@ def _paired(halves: list[Begin | End]) -> list[Complete]:
 def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
     args = begin.args if finished else msgspec.structs.replace(begin.args, finished=False)
     lasts = float(Decimal(str(end)) - Decimal(str(begin.ts)))
-    return Complete(name=begin.name, pid=begin.pid, tid=begin.tid, ts=begin.ts, args=args, cat=begin.cat, dur=lasts)
+    return Complete(
+        name=begin.name,
+        pid=begin.pid,
+        tid=begin.tid,
+        ts=begin.ts,
+        args=args,
+        cat=begin.cat,
+        dur=lasts,
+    )

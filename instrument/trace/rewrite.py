@@ -37,8 +37,13 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
             with source.open("rb") as copied:
                 shutil.copyfileobj(copied, raw, _CHUNK)
             return
-        with gzip.open(source) if packed else source.open("rb") as before, writing(raw, target) as after:
-            begun = _put_first(metadata, cast(IO[bytes], before), after, source) if metadata else b""
+        with (
+            gzip.open(source) if packed else source.open("rb") as before,
+            writing(raw, target) as after,
+        ):
+            begun = (
+                _put_first(metadata, cast(IO[bytes], before), after, source) if metadata else b""
+            )
             _copy_times(begun, cast(IO[bytes], before), after)
 
 
@@ -57,13 +62,19 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def _put_first(metadata: Mapping[str, Any], before: IO[bytes], after: IO[bytes], source: Path) -> bytes:
+def _put_first(
+    metadata: Mapping[str, Any], before: IO[bytes], after: IO[bytes], source: Path
+) -> bytes:
     """Write the document's beginning with the metadata; gives what was read behind it."""
     head = before.read(_LOOKED_AT).lstrip()  # torch begins with a line break
     if not head.startswith(b"{"):
-        raise TraceError(f"{source} does not begin with '{{', so it is no trace that metadata can be added to.")
+        raise TraceError(
+            f"{source} does not begin with '{{', so it is no trace that metadata can be added to."
+        )
     rest = head[1:].lstrip()
-    pairs = ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in metadata.items())
+    pairs = ",\n  ".join(
+        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in metadata.items()
+    )
     between = "\n" if rest.startswith(b"}") else ",\n  "
     after.write(b"{\n  " + pairs.encode() + between.encode())
     return rest

@@ -118,7 +118,13 @@ _EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
 # The times of the same events as they are written.
 _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
     _list_of(
-        msgspec.defstruct(f"Exact{kind.__name__}", [("ts", Decimal, Decimal(0))], tag_field="ph", tag=phase, gc=False)
+        msgspec.defstruct(
+            f"Exact{kind.__name__}",
+            [("ts", Decimal, Decimal(0))],
+            tag_field="ph",
+            tag=phase,
+            gc=False,
+        )
         for phase, kind in _KEPT.items()
     )
 )
@@ -137,7 +143,10 @@ def decode(text: bytes) -> list[Any]:
 def _floats_hold(events: list[Any]) -> bool:
     """Whether no time is both written with a point and too large."""
     times = [event.ts for event in events if type(event) in _TIMED]
-    hold = min(times, default=0) > -FLOAT_HOLDS_NS_BELOW and max(times, default=0) < FLOAT_HOLDS_NS_BELOW
+    hold = (
+        min(times, default=0) > -FLOAT_HOLDS_NS_BELOW
+        and max(times, default=0) < FLOAT_HOLDS_NS_BELOW
+    )
     return hold or all(type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times)
 
 

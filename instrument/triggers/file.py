@@ -15,7 +15,9 @@ from instrument.errors import CaptureError
 from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
 
 _NAME = "record"
-_LISTENS = ".listens-"  # and some digits: what each process that listens makes, and `ask` writes into
+_LISTENS = (
+    ".listens-"  # and some digits: what each process that listens makes, and `ask` writes into
+)
 _LONGEST = 20  # bytes of a request
 
 
@@ -37,7 +39,9 @@ class File(Trigger):
         changed = _changed(folder / _NAME), _changed(own)
 
         def poll() -> None:
-            for request, why in zip(changed, (f"the file {_NAME} was touched", "instrument trigger asked for it")):
+            for request, why in zip(
+                changed, (f"the file {_NAME} was touched", "instrument trigger asked for it")
+            ):
                 if (text := request()) is not None:
                     ask(Request(why, int(text or 0) or None))
 

@@ -21,6 +21,10 @@ class NonFiniteLoss(Trigger):
             if loss is None:
                 return None
             before, was_finite = was_finite, math.isfinite(loss)
-            return f"the loss of step {step.loss_step} is {loss}" if before and not was_finite else None
+            return (
+                f"the loss of step {step.loss_step} is {loss}"
+                if before and not was_finite
+                else None
+            )
 
         return TriggerCallbacks(fires)

@@ -47,7 +47,9 @@ class OutOfMemory(Options):
         def failed(error: BaseException, number: int) -> None:
             if isinstance(error, torch.OutOfMemoryError):
                 kept = _keep_snapshot(folder, number, str(error), torch.cuda.memory._snapshot())
-                logger.warning("Out of memory in step {}: the allocator's snapshot is in {}", number, kept)
+                logger.warning(
+                    "Out of memory in step {}: the allocator's snapshot is in {}", number, kept
+                )
 
         def end() -> None:
             if keeps:

@@ -29,13 +29,17 @@ class Signal(Trigger):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in signal.Signals.__members__:
-            raise ConfigError(f"The signal trigger knows no {name!r}{did_you_mean(name, signal.Signals.__members__)}")
+            raise ConfigError(
+                f"The signal trigger knows no {name!r}{did_you_mean(name, signal.Signals.__members__)}"
+            )
         return name
 
     def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks | None:  # noqa: ARG002
         """Set the handler."""
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("The signal trigger does nothing: the session was started on a thread that is not the main.")
+            logger.warning(
+                "The signal trigger does nothing: the session was started on a thread that is not the main."
+            )
             return None
         number = signal.Signals[self.name]
         before = signal.getsignal(number)
@@ -47,7 +51,9 @@ class Signal(Trigger):
 
         def put_back() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            if on_main and signal.getsignal(number) is handle:  # otherwise somebody else's stands on ours
+            if (
+                on_main and signal.getsignal(number) is handle
+            ):  # otherwise somebody else's stands on ours
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 
         signal.signal(number, handle)

@@ -63,4 +63,6 @@ def _lower_bound(times: list[int]) -> tuple[int, int]:
 
 def _said(number: int, took_ns: int, median_ns: int) -> str:
     ratio = took_ns / max(median_ns, 1)
-    return f"step {number} took {duration(took_ns)}, {ratio:.1f} × the median of {duration(median_ns)}"
+    return (
+        f"step {number} took {duration(took_ns)}, {ratio:.1f} × the median of {duration(median_ns)}"
+    )

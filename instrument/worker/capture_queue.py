@@ -48,7 +48,12 @@ class CaptureQueue:
     """
 
     def __init__(
-        self, config: ProfilerConfig, output_dir: Path, captures: list[Capture], rank: int, world_size: int
+        self,
+        config: ProfilerConfig,
+        output_dir: Path,
+        captures: list[Capture],
+        rank: int,
+        world_size: int,
     ) -> None:
         self.output_dir = output_dir
         self.run = uuid4().hex
@@ -68,7 +73,11 @@ class CaptureQueue:
             world_size=world_size,
             ranks=config.ranks,
             folder=str(output_dir),
-            sinks={name: about for name, about in config.sinks_for_worker.items() if name not in self.inline},
+            sinks={
+                name: about
+                for name, about in config.sinks_for_worker.items()
+                if name not in self.inline
+            },
             upload_to=config.upload_to,
             upload_options=config.upload_options,
             timeout_s=config.export_timeout_s,
@@ -76,8 +85,12 @@ class CaptureQueue:
         self.sinks_here = dict(self.inline if config.export == "process" else config.sinks)
         self._upload: Upload | None = None
         self._worker_job = self._job
-        if config.upload_to and (config.export == "inline" or self.inline):  # the last sink runs here
-            self._upload = Upload(url=config.upload_to, options=config.upload_options, on_done=self._remove_oldest)
+        if config.upload_to and (
+            config.export == "inline" or self.inline
+        ):  # the last sink runs here
+            self._upload = Upload(
+                url=config.upload_to, options=config.upload_options, on_done=self._remove_oldest
+            )
             self.sinks_here[SINK_NAME] = self._upload
             self._worker_job = msgspec.structs.replace(self._job, upload_to=None, upload_options={})
         self.exporter = (
@@ -98,8 +111,12 @@ class CaptureQueue:
         held = self.lock.hold()
         if not self._remembered:
             self._remembered = True
-            if hasattr(os, "getuid"):  # of a file that was made there: a network's file system may change it
-                owner = os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+            if hasattr(
+                os, "getuid"
+            ):  # of a file that was made there: a network's file system may change it
+                owner = (
+                    os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
+                )
                 self._job.owner = self._worker_job.owner = owner
             job.remember(self._job)
 
@@ -144,8 +161,12 @@ class CaptureQueue:
             if self.exporter is not None:
                 self.exporter.close(failed=raised)
             if self._upload is not None and reason is None:
-                self._upload.close(max(0.1, began + self._config.export_timeout_s - time.monotonic()))
-            others = {name: sink for name, sink in self.sinks_here.items() if sink is not self._upload}
+                self._upload.close(
+                    max(0.1, began + self._config.export_timeout_s - time.monotonic())
+                )
+            others = {
+                name: sink for name, sink in self.sinks_here.items() if sink is not self._upload
+            }
             with ctrl_c_passes():
                 tell_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
             self._remove_oldest()
@@ -155,7 +176,9 @@ class CaptureQueue:
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            rank_report.write_rank_report(self._job, self._captures[-1].folder, 0.0 if reason else _PATIENT_S)
+            rank_report.write_rank_report(
+                self._job, self._captures[-1].folder, 0.0 if reason else _PATIENT_S
+            )
 
     def _release(self) -> None:
         """Release the run's lock, and forget its job if nothing is left for the worker or `instrument export`."""
@@ -175,7 +198,11 @@ class CaptureQueue:
                 self.output_dir,
             )
         if unsent := self._unsent():
-            alone = "The exporter goes on by itself; later " if self.exporter and self.exporter.sending else ""
+            alone = (
+                "The exporter goes on by itself; later "
+                if self.exporter and self.exporter.sending
+                else ""
+            )
             what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
@@ -184,22 +211,37 @@ class CaptureQueue:
         names = self._config.inline_sinks
         if not names:
             return {}
-        logger.info("Only this process can run the sink {}: it does, on a thread beside training.", " and ".join(names))
+        logger.info(
+            "Only this process can run the sink {}: it does, on a thread beside training.",
+            " and ".join(names),
+        )
         last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
-        return {name: self._config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)}
+        return {
+            name: self._config.sinks[name]
+            for name in sorted({*names, *last}, key=lambda name: name in last)
+        }
 
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
         """Finish a window here because no thread could be started; where the worker cannot start, only say so."""
         if isinstance(error, RuntimeError):  # no thread can be started
-            if "shutdown" not in str(error) and "thread" not in self._failed:  # else the interpreter just ends
+            if (
+                "shutdown" not in str(error) and "thread" not in self._failed
+            ):  # else the interpreter just ends
                 self._failed.add("thread")
-                logger.warning("No thread can be started ({}), so training waits while windows are finished.", error)
-            sinks = {name: sink for name, sink in self._config.sinks.items() if name not in self.inline}
+                logger.warning(
+                    "No thread can be started ({}), so training waits while windows are finished.",
+                    error,
+                )
+            sinks = {
+                name: sink for name, sink in self._config.sinks.items() if name not in self.inline
+            }
             with ctrl_c_passes():
                 self._take_capture(finish(folder, sinks, failed=self._failed))
         elif "exporter" not in self._failed:
             self._failed.add("exporter")
-            what = "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            what = (
+                "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
+            )
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
@@ -213,19 +255,29 @@ class CaptureQueue:
 
     def _unsent(self) -> list[str]:
         """The names of the captures that have not arrived at `profiler.upload_to`, as each says itself."""
-        folders = [capture.folder for capture in self._captures if capture.folder and capture.folder.exists()]
+        folders = [
+            capture.folder
+            for capture in self._captures
+            if capture.folder and capture.folder.exists()
+        ]
         return sorted(folder.name for folder in folders if self._is_unsent(folder))
 
     def _is_unsent(self, folder: Path) -> bool:
-        return self._config.upload_to is not None and not upload.has_arrived(folder, self._config.upload_to)
+        return self._config.upload_to is not None and not upload.has_arrived(
+            folder, self._config.upload_to
+        )
 
     def _remove_oldest(self) -> None:
         """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; called again after each upload."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
-            removed = retention.enforce(self.output_dir, self.run, self.rank, keep, budget, self._is_needed)
+            removed = retention.enforce(
+                self.output_dir, self.run, self.rank, keep, budget, self._is_needed
+            )
             if removed:
-                self._captures[:] = [capture for capture in self._captures if capture.folder not in removed]
+                self._captures[:] = [
+                    capture for capture in self._captures if capture.folder not in removed
+                ]
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture is still on its way into `captures`, or to be sent."""

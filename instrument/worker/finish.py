@@ -41,27 +41,38 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         began = time.perf_counter_ns()
         for half_written in folder.glob(".*.tmp"):  # by one that was killed at it
             half_written.unlink()
-        about = dict(Capture.load(folder).metadata)  # ours: a sink may do anything to the capture's own
+        about = dict(
+            Capture.load(folder).metadata
+        )  # ours: a sink may do anything to the capture's own
         raw = folder / RAW
         if files.exists(raw):
             if not files.is_regular(raw):
-                raise CaptureError(f"{raw} is no regular file, and no link is followed: put the trace itself there.")
+                raise CaptureError(
+                    f"{raw} is no regular file, and no link is followed: put the trace itself there."
+                )
             # put in here and not by torch, whose export turns backslashes into slashes and the trace into no JSON
             rewrite(raw, folder / PACKED, about.get("user_metadata", {}))
             raw.unlink()
             path_of(raw).unlink(missing_ok=True)
-        cost = about["cost"] = {**about.get("cost", {}), "packed_bytes": (folder / PACKED).stat().st_size}
+        cost = about["cost"] = {
+            **about.get("cost", {}),
+            "packed_bytes": (folder / PACKED).stat().st_size,
+        }
         capture = Capture.load(folder)
         capture.metadata["cost"] = cost
         _summarize(capture, folder, failed)
-        on_final = {name: sink for name, sink in sinks.items() if getattr(sink, "needs_final_folder", False)}
+        on_final = {
+            name: sink for name, sink in sinks.items() if getattr(sink, "needs_final_folder", False)
+        }
         on_queued = [(name, sink) for name, sink in sinks.items() if name not in on_final]
         for name, sink in sorted(on_queued, key=lambda item: bool(getattr(item[1], "last", False))):
             cost["export_ns"] = time.perf_counter_ns() - began  # until now
             run_sink(name, sink, capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
-            if about.get("sinks_inline"):  # training would feel it if they read a large trace for these
+            if about.get(
+                "sinks_inline"
+            ):  # training would feel it if they read a large trace for these
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
@@ -78,7 +89,9 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
     except Exception as error:  # the trace is there, or the sinks that need it say what is wrong
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
-            logger.warning("{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, reason_of(error))
+            logger.warning(
+                "{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, reason_of(error)
+            )
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
@@ -105,7 +118,10 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
 
 
 def tell_sinks(
-    sinks: Mapping[str, Any], what: Literal["notice", "close"], failed: set[str], timeout_s: float | None = None
+    sinks: Mapping[str, Any],
+    what: Literal["notice", "close"],
+    failed: set[str],
+    timeout_s: float | None = None,
 ) -> None:
     """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`.
 
@@ -123,7 +139,9 @@ def tell_sinks(
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
                 where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-                logger.error("The {} sink failed in {}(): {}{}", name, what, reason_of(error), where)
+                logger.error(
+                    "The {} sink failed in {}(): {}{}", name, what, reason_of(error), where
+                )
 
 
 def traceback_of(error: BaseException) -> str:
@@ -141,7 +159,11 @@ def built(described: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[
         except Exception as error:
             if name not in failed:
                 failed.add(name)
-                logger.error("The {} sink cannot be built where captures are finished: {}", name, reason_of(error))
+                logger.error(
+                    "The {} sink cannot be built where captures are finished: {}",
+                    name,
+                    reason_of(error),
+                )
     return sinks
 
 
@@ -159,7 +181,9 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CaptureError(f"{folder} is just being finished by another process: wait for that.") from None
+            raise CaptureError(
+                f"{folder} is just being finished by another process: wait for that."
+            ) from None
         except OSError:  # a file system without locks
             pass
         yield

@@ -77,7 +77,11 @@ def remember(job: Job) -> None:
         found = place.stat()
         sinks = {name: about for name, about in job.sinks.items() if blanked(about) == about}
         kept = msgspec.structs.replace(
-            job, folder=str(place), sinks=sinks, upload_options=public(job.upload_options), given_up=[]
+            job,
+            folder=str(place),
+            sinks=sinks,
+            upload_options=public(job.upload_options),
+            given_up=[],
         )
         about = {"device": found.st_dev, "inode": found.st_ino, "job": msgspec.to_builtins(kept)}
         with files.replacing(folder / f"{job.run}.json", mode=0o600) as file:
@@ -99,7 +103,11 @@ def recall(folder: Path, run: object) -> Job | None:
     is_own = not hasattr(os, "getuid") or (
         kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     )
-    is_there = (str(place), found.st_dev, found.st_ino) == (job.folder, about.get("device"), about.get("inode"))
+    is_there = (str(place), found.st_dev, found.st_ino) == (
+        job.folder,
+        about.get("device"),
+        about.get("inode"),
+    )
     return job if is_own and is_there and job.run == run else None
 
 

@@ -34,19 +34,31 @@ def finish_all(path: Path | str, url: str | None) -> str:
         ConfigError: the path is a URL.
     """
     if isinstance(path, str):
-        raise ConfigError(f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it.")
+        raise ConfigError(
+            f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it."
+        )
     folders = queued_at(path)
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
     finished, notes, errors = finish_queued(folders)
-    whole = [] if path in folders else [path] if (path / METADATA_FILE).exists() else captures_below(path)
+    whole = (
+        []
+        if path in folders
+        else [path]
+        if (path / METADATA_FILE).exists()
+        else captures_below(path)
+    )
     sent, not_sent, unsent = _send([*finished, *whole], url)
     if errors or unsent:
         count = len(folders) + len(sent) + len(unsent)
         reasons = "; ".join([*errors, *unsent])
-        raise CaptureError(f"{len(errors) + len(unsent)} of {count} could not be finished. {reasons}")
+        raise CaptureError(
+            f"{len(errors) + len(unsent)} of {count} could not be finished. {reasons}"
+        )
     if not folders and not sent:
-        done = [f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."]
+        done = [
+            f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
+        ]
         return "\n".join([*done, *not_sent])
     said = {"Finished": [str(place) for place in finished], "Sent": sent}
     done = [f"{what} {', '.join(places)}." for what, places in said.items() if places]
@@ -69,7 +81,9 @@ class Outcome(NamedTuple):
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
     """Finish queued folders with these sinks; None: those of each one's own job, or else the defaults."""
     done, notes, errors = list[Path](), list[str](), list[str]()
-    jobs: dict[str, dict[str, Any]] = {}  # sinks, by the run: those of a job are built once and closed at the end
+    jobs: dict[
+        str, dict[str, Any]
+    ] = {}  # sinks, by the run: those of a job are built once and closed at the end
     failed: set[str] = set()
     for folder in folders:
         try:
@@ -98,14 +112,20 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sinks that ship and write into the capture alone, but for those that need what was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
-    return {name: sink for name, sink in sinks.items() if all(config.get(option) is True for option in sink.needs)}
+    return {
+        name: sink
+        for name, sink in sinks.items()
+        if all(config.get(option) is True for option in sink.needs)
+    }
 
 
 def _left_out(place: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
     """The sinks that the capture names and that were not run, with the command that runs one."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
-    wanted = [str(name) for name in config.get("sinks", {}) if name not in ran and name not in inline]
+    wanted = [
+        str(name) for name in config.get("sinks", {}) if name not in ran and name not in inline
+    ]
     if not wanted:
         return []
     known = shipped("sinks")
@@ -128,7 +148,9 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
         target = url or (job.upload_to if job is not None else None)
         wanted = about.get("config", {}).get("upload_to")
         if target is None and wanted:
-            notes.append(f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it somewhere.")
+            notes.append(
+                f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it somewhere."
+            )
         if target is None or upload.has_arrived(folder, target):
             continue
         try:

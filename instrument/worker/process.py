@@ -63,14 +63,20 @@ class Exporter:
     """
 
     def __init__(
-        self, job: Job, lock: RunLock, on_finished: Callable[[Path], None], on_sent: Callable[[], None]
+        self,
+        job: Job,
+        lock: RunLock,
+        on_finished: Callable[[Path], None],
+        on_sent: Callable[[], None],
     ) -> None:
         self._job, self._lock = job, lock
         self._on_finished, self._on_sent = on_finished, on_sent
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: dict[Path, int] = {}  # in order, each with the number of the line that announced it
+        self._pending: dict[
+            Path, int
+        ] = {}  # in order, each with the number of the line that announced it
         self._lines = 0  # written to the present process, after the job
         self._sending: list[Path] = []
         self._has_begun = False  # the present process, with any folder
@@ -117,13 +123,19 @@ class Exporter:
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
-                waiting.wait(self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter")
+                waiting.wait(
+                    self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter"
+                )
         finally:  # also where Ctrl-C ends the waiting
             if self._process is not None:
-                _write(self._process, _END)  # closing the pipe is not enough: forked workers hold it too
+                _write(
+                    self._process, _END
+                )  # closing the pipe is not enough: forked workers hold it too
         with self._changed:
             if self._process is not None and not self._pending and not self._sending:
-                self._changed.wait_for(lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s))
+                self._changed.wait_for(
+                    lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s)
+                )
         if self._closed and self._listener is not None:
             self._listener.join(_ENDING_S)  # it ends at once, unless a sink has left threads
 
@@ -132,22 +144,32 @@ class Exporter:
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
             self._start()
-        return [*map(queue.name_of, self._pending), *(f"sending {folder.name}" for folder in sending)]
+        return [
+            *map(queue.name_of, self._pending),
+            *(f"sending {folder.name}" for folder in sending),
+        ]
 
     def _start(self) -> None:
         handle = self._lock.handle  # so that the run counts as alive until the worker is through
         self._process = process = subprocess.Popen(
-            files.python_running("instrument.worker.process", *([] if handle is None else [str(handle)])),
+            files.python_running(
+                "instrument.worker.process", *([] if handle is None else [str(handle)])
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
+            },
             start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
             pass_fds=() if handle is None else (handle,),
         )
         try:
-            self._listener = Thread(target=self._listen, args=(process,), name="instrument exporter", daemon=True)
+            self._listener = Thread(
+                target=self._listen, args=(process,), name="instrument exporter", daemon=True
+            )
             self._listener.start()
         except RuntimeError:
             self._process = None
@@ -163,7 +185,10 @@ class Exporter:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Take in what a process answers until it ends, and then see what it has left undone."""
         at: Path | None = None  # the folder that it works on
-        with suppress(BrokenPipeError), process:  # closes the pipes, one with words that nobody took, and waits
+        with (
+            suppress(BrokenPipeError),
+            process,
+        ):  # closes the pipes, one with words that nobody took, and waits
             for line in process.stdout or ():
                 try:
                     answer = json.loads(line)
@@ -182,7 +207,9 @@ class Exporter:
         with self._changed:
             self._process = None
             if at is None and self._pending and not self._has_begun:
-                at = next(iter(self._pending))  # one that cannot even begin is not asked again for the same window
+                at = next(
+                    iter(self._pending)
+                )  # one that cannot even begin is not asked again for the same window
             if at in self._pending:
                 del self._pending[at]
             elif at is None and self._sending:
@@ -227,7 +254,11 @@ class Exporter:
         if not lost:
             return
         names = ", ".join(map(queue.name_of, lost))
-        logger.error("The exporter cannot find or read {} in {}: somebody removed it.", names, self._job.folder)
+        logger.error(
+            "The exporter cannot find or read {} in {}: somebody removed it.",
+            names,
+            self._job.folder,
+        )
 
     def _report_death(self, folder: Path, status: int) -> None:
         if self._death_reported:
@@ -237,7 +268,9 @@ class Exporter:
         logger.error(
             "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
             "it. Training goes on, and another exporter takes the windows after it.",
-            f"profiler.export_timeout_s={self._job.timeout_s:g} were over" if status == -signal.SIGALRM else how,
+            f"profiler.export_timeout_s={self._job.timeout_s:g} were over"
+            if status == -signal.SIGALRM
+            else how,
             queue.name_of(folder),
             "whose raw trace" if folder.name.startswith(".") else "which",
             folder.parent,
@@ -264,7 +297,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logger.remove()
-    logger.add(lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)), level=0)
+    logger.add(
+        lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
+        level=0,
+    )
     job = from_line(sys.stdin.readline())
     failed = set[str]()
     sinks = built(job.sinks, failed)
@@ -280,7 +316,11 @@ def main() -> None:
         sinks[SINK_NAME] = upload
         # finished by a process that has died since
         captures = retention.captures_of(Path(job.folder), job.run, job.rank)
-        left = [place for place in captures if place.name not in job.given_up and not has_arrived(place, upload.url)]
+        left = [
+            place
+            for place in captures
+            if place.name not in job.given_up and not has_arrived(place, upload.url)
+        ]
         for folder in left:
             upload.submit(folder)
         answer_busy(*left)
@@ -354,7 +394,11 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
 def _text(message: Any) -> str:
     """A log message with the traceback that belongs to it."""
     text, error = message.record["message"], message.record["exception"]
-    return str(text) if error is None or error.value is None else f"{text}\n{traceback_of(error.value)}"
+    return (
+        str(text)
+        if error is None or error.value is None
+        else f"{text}\n{traceback_of(error.value)}"
+    )
 
 
 def _answer(answers: TextIO, **answer: Any) -> None:

@@ -41,15 +41,23 @@ def output_dir(config: ProfilerConfig) -> Path:
         try:
             return Path(config.output_dir).expanduser().absolute()
         except RuntimeError as error:  # no such user
-            raise ConfigError(f"profiler.output_dir is {str(config.output_dir)!r}: {error}") from None
+            raise ConfigError(
+                f"profiler.output_dir is {str(config.output_dir)!r}: {error}"
+            ) from None
     hydra = hydra_run()
-    return Path("profile").absolute() if hydra is None else Path(hydra.runtime.output_dir) / "profile"
+    return (
+        Path("profile").absolute() if hydra is None else Path(hydra.runtime.output_dir) / "profile"
+    )
 
 
 def hydra_run() -> Any:
     """What Hydra says of the application that it runs: its folder, its overrides; None where it runs none."""
     module = sys.modules.get("hydra.core.hydra_config")  # where Hydra runs, it is loaded
-    return module.HydraConfig.get() if module is not None and module.HydraConfig.initialized() else None
+    return (
+        module.HydraConfig.get()
+        if module is not None and module.HydraConfig.initialized()
+        else None
+    )
 
 
 def writable(folder: Path) -> Path:
@@ -88,7 +96,9 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         except FileNotFoundError:
             _make_again(staging)
         # Asked in the order in which a folder changes its name: one on its way cannot slip by.
-        if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(output_dir / capture):
+        if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(
+            output_dir / capture
+        ):
             staging.rmdir()
             continue
         try:
@@ -142,7 +152,11 @@ def name_of(folder: Path) -> str:
 
 def is_queued(folder: Path) -> bool:
     """Whether a folder holds a whole trace whose sinks have not all run."""
-    return folder.name.endswith(_QUEUED) and files.is_folder(folder) and files.is_regular(folder / METADATA_FILE)
+    return (
+        folder.name.endswith(_QUEUED)
+        and files.is_folder(folder)
+        and files.is_regular(folder / METADATA_FILE)
+    )
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
@@ -180,7 +194,12 @@ def remove(folder: Path) -> None:
 
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
     """The queued folders in a folder for captures, or down to a depth below it, oldest first; none behind links."""
-    found = [f for folder in _folders(output_dir, depth) for f in folder.glob(f".*{_QUEUED}") if is_queued(f)]
+    found = [
+        f
+        for folder in _folders(output_dir, depth)
+        for f in folder.glob(f".*{_QUEUED}")
+        if is_queued(f)
+    ]
     return sorted(found, key=_described_at)
 
 
@@ -253,4 +272,8 @@ def _is_left(staging: Path) -> bool:
         alive = run_lock.lives(staging.parent, run)
     except FileNotFoundError:
         alive = None
-    return time.time() - staging.lstat().st_mtime > _LONGEST_WITHOUT_OWNER_S if alive is None else not alive
+    return (
+        time.time() - staging.lstat().st_mtime > _LONGEST_WITHOUT_OWNER_S
+        if alive is None
+        else not alive
+    )

@@ -33,7 +33,9 @@ def write_rank_report(job: Job, last: Path, patient_s: float) -> None:
     if ranks is None or len(ranks.summaries) < 2:
         return
     files.write(folder / FILE, f"{as_text(ranks)}\n")
-    later = f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` tells of all"
+    later = (
+        f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` tells of all"
+    )
     said = later if ranks.missing else ""
     logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, said)
 

@@ -27,7 +27,12 @@ class _Origin(msgspec.Struct, frozen=True):
 
 
 def enforce(
-    folder: Path, run: str, rank: int, keep: int | None, budget: int | None, needed: Callable[[Path], bool]
+    folder: Path,
+    run: str,
+    rank: int,
+    keep: int | None,
+    budget: int | None,
+    needed: Callable[[Path], bool],
 ) -> list[Path]:
     """Remove the oldest captures of a run while there are too many, or they are too large; never the newest.
 
@@ -68,7 +73,9 @@ def captures_of(folder: Path, run: str, rank: int) -> list[Path]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
-            own = not name.startswith(".") and name.rpartition("_rank")[2].partition("-")[0] == str(rank)
+            own = not name.startswith(".") and name.rpartition("_rank")[2].partition("-")[0] == str(
+                rank
+            )
             if own and entry.is_dir(follow_symlinks=False):
                 key = Path(entry.path), entry.inode()
                 there[key] = _origins.get(key) or _read_origin(key[0])
@@ -77,7 +84,9 @@ def captures_of(folder: Path, run: str, rank: int) -> list[Path]:
     _origins.update(there)
     return [
         path
-        for (path, _), origin in sorted(there.items(), key=lambda item: (item[1].started_at, item[0]))
+        for (path, _), origin in sorted(
+            there.items(), key=lambda item: (item[1].started_at, item[0])
+        )
         if origin.run == run
     ]
 

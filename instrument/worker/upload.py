@@ -91,7 +91,12 @@ class Upload(Sink):
             self._closed = True
             self._changed.notify_all()
             if timeout_s is not None:
-                waiting.wait(self._changed, lambda: [folder.name for folder in self._pending], timeout_s, "upload")
+                waiting.wait(
+                    self._changed,
+                    lambda: [folder.name for folder in self._pending],
+                    timeout_s,
+                    "upload",
+                )
         if timeout_s is None and self._thread is not None:
             self._thread.join()
 
@@ -125,7 +130,12 @@ class Upload(Sink):
                 if pause is None:
                     self._report_failure(folder, reason)
                     return False
-                logger.debug("{} is not sent yet ({}); the next try is in {:g} s.", folder.name, reason, pause)
+                logger.debug(
+                    "{} is not sent yet ({}); the next try is in {:g} s.",
+                    folder.name,
+                    reason,
+                    pause,
+                )
                 time.sleep(pause)
             else:
                 return True
@@ -145,7 +155,9 @@ class Upload(Sink):
 
 def _is_final(error: Exception) -> bool:
     """Whether another try is in vain: there is no such bucket, it may not be written, or the interpreter ends."""
-    if isinstance(error, FileNotFoundError | PermissionError):  # fsspec's packages make them of the server's answers
+    if isinstance(
+        error, FileNotFoundError | PermissionError
+    ):  # fsspec's packages make them of the server's answers
         return True
     return isinstance(error, RuntimeError) and "interpreter shutdown" in str(error)
 
@@ -167,7 +179,9 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
         _put(fs, folder / file, f"{base}/{name}/{file}")
     missing = missing and _missing(fs, folder, f"{base}/{name}", token)
     if missing:
-        raise CaptureError(f"{len(missing)} of its files did not arrive whole, such as {missing[0]}")
+        raise CaptureError(
+            f"{len(missing)} of its files did not arrive whole, such as {missing[0]}"
+        )
     place = f"{url.rstrip('/')}/{name}"
     _keep_note(folder, {"token": token, "sent_to": place})
     return place
@@ -219,7 +233,9 @@ def _claimed(fs: Any, place: str, token: str) -> bool:
 
 
 def _make_folder(fs: Any, place: str) -> None:
-    if not fs.async_impl:  # object stores have no folders; being asked for one they may make a bucket
+    if (
+        not fs.async_impl
+    ):  # object stores have no folders; being asked for one they may make a bucket
         fs.makedirs(place, exist_ok=True)
 
 
@@ -233,7 +249,11 @@ def _missing(fs: Any, folder: Path, place: str, token: str) -> list[str]:
     fs.invalidate_cache()
     there = fs.find(place, detail=True)
     sums = _etag(there.get(f"{place}/{NOTE_FILE}", {})) == _md5([_claim(token)])
-    return [file for file in files_of(folder) if not _is_whole(folder / file, there.get(f"{place}/{file}"), sums)]
+    return [
+        file
+        for file in files_of(folder)
+        if not _is_whole(folder / file, there.get(f"{place}/{file}"), sums)
+    ]
 
 
 def _is_whole(file: Path, there: Mapping[str, Any] | None, sums: bool) -> bool:

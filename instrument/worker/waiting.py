@@ -21,7 +21,10 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
     began, total, said = time.monotonic(), len(left()), False
     try:
         while (names := left()) and (waited := time.monotonic() - began) < timeout_s:
-            said, total = waited >= _SILENT_S, max(total, len(names))  # those left before may have another try
+            said, total = (
+                waited >= _SILENT_S,
+                max(total, len(names)),
+            )  # those left before may have another try
             pause = _tell(names, total, timeout_s, whom) if said else _SILENT_S
             changed.wait(min(pause, timeout_s - waited))
     finally:
@@ -43,5 +46,10 @@ def _tell(names: list[str], total: int, timeout_s: float, whom: str) -> float:
         return _PATIENT_S
     done = total - len(names)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
-    print(f"\r\033[KThe {whom} [{bar}] {done}/{total}, now {names[0]}", end="\r", file=sys.stderr, flush=True)
+    print(
+        f"\r\033[KThe {whom} [{bar}] {done}/{total}, now {names[0]}",
+        end="\r",
+        file=sys.stderr,
+        flush=True,
+    )
     return 1.0

@@ -35,7 +35,9 @@ def step_ns(trainer: Trainer, config: dict[str, Any] | None, folder: Path) -> fl
     job = Job(folder, steps=STEPS, at_batch=lambda number: began.append(time.process_time_ns()))
     adapter = None if config is None else trainer.make(config, output_dir=folder / "profile")
     trainer.fit(adapter, job)
-    return median(after - before for before, after in zip(began[STEPS // 4 :], began[STEPS // 4 + 1 :]))
+    return median(
+        after - before for before, after in zip(began[STEPS // 4 :], began[STEPS // 4 + 1 :])
+    )
 
 
 def rows(trainer: Trainer) -> list[Row]:
@@ -48,8 +50,20 @@ def rows(trainer: Trainer) -> list[Row]:
                 times[name].append(step_ns(trainer, WITH[name], Path(folder)))
     took = {name: min(values) for name, values in times.items()}
     return [
-        Row(f"{trainer.name}: a step, off", took["off"], "the same without it", took["without"], 1.01),
-        Row(f"{trainer.name}: a step, waiting", took["waiting"], "the same without it", took["without"], 1.05),
+        Row(
+            f"{trainer.name}: a step, off",
+            took["off"],
+            "the same without it",
+            took["without"],
+            1.01,
+        ),
+        Row(
+            f"{trainer.name}: a step, waiting",
+            took["waiting"],
+            "the same without it",
+            took["without"],
+            1.05,
+        ),
     ]
 
 

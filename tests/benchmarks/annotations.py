@@ -71,8 +71,20 @@ def idle() -> list[Row]:
     peer_loose = took["record_function variadic"] - took["bare variadic"]
     through = took["lightning"] - took["bare"]
     return [
-        Row("idle, explicit signature, over the bare function", ours, "record_function as decorator", peer, 1 / 80),
-        Row("idle, *args and **kwargs", ours_loose, "record_function as decorator", peer_loose, 1 / 40),
+        Row(
+            "idle, explicit signature, over the bare function",
+            ours,
+            "record_function as decorator",
+            peer,
+            1 / 80,
+        ),
+        Row(
+            "idle, *args and **kwargs",
+            ours_loose,
+            "record_function as decorator",
+            peer_loose,
+            1 / 40,
+        ),
         Row(
             "idle, explicit signature",
             ours,
@@ -96,20 +108,44 @@ def recording() -> Iterator[None]:
 def while_recording() -> list[Row]:
     """Cost per range while a profiler records, over the bare function."""
     exact, theirs = profiled("f")(bare), record_function("f")(bare)
-    contestants = {"bare": lambda: bare(1), "ours": lambda: exact(1), "record_function": lambda: theirs(1)}
+    contestants = {
+        "bare": lambda: bare(1),
+        "ours": lambda: exact(1),
+        "record_function": lambda: theirs(1),
+    }
     with recording():
         took = medians(contestants, calls=1000)
     ours, peer = took["ours"] - took["bare"], took["record_function"] - took["bare"]
-    return [Row("recording, over the bare function", ours, "record_function, same profiler on", peer, 1 / 3)]
+    return [
+        Row(
+            "recording, over the bare function",
+            ours,
+            "record_function, same profiler on",
+            peer,
+            1 / 3,
+        )
+    ]
 
 
 def kill_switch() -> list[Row]:
     """With INSTRUMENT_DISABLE=1 the decorator returns the very object: there is nothing left to measure."""
     code = "from instrument import profiled\ndef f(): pass\nprint(profiled(f) is f and profiled('x')(f) is f)"
     said = subprocess.run(
-        [sys.executable, "-c", code], env={"INSTRUMENT_DISABLE": "1"}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={"INSTRUMENT_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
-    return [Row("with INSTRUMENT_DISABLE=1", 0.0 if said == "True" else 1.0, "the very same object", 1.0, 0.0)]
+    return [
+        Row(
+            "with INSTRUMENT_DISABLE=1",
+            0.0 if said == "True" else 1.0,
+            "the very same object",
+            1.0,
+            0.0,
+        )
+    ]
 
 
 class Block(nn.Module):
@@ -124,7 +160,10 @@ class Block(nn.Module):
 def models() -> list[Row]:
     """A training step of a toy model of 100 blocks, every module a range."""
     torch.manual_seed(0)
-    nets = {name: nn.Sequential(*(Block() for _ in range(100))) for name in ("bare", "ours", "lightning")}
+    nets = {
+        name: nn.Sequential(*(Block() for _ in range(100)))
+        for name in ("bare", "ours", "lightning")
+    }
     x = torch.ones(8, 32)
 
     def step(net: nn.Module) -> Callable[[], object]:
@@ -136,7 +175,9 @@ def models() -> list[Row]:
 
     with (
         RegisterRecordFunction(nets["lightning"]),
-        Session({"wait": 10**9, "active": 1, "output_dir": tempfile.mkdtemp()}, model=nets["bare"]) as session,
+        Session(
+            {"wait": 10**9, "active": 1, "output_dir": tempfile.mkdtemp()}, model=nets["bare"]
+        ) as session,
     ):
 
         def waiting() -> None:
@@ -144,12 +185,22 @@ def models() -> list[Row]:
             session.step()
 
         # the same model for both, since nothing is attached to it; of two models one is always a percent slower
-        contestants = {"bare": step(nets["bare"]), "ours": waiting, "lightning": step(nets["lightning"])}
+        contestants = {
+            "bare": step(nets["bare"]),
+            "ours": waiting,
+            "lightning": step(nets["lightning"]),
+        }
         took = medians(contestants, calls=3, rounds=81)
     rows = [
-        Row("100 blocks, session waiting, step time", took["ours"], "bare model", took["bare"], 1.01),
         Row(
-            "100 blocks, Lightning's hooks waiting (for comparison)", took["lightning"], "bare model", took["bare"], 9.0
+            "100 blocks, session waiting, step time", took["ours"], "bare model", took["bare"], 1.01
+        ),
+        Row(
+            "100 blocks, Lightning's hooks waiting (for comparison)",
+            took["lightning"],
+            "bare model",
+            took["bare"],
+            9.0,
         ),
     ]
     instrument_model(nets["ours"])
@@ -160,7 +211,13 @@ def models() -> list[Row]:
         backends.disarm()
     forget(nets["ours"])
     rows += [
-        Row("100 blocks, recording, step time", took["ours"], "recording without module ranges", took["bare"], 1.25),
+        Row(
+            "100 blocks, recording, step time",
+            took["ours"],
+            "recording without module ranges",
+            took["bare"],
+            1.25,
+        ),
         Row(
             "100 blocks, recording, step time",
             took["ours"],
@@ -178,7 +235,8 @@ def imports() -> list[Row]:
     def took(before: str, statement: str = "import instrument") -> float:
         code = f"{before}\nimport time\nt = time.perf_counter_ns()\n{statement}\nprint(time.perf_counter_ns() - t)"
         runs = [
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(7)
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            for _ in range(7)
         ]
         return sorted(int(run.stdout) for run in runs)[3]
 
@@ -198,7 +256,11 @@ def imports() -> list[Row]:
 
 def main() -> int:
     title = f"Annotations: torch {torch.__version__}, Python {sys.version.split()[0]}, medians of interleaved rounds"
-    rows = [row for measure in (idle, while_recording, kill_switch, models, imports) for row in measure()]
+    rows = [
+        row
+        for measure in (idle, while_recording, kill_switch, models, imports)
+        for row in measure()
+    ]
     return 0 if report(title, rows) else 1
 
 

@@ -55,7 +55,12 @@ def overhead() -> list[Row]:
     ours.run(x)
     with torch.no_grad():
         took = medians(
-            {"bare": lambda: model(x), "ours": lambda: ours.run(x), "theirs": lambda: theirs.run(x)}, calls=20
+            {
+                "bare": lambda: model(x),
+                "ours": lambda: ours.run(x),
+                "theirs": lambda: theirs.run(x),
+            },
+            calls=20,
         )
         shown = {"ours": ours.profile().nodes, "theirs": list(theirs.node_s.values())[1:-1]}
     mine = sorted(shown["ours"].where(op="call_function").column("median_ns"))[NODES // 2]
@@ -63,7 +68,13 @@ def overhead() -> list[Row]:
     per_node = {name: (value - took["bare"]) / NODES for name, value in took.items()}
     peer = "the tutorial's interpreter"
     return [
-        Row("a node run by its interpreter, over the bare call", per_node["ours"], peer, per_node["theirs"], 1.0),
+        Row(
+            "a node run by its interpreter, over the bare call",
+            per_node["ours"],
+            peer,
+            per_node["theirs"],
+            1.0,
+        ),
         Row("the time shown of a node that negates one number", mine, peer, other, 1.0),
     ]
 
@@ -77,7 +88,15 @@ def sums() -> list[Row]:
     assert found.model_ns is not None
     assert found.of_model is not None
     off = abs(found.of_model - 1) * found.model_ns
-    return [Row("ResNet-18, sum of nodes less overhead, off by", off, "the model as it is", found.model_ns, 0.05)]
+    return [
+        Row(
+            "ResNet-18, sum of nodes less overhead, off by",
+            off,
+            "the model as it is",
+            found.model_ns,
+            0.05,
+        )
+    ]
 
 
 def main() -> int:

@@ -56,7 +56,14 @@ def _ours(folder: Path) -> object:
 
 def _everything(folder: Path) -> object:
     (window,) = Run.load(folder).windows
-    return window.ranges, window.ranks, window.breakdown, window.stragglers, window.clocks, window.notes
+    return (
+        window.ranges,
+        window.ranks,
+        window.breakdown,
+        window.stragglers,
+        window.clocks,
+        window.notes,
+    )
 
 
 def _pandas(folder: Path) -> object:
@@ -77,13 +84,25 @@ def main() -> int:
         folder = Path(name)
         _write(folder)
         acts = {act.__name__: act for act in (_ours, _everything, _pandas)}
-        found = medians({name: lambda act=act: act(folder) for name, act in acts.items()}, calls=1, rounds=ROUNDS)
+        found = medians(
+            {name: lambda act=act: act(folder) for name, act in acts.items()},
+            calls=1,
+            rounds=ROUNDS,
+        )
     peer = "json.load, pandas.concat, groupby"
     rows = [
         Row("one table of ranges from the summaries", found["_ours"], peer, found["_pandas"], 0.5),
-        Row("every table: stragglers and clocks too", found["_everything"], peer, found["_pandas"], 1.0),
+        Row(
+            "every table: stragglers and clocks too",
+            found["_everything"],
+            peer,
+            found["_pandas"],
+            1.0,
+        ),
     ]
-    return 0 if report(f"{RANKS} ranks of {RANGES} ranges, pandas {pandas.__version__}", rows) else 1
+    return (
+        0 if report(f"{RANKS} ranks of {RANGES} ranges, pandas {pandas.__version__}", rows) else 1
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def _torch(plain: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     warnings.simplefilter("ignore")
-    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    model = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2
+    )
     optimizer, x = torch.optim.Adam(model.parameters(), foreach=False), torch.randn(2, 5, 16)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(EVENTS // 2100):
@@ -75,8 +77,17 @@ def _every_table(path: Path) -> object:
     capture = Capture(path, None, {})
     capture.__dict__["events"] = reader.read(path)
     operators, ranges, memory = capture.operators, capture.ranges, capture.memory
-    tables = [getattr(capture, name) for name, view in vars(Views).items() if isinstance(view, cached_property)]
-    tables += [operators.uncounted, *(operators.by(what) for what in GROUPINGS), ranges.by("name"), ranges.parts]
+    tables = [
+        getattr(capture, name)
+        for name, view in vars(Views).items()
+        if isinstance(view, cached_property)
+    ]
+    tables += [
+        operators.uncounted,
+        *(operators.by(what) for what in GROUPINGS),
+        ranges.by("name"),
+        ranges.parts,
+    ]
     tables += [memory.devices, memory.steps, memory.sizes, memory.events]
     with suppress(CaptureError):  # no memory events
         tables += [memory.live(by) for by in memory.kinds]
@@ -122,7 +133,9 @@ def _timed(act: Callable[[], object]) -> None:
     start = time.perf_counter_ns()
     kept = act()
     took = time.perf_counter_ns() - start
-    status = Path("/proc/self/status").read_text()  # getrusage would give the parent's peak where that is higher
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # getrusage would give the parent's peak where that is higher
     peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     print(json.dumps({"ns": took, "peak": peak}), flush=True)
     del kept
@@ -133,8 +146,13 @@ def _child(name: str, path: Path) -> Measured:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed: {done.stderr[-2000:]}")
-    found: Measured = json.loads(next(line for line in done.stdout.splitlines()[::-1] if line.startswith('{"ns"')))
-    print(f"  {name:<12}{path.name:<20}{found['ns'] / 1e9:8.2f} s{found['peak'] / 1e6:10.0f} MB", file=sys.stderr)
+    found: Measured = json.loads(
+        next(line for line in done.stdout.splitlines()[::-1] if line.startswith('{"ns"'))
+    )
+    print(
+        f"  {name:<12}{path.name:<20}{found['ns'] / 1e9:8.2f} s{found['peak'] / 1e6:10.0f} MB",
+        file=sys.stderr,
+    )
     return found
 
 
@@ -201,12 +219,33 @@ def against_torch(folder: Path, plain: Path) -> list[Row]:
     table = took["plain"]["ns"]
     return [
         Row(name, took["gzip"]["ns"], "torch events() + key_averages()", theirs["ns"], 1 / 20),
-        Row(f"{name}, peak", took["gzip"]["peak"] / mb, "torch, peak", theirs["peak"] / mb, 1 / 8, "MB"),
-        Row("from .json to the operator table", table, f"HTA {version('HolisticTraceAnalysis')}", hta["ns"], 1 / 12),
+        Row(
+            f"{name}, peak",
+            took["gzip"]["peak"] / mb,
+            "torch, peak",
+            theirs["peak"] / mb,
+            1 / 8,
+            "MB",
+        ),
+        Row(
+            "from .json to the operator table",
+            table,
+            f"HTA {version('HolisticTraceAnalysis')}",
+            hta["ns"],
+            1 / 12,
+        ),
         Row("from .json to the operator table", table, "orjson.loads", took["orjson"]["ns"], 1 / 3),
-        Row("from .json to the operator table", table, "msgspec, typed, bare", took["msgspec"]["ns"], 2.0),
+        Row(
+            "from .json to the operator table",
+            table,
+            "msgspec, typed, bare",
+            took["msgspec"]["ns"],
+            2.0,
+        ),
         Row("from .json to every table", took["tables"]["ns"], "to the operator table", table, 2.0),
-        Row("opening what was read before", cached["ns"], "reading it", took["events"]["ns"], 1 / 10),
+        Row(
+            "opening what was read before", cached["ns"], "reading it", took["events"]["ns"], 1 / 10
+        ),
     ]
 
 
@@ -222,7 +261,9 @@ def growth(folder: Path, plain: Path) -> list[Row]:
     for size in SIZES[1:]:
         (ns, held), (base_ns, base_held) = each[size], each[SIZES[0]]
         rows.append(Row(f"{size:,} events, each", ns, f"of {SIZES[0]:,}", base_ns, 1.3))
-        rows.append(Row(f"{size:,} events, memory of each", held, f"of {SIZES[0]:,}", base_held, 1.3, "B"))
+        rows.append(
+            Row(f"{size:,} events, memory of each", held, f"of {SIZES[0]:,}", base_held, 1.3, "B")
+        )
     return rows
 
 

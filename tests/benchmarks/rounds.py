@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
-def medians(contestants: Mapping[str, Callable[[], object]], *, calls: int, rounds: int = 25) -> dict[str, float]:
+def medians(
+    contestants: Mapping[str, Callable[[], object]], *, calls: int, rounds: int = 25
+) -> dict[str, float]:
     """Median nanoseconds per call of each contestant; all of them take turns in each round, in changing order."""
     names = list(contestants)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -74,7 +76,9 @@ def _figure(row: Row, value: float) -> str:
 
 
 def _unit(ns: float) -> str:
-    return f"{ns:.0f} ns" if ns < 1e4 else f"{ns / 1e3:.1f} µs" if ns < 1e7 else f"{ns / 1e6:.1f} ms"
+    return (
+        f"{ns:.0f} ns" if ns < 1e4 else f"{ns / 1e3:.1f} µs" if ns < 1e7 else f"{ns / 1e6:.1f} ms"
+    )
 
 
 def _ratio(value: float) -> str:

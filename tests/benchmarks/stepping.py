@@ -28,13 +28,19 @@ def waiting() -> list[Row]:
 
         def session(**options: Any) -> Session:
             folder = tempfile.mkdtemp()
-            return stack.enter_context(Session({"wait": FAR, "active": 1, "output_dir": folder}, **options))
+            return stack.enter_context(
+                Session({"wait": FAR, "active": 1, "output_dir": folder}, **options)
+            )
 
         # slow_step would be right to fire: other programs make some of these empty steps slow
-        triggers = {name: {"factor": 1e9} if name == "slow_step" else {} for name in shipped("triggers")}
+        triggers = {
+            name: {"factor": 1e9} if name == "slow_step" else {} for name in shipped("triggers")
+        }
         bare, watched, given = session(), session(triggers=triggers), session(triggers=triggers)
         loss = torch.tensor(1.0)
-        torchs = profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=FAR, warmup=0, active=1))
+        torchs = profile(
+            activities=[ProfilerActivity.CPU], schedule=schedule(wait=FAR, warmup=0, active=1)
+        )
         stack.enter_context(torchs)
         contestants: dict[str, Callable[[], object]] = {
             "bare": bare.step,
@@ -47,7 +53,13 @@ def waiting() -> list[Row]:
     return [
         Row("session.step(), waiting, no triggers", took["bare"], peer, took["torch"], 1 / 15),
         Row("session.step(), waiting, all triggers", took["watched"], peer, took["torch"], 1 / 5),
-        Row("session.step(loss=tensor), waiting, all triggers", took["given"], peer, took["torch"], 1 / 3),
+        Row(
+            "session.step(loss=tensor), waiting, all triggers",
+            took["given"],
+            peer,
+            took["torch"],
+            1 / 3,
+        ),
     ]
 
 

@@ -52,7 +52,10 @@ def ranges() -> list[Row]:
 
     decorated, their_decorated = profiled("f")(bare), theirs(bare)
     ours: dict[str, Callable[[], object]] = {"decorator": lambda: decorated(1), "block": in_block}
-    peers: dict[str, Callable[[], object]] = {"decorator": lambda: their_decorated(1), "block": in_theirs}
+    peers: dict[str, Callable[[], object]] = {
+        "decorator": lambda: their_decorated(1),
+        "block": in_theirs,
+    }
     idle, timed, peer = [], [], []
     for _ in range(5):
         idle.append(medians(ours, calls=CALLS, rounds=5))
@@ -66,7 +69,13 @@ def ranges() -> list[Row]:
         theirs_took = median(one[form] - one["bare"] for one in peer)
         rows += [
             Row(f"timed range, {form}, over idle", took, "limit", LIMIT_NS, 1.0),
-            Row(f"timed range, {form}, over idle", took, f"record_function, {form}", theirs_took, 1 / 5),
+            Row(
+                f"timed range, {form}, over idle",
+                took,
+                f"record_function, {form}",
+                theirs_took,
+                1 / 5,
+            ),
         ]
     return rows
 
@@ -76,7 +85,15 @@ def steps() -> list[Row]:
     session = Session("timings", timings={"every": 10**9}, output_dir=tempfile.mkdtemp())
     with session, profile(schedule=schedule(wait=10**9, warmup=0, active=1)) as theirs:
         took = medians({"ours": session.step, "theirs": theirs.step}, calls=CALLS // 10)
-    return [Row("session.step(), timed", took["ours"], "torch.profiler.profile.step() waiting", took["theirs"], 1 / 3)]
+    return [
+        Row(
+            "session.step(), timed",
+            took["ours"],
+            "torch.profiler.profile.step() waiting",
+            took["theirs"],
+            1 / 3,
+        )
+    ]
 
 
 def in_a_loop() -> list[Row]:
@@ -101,7 +118,9 @@ def in_a_loop() -> list[Row]:
         optimizer.step()
         optimizer.zero_grad()
 
-    def round_of(call: Callable[[nn.Module, torch.Tensor], torch.Tensor], timings: Timings | None) -> float:
+    def round_of(
+        call: Callable[[nn.Module, torch.Tensor], torch.Tensor], timings: Timings | None
+    ) -> float:
         taken = []
         for number in range(10):
             began = time.thread_time_ns()
@@ -150,7 +169,11 @@ def writes() -> list[Row]:
 
 def modules() -> list[Row]:
     """The hooks of `timings.modules`, per submodule and call."""
-    net, x, theirs = nn.Sequential(*(nn.Identity() for _ in range(100))), torch.ones(1), record_function("f")(bare)
+    net, x, theirs = (
+        nn.Sequential(*(nn.Identity() for _ in range(100))),
+        torch.ones(1),
+        record_function("f")(bare),
+    )
     contestants = {"forward": lambda: net(x), "record_function": lambda: theirs(1)}
     instrument_model(net, types=["Identity"])
     before = medians(contestants, calls=200)
@@ -159,7 +182,15 @@ def modules() -> list[Row]:
     timings.stop()
     forget(net)
     took = (timed["forward"] - before["forward"]) / 100
-    return [Row("a submodule, timed by hooks, over idle", took, "record_function alone", timed["record_function"], 1.0)]
+    return [
+        Row(
+            "a submodule, timed by hooks, over idle",
+            took,
+            "record_function alone",
+            timed["record_function"],
+            1.0,
+        )
+    ]
 
 
 def memory() -> list[Row]:
@@ -183,7 +214,9 @@ def memory() -> list[Row]:
 def main() -> int:
     logger.disable("instrument")
     title = f"Timings: torch {torch.__version__}, Python {sys.version.split()[0]}, medians of interleaved rounds"
-    rows = [row for measure in (ranges, in_a_loop, steps, writes, modules, memory) for row in measure()]
+    rows = [
+        row for measure in (ranges, in_a_loop, steps, writes, modules, memory) for row in measure()
+    ]
     return 0 if report(title, rows) else 1
 
 

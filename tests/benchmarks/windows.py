@@ -59,7 +59,9 @@ def ours(folder: Path, events: int) -> Measured:
 
     logger.remove()
     training = Training()
-    session = Session(wait=BESIDE, active=1, output_dir=str(folder), activities=["cpu"], sinks=["table"])
+    session = Session(
+        wait=BESIDE, active=1, output_dir=str(folder), activities=["cpu"], sinks=["table"]
+    )
     session.start()
     before = [step(training, session) for _ in range(BESIDE - 1)]
     training.turns(1)
@@ -126,12 +128,16 @@ def torch_profiler(folder: Path, events: int) -> Measured:
 
     def ready(profiler: profile) -> None:
         write(profiler)
-        (folder / "table.txt").write_text(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=15))
+        (folder / "table.txt").write_text(
+            profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=15)
+        )
 
     training = Training()
     training.turns(BESIDE - 2)
     plan = schedule(wait=1, warmup=1, active=1, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=ready) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=ready
+    ) as profiler:
         training.turns(1)
         stood_still = timed(profiler.step)
         training.turns(1)
@@ -141,7 +147,11 @@ def torch_profiler(folder: Path, events: int) -> Measured:
     return {"ns": stood_still, "peak": peak_bytes()}
 
 
-CONTESTANTS: dict[str, Callable[[Path, int], Measured]] = {"ours": ours, "bare": bare, "torch": torch_profiler}
+CONTESTANTS: dict[str, Callable[[Path, int], Measured]] = {
+    "ours": ours,
+    "bare": bare,
+    "torch": torch_profiler,
+}
 
 
 def peak_bytes() -> int:
@@ -155,7 +165,10 @@ def measured(name: str, events: int) -> Measured:
     if done.returncode:
         raise SystemExit(f"{name} failed: {done.stderr[-2000:]}")
     found: Measured = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {name:<8}{events:>10,} {found['ns'] / 1e9:8.2f} s{found['peak'] / 1e6:10.0f} MB", file=sys.stderr)
+    print(
+        f"  {name:<8}{events:>10,} {found['ns'] / 1e9:8.2f} s{found['peak'] / 1e6:10.0f} MB",
+        file=sys.stderr,
+    )
     return found
 
 
@@ -166,15 +179,29 @@ def rows_of(events: int) -> list[Row]:
             runs[name].append(measured(name, events))
     theirs = measured("torch", events)
     middle = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
+        for name, found in runs.items()
     }
     mine, alone = middle["ours"], middle["bare"]
     what = f"loop stands still, {events:,} events"
     return [
         Row(what, mine["ns"], "torch, .gz and key_averages() table", theirs["ns"], 1 / 5),
         Row(what, mine["ns"], "stop_trace, native export, let go of it", alone["ns"], 1.10),
-        Row(f"peak, {events:,} events", mine["peak"] / 1e6, "the same two alone", alone["peak"] / 1e6, 1.05, "MB"),
-        Row("step while exporting", mine["step_meanwhile_ns"], "step before", mine["step_before_ns"], 1.10),
+        Row(
+            f"peak, {events:,} events",
+            mine["peak"] / 1e6,
+            "the same two alone",
+            alone["peak"] / 1e6,
+            1.05,
+            "MB",
+        ),
+        Row(
+            "step while exporting",
+            mine["step_meanwhile_ns"],
+            "step before",
+            mine["step_before_ns"],
+            1.10,
+        ),
     ]
 
 

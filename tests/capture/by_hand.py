@@ -24,7 +24,9 @@ def top_level_ns(events: Events) -> int:
         if kind in ON_CPU:
             owner.setdefault(external[k], thread[k])
     lanes, calls = defaultdict(list), []
-    for k, (kind, start, end) in enumerate(zip(category, events.start_ns.tolist(), events.end_ns.tolist())):
+    for k, (kind, start, end) in enumerate(
+        zip(category, events.start_ns.tolist(), events.end_ns.tolist())
+    ):
         if events.names[events.name[k]] in _HIDDEN:
             continue
         if kind in ON_CPU:
@@ -74,7 +76,11 @@ def device_backward_by_flows(path: Path) -> dict[str, int]:
     nodes = [(e["tid"], *ns(e)) for e in events if e["name"].startswith("autograd::engine")]
     tails = {e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"}
     heads = [e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "f"]
-    calls = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    calls = {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
     total: dict[str, int] = defaultdict(int)
     for event in events:
         call = calls.get(event.get("args", {}).get("correlation"))
@@ -82,7 +88,11 @@ def device_backward_by_flows(path: Path) -> dict[str, int]:
             continue
         launched, _ = ns(call)
         (node,) = [n for n in nodes if n[0] == call["tid"] and n[1] <= launched < n[2]] or [None]
-        arrows = [h for h in heads if node and h["tid"] == node[0] and node[1] <= round(h["ts"] * 1000) < node[2]]
+        arrows = [
+            h
+            for h in heads
+            if node and h["tid"] == node[0] and node[1] <= round(h["ts"] * 1000) < node[2]
+        ]
         for name in {name for arrow in arrows for name in _around(ranges, tails[arrow["id"]])}:
             total[name] += ns(event)[1] - ns(event)[0]
     return dict(total)
@@ -90,7 +100,9 @@ def device_backward_by_flows(path: Path) -> dict[str, int]:
 
 def _around(ranges: list[Any], tail: dict[str, Any]) -> set[str]:
     at = round(tail["ts"] * 1000)
-    return {name for (first, last), tid, name in ranges if tid == tail["tid"] and first <= at <= last}
+    return {
+        name for (first, last), tid, name in ranges if tid == tail["tid"] and first <= at <= last
+    }
 
 
 def backward_by_flows(path: Path) -> dict[str, int]:
@@ -98,7 +110,9 @@ def backward_by_flows(path: Path) -> dict[str, int]:
     events = raw(path)
     ranges = [(ns(e), e["tid"], e["name"]) for e in events if e.get("cat") == "user_annotation"]
     nodes = [(e["tid"], *ns(e)) for e in events if e["name"].startswith("autograd::engine")]
-    from_: dict[int, Any] = {e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"}
+    from_: dict[int, Any] = {
+        e["id"]: e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "s"
+    }
     total: dict[str, int] = defaultdict(int)
     for arrow in (e for e in events if e.get("cat") == "fwdbwd" and e["ph"] == "f"):
         head = round(arrow["ts"] * 1000)

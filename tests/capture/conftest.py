@@ -79,7 +79,9 @@ def record(path: Path, body: Callable[[], None], device: str = "cpu", **options:
             key = (row.key, str(row.input_shapes)) if shapes else row.key
             assert key not in found, "torch has two rows of one name: the comparison would lose one"
             values = {ours: getattr(row, theirs) for ours, theirs in columns.items()}
-            found[key] = tuple(round(v * 1000) if name.endswith("ns") else v for name, v in values.items())
+            found[key] = tuple(
+                round(v * 1000) if name.endswith("ns") else v for name, v in values.items()
+            )
         return found
 
     on_device = {
@@ -90,7 +92,9 @@ def record(path: Path, body: Callable[[], None], device: str = "cpu", **options:
     return Recording(path, rows(shapes=False), rows(shapes=True), on_device)
 
 
-def training(model: nn.Module, forward: Callable[[], torch.Tensor], steps: int = 3) -> Callable[[], None]:
+def training(
+    model: nn.Module, forward: Callable[[], torch.Tensor], steps: int = 3
+) -> Callable[[], None]:
     """Steps of forward, backward and optimizer, warmed up."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
@@ -124,7 +128,9 @@ def convolutions(device: str = "cpu") -> Callable[[], None]:
 
 
 def transformer(device: str = "cpu") -> Callable[[], None]:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).to(device)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).to(
+        device
+    )
     return training(model, lambda: model(torch.randn(2, 5, 16, device=device)))
 
 

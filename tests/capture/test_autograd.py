@@ -21,14 +21,20 @@ ENGINE = "autograd::engine::evaluate_function: "
 SUM = "torch::autograd::AccumulateGrad"
 
 
-def made(name: str, start_us: float, duration_us: float, number: int, tid: int = 1) -> dict[str, Any]:
+def made(
+    name: str, start_us: float, duration_us: float, number: int, tid: int = 1
+) -> dict[str, Any]:
     """A forward operator that notes the next node's number."""
     return span(name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=0)
 
 
-def node(name: str, start_us: float, duration_us: float, number: int, thread: int = 1, tid: int = 2) -> dict[str, Any]:
+def node(
+    name: str, start_us: float, duration_us: float, number: int, thread: int = 1, tid: int = 2
+) -> dict[str, Any]:
     """A backward node of the operator with that number on the thread that torch calls `thread`."""
-    return span(ENGINE + name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=thread)
+    return span(
+        ENGINE + name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=thread
+    )
 
 
 def accumulation(start_us: float, duration_us: float, tid: int = 2) -> list[dict[str, Any]]:
@@ -85,12 +91,26 @@ def test_every_nanosecond_has_one_place(tmp_path) -> None:
         ("optimizer", "forward"): 10000,
         ("optimizer/Optimizer.step#SGD.step", "optimizer"): 20000,
     }
-    assert sum(parts(found).values()) == top_level_ns(found.events) == 200000 + (6 + 5 + 20 + 4 + 8 + 3) * 1000
+    assert (
+        sum(parts(found).values())
+        == top_level_ns(found.events)
+        == 200000 + (6 + 5 + 20 + 4 + 8 + 3) * 1000
+    )
 
 
 def test_times_of_a_range_include_those_of_the_ranges_inside(tmp_path) -> None:
-    columns = ("forward_ns", "backward_ns", "accumulate_ns", "optimizer_ns", "cpu_ns", "self_cpu_ns")
-    rows = {r.path: tuple(getattr(r, c) // 1000 for c in columns) for r in capture(tmp_path, TRAINING).ranges}
+    columns = (
+        "forward_ns",
+        "backward_ns",
+        "accumulate_ns",
+        "optimizer_ns",
+        "cpu_ns",
+        "self_cpu_ns",
+    )
+    rows = {
+        r.path: tuple(getattr(r, c) // 1000 for c in columns)
+        for r in capture(tmp_path, TRAINING).ranges
+    }
     assert rows == {
         "forward": (40, 25, 3, 0, 40, 20),
         "forward/block": (20, 20, 3, 0, 20, 20),
@@ -105,7 +125,10 @@ def test_nodes_that_run_inside_a_range_are_in_its_host_time_but_not_of_it(tmp_pa
     on_one_thread = [{**event, "tid": 1} for event in TRAINING if event["name"] != "hook"]
     rows = {r.path: r for r in capture(tmp_path, on_one_thread).ranges}
     assert (rows["backward"].cpu_ns, rows["backward"].self_cpu_ns) == (75000, 75000)
-    assert (rows["backward"].forward_ns, rows["backward"].backward_ns) == ((75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000, 0)
+    assert (rows["backward"].forward_ns, rows["backward"].backward_ns) == (
+        (75 - 6 - 5 - 20 - 4 - 8 - 3) * 1000,
+        0,
+    )
     assert (rows["forward"].forward_ns, rows["forward"].backward_ns) == (40000, 25000)
 
 
@@ -121,8 +144,13 @@ def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path)
         kernel("accumulate", 160, 11, External_id=5),
     ]
     outer = annotation("outer", 5, 190, tid=2)
-    found = capture(tmp_path, [outer, *(e for e in TRAINING if e["name"] != "hook"), *launched, *kernels])
-    rows = {r.path: (r.device_ns // 1000, r.self_device_ns // 1000, r.device_busy_ns // 1000) for r in found.ranges}
+    found = capture(
+        tmp_path, [outer, *(e for e in TRAINING if e["name"] != "hook"), *launched, *kernels]
+    )
+    rows = {
+        r.path: (r.device_ns // 1000, r.self_device_ns // 1000, r.device_busy_ns // 1000)
+        for r in found.ranges
+    }
     assert rows["forward"] == (73, 7, 73)
     assert rows["forward/block"] == (66, 5, 66)
     assert rows["outer"] == (61, 0, 61), "what ran in it, whatever it was the backward of"
@@ -150,7 +178,10 @@ def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> N
 
 def test_the_last_operator_with_a_number_made_the_node(tmp_path) -> None:
     events = [
-        *(annotation("a", 0, 10), made("aten::detach", 2, 3, 5)),  # needed no gradient: the number is still free
+        *(
+            annotation("a", 0, 10),
+            made("aten::detach", 2, 3, 5),
+        ),  # needed no gradient: the number is still free
         *(annotation("b", 20, 10), made("aten::linear", 21, 8, 5), made("aten::t", 22, 3, 5)),
         *(annotation("c", 40, 10), made("aten::relu", 41, 3, 6)),
         node("TBackward0", 60, 7, 5),
@@ -170,7 +201,9 @@ def test_torch_1_9_tells_nodes_by_their_forward_thread_alone(tmp_path) -> None:
 
 def test_gradients_accumulated_before_any_node_or_on_another_thread_have_no_place(tmp_path) -> None:
     events = [annotation("a", 0, 10), made("aten::relu", 1, 3, 5), node("ReluBackward0", 20, 6, 5)]
-    found = capture(tmp_path, [*accumulation(15, 3), *events, *accumulation(27, 4, tid=3), *accumulation(30, 5)])
+    found = capture(
+        tmp_path, [*accumulation(15, 3), *events, *accumulation(27, 4, tid=3), *accumulation(30, 5)]
+    )
     assert backward(found) == {"a": (6000, 5000)}
     assert parts(found)["(no range)", "unplaced"] == 7000
 
@@ -179,7 +212,10 @@ def test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names(tmp_p
     events = [
         *(annotation("a", 0, 10), made("aten::relu", 1, 3, 5), made("aten::mul", 5, 3, 6)),
         *(annotation("b", 0, 10, tid=4), made("aten::cudnn_convolution", 2, 3, 5, tid=4)),
-        *(node("CudnnConvolutionBackward0", 20, 6, 5, thread=1), node("ReluBackward0", 40, 9, 5, thread=2)),
+        *(
+            node("CudnnConvolutionBackward0", 20, 6, 5, thread=1),
+            node("ReluBackward0", 40, 9, 5, thread=2),
+        ),
     ]
     assert backward(capture(tmp_path, events)) == {"a": (9000, 0), "b": (6000, 0)}
 
@@ -202,13 +238,19 @@ def test_names_that_agree_weigh_more_than_numbers_found(tmp_path) -> None:
 def test_where_no_name_agrees_the_thread_with_more_of_the_numbers_is_taken(tmp_path) -> None:
     events = [
         *(annotation("a", 0, 10), made("aten::x", 1, 3, 5)),
-        *(annotation("b", 0, 10, tid=4), made("aten::y", 2, 3, 5, tid=4), made("aten::y", 6, 3, 6, tid=4)),
+        *(
+            annotation("b", 0, 10, tid=4),
+            made("aten::y", 2, 3, 5, tid=4),
+            made("aten::y", 6, 3, 6, tid=4),
+        ),
         *(node("CustomBackward", 20, 6, 5), node("CustomBackward", 40, 9, 6)),
     ]
     assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (15000, 0)}
 
 
-def test_two_forward_threads_that_did_the_same_are_taken_in_the_order_in_which_they_began(tmp_path) -> None:
+def test_two_forward_threads_that_did_the_same_are_taken_in_the_order_in_which_they_began(
+    tmp_path,
+) -> None:
     events = [
         *(annotation("late", 3, 10), made("aten::relu", 4, 3, 5)),
         *(annotation("early", 0, 10, tid=4), made("aten::relu", 1, 3, 5, tid=4)),
@@ -234,7 +276,9 @@ def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
     assert parts(capture(tmp_path, events)) == {("(no range)", "unplaced"): 20000}
 
 
-def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and_its_backward(tmp_path) -> None:
+def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and_its_backward(
+    tmp_path,
+) -> None:
     events = [
         annotation("Optimizer.step#LBFGS.step", 0, 100),
         *(annotation("forward", 10, 20), made("aten::mm", 12, 5, 1)),
@@ -253,9 +297,15 @@ def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events) > 0
     rows = list(found.ranges)
     for kind in ("forward", "backward", "accumulate", "optimizer"):
-        placed = sum(ns for (path, of), ns in parts(found).items() if of == kind and path != "(no range)")
+        placed = sum(
+            ns for (path, of), ns in parts(found).items() if of == kind and path != "(no range)"
+        )
         assert sum(getattr(row, f"{kind}_ns") for row in rows if row.depth == 0) == placed > 0
-    assert not [row for row in found.ranges.parts if row.kind == "unplaced" and row.cpu_ns > 0.01 * rows[0].cpu_ns]
+    assert not [
+        row
+        for row in found.ranges.parts
+        if row.kind == "unplaced" and row.cpu_ns > 0.01 * rows[0].cpu_ns
+    ]
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -263,7 +313,9 @@ def test_backward_is_what_torchs_own_arrows_give(recordings, name) -> None:
     expected = backward_by_flows(recordings(name).path)
     found = {row.name: row.backward_ns for row in recordings(name).capture.ranges.by("name")}
     assert expected["forward"] > 0
-    assert {name: ns for name, ns in found.items() if ns} == {n: v for n, v in expected.items() if n in found}
+    assert {name: ns for name, ns in found.items() if ns} == {
+        n: v for n, v in expected.items() if n in found
+    }
 
 
 class Chain(nn.Module):
@@ -312,7 +364,9 @@ def test_backward_of_each_module_is_that_of_its_own_pass(tmp_path) -> None:
             start, end = ns(event)
             (name,) = [name for (first, last), name in passes if first <= start and end <= last]
             expected[name.replace("backward", "part")][event["name"].endswith(SUM)] += end - start
-    assert {name: [row.backward_ns, row.accumulate_ns] for name, row in rows.items() if "part" in name} == expected
+    assert {
+        name: [row.backward_ns, row.accumulate_ns] for name, row in rows.items() if "part" in name
+    } == expected
     assert len(expected) == 4
     assert min(ns for pair in expected.values() for ns in pair) > 0
 
@@ -332,7 +386,9 @@ def test_all_of_a_backward_pass_finds_the_ranges_of_its_forward_pass(tmp_path) -
     body()
     path = tmp_path / "trace.json"
     found = record(path, body).capture
-    engine = sum(end - start for start, end in (ns(e) for e in raw(path) if e["name"].startswith(ENGINE)))
+    engine = sum(
+        end - start for start, end in (ns(e) for e in raw(path) if e["name"].startswith(ENGINE))
+    )
     placed = sum(row.backward_ns + row.accumulate_ns for row in found.ranges)
     assert placed == engine > 0
     assert all(row.backward_ns > 0 for row in found.ranges)
@@ -361,14 +417,21 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
     assert rows[where].backward_ns > 0
     assert rows[again].recompute_ns == rows[again].cpu_ns == rows["backward"].recompute_ns > 0
     assert rows[again].forward_ns == rows["forward/block"].recompute_ns == 0
-    assert [row.name for row in found.ranges.by("name")] == ["forward", "block", "backward", "block (recomputed)"]
+    assert [row.name for row in found.ranges.by("name")] == [
+        "forward",
+        "block",
+        "backward",
+        "block (recomputed)",
+    ]
     parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges.parts}
     assert parts[again, "recompute"] == rows[again].cpu_ns
     assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events)
 
 
 @pytest.mark.parametrize("name", ["derivative", "power"])
-def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(tmp_path, name) -> None:
+def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradients(
+    tmp_path, name
+) -> None:
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -390,7 +453,12 @@ def test_a_range_of_the_backwards_own_is_not_recomputed_though_it_records_gradie
             torch.autograd.grad(y, x, create_graph=True)
 
     found = record(tmp_path / "trace.json", body).capture
-    assert [row.path for row in found.ranges] == ["forward", "forward/power", "backward", f"backward/{name}"]
+    assert [row.path for row in found.ranges] == [
+        "forward",
+        "forward/power",
+        "backward",
+        f"backward/{name}",
+    ]
     assert sum(found.ranges.column("recompute_ns")) == 0
 
 
@@ -407,7 +475,9 @@ def test_nested_checkpoints_are_recomputed_as_often_as_they_run(tmp_path) -> Non
             return checkpoint(inner, layer(x), use_reentrant=False)
 
     def body() -> None:
-        checkpoint(outer, torch.ones(4, 8, requires_grad=True), use_reentrant=False).sum().backward()
+        checkpoint(
+            outer, torch.ones(4, 8, requires_grad=True), use_reentrant=False
+        ).sum().backward()
 
     body()
     calls.update({False: 0, True: 0})
@@ -438,7 +508,10 @@ def test_flops_of_each_module_are_those_of_torchs_counter_backward_included(tmp_
     rows = {row.path: row for row in record(tmp_path / "trace.json", body).capture.ranges}
     assert {name: rows[name].flops or 0 for name in expected} == expected
     assert min(expected["0"], expected["3"]) > 0
-    linear, whole = rows["3"], rows["3"].forward_ns + rows["3"].backward_ns + rows["3"].accumulate_ns
+    linear, whole = (
+        rows["3"],
+        rows["3"].forward_ns + rows["3"].backward_ns + rows["3"].accumulate_ns,
+    )
     assert linear.flops_per_second == linear.flops * 10**9 // whole
     with FlopCounterMode(display=False) as counter:
         body()
@@ -463,7 +536,9 @@ def test_operators_of_the_backward_are_grouped_with_the_range_of_their_forward(t
     }
 
 
-@pytest.mark.parametrize("name", sorted(BODIES.keys() - {"checkpointed"}))  # there a range in its like is no row
+@pytest.mark.parametrize(
+    "name", sorted(BODIES.keys() - {"checkpointed"})
+)  # there a range in its like is no row
 def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings, name) -> None:
     """A range's own row is grouped with the range above it, so its time is moved to its own path here."""
     found = recordings(name).capture
@@ -475,7 +550,9 @@ def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings,
     placed: dict[str, int] = defaultdict(int)
     for row in found.ranges.parts:
         placed[row.path] += row.cpu_ns
-    assert {path: ns for path, ns in by_range.items() if ns} == {path: ns for path, ns in placed.items() if ns}
+    assert {path: ns for path, ns in by_range.items() if ns} == {
+        path: ns for path, ns in placed.items() if ns
+    }
     assert by_range["forward"] > 0
 
 
@@ -487,8 +564,13 @@ def test_the_stacks_of_a_range_hold_its_backward(tmp_path) -> None:
         "block": 10000, "aten::addmm": 10000,
         ENGINE + "AddmmBackward0": 2000, "AddmmBackward0": 8000, "aten::mm": 10000, ENGINE + SUM: 2000, SUM: 1000,
     }  # fmt: skip
-    assert sum(own.values()) == sum(ns for (path, _), ns in parts(found).items() if path == "forward/block")
-    assert own.items() < {stack.frames[-1]: stack.value_ns for stack in found.stacks(range="forward")}.items()
+    assert sum(own.values()) == sum(
+        ns for (path, _), ns in parts(found).items() if path == "forward/block"
+    )
+    assert (
+        own.items()
+        < {stack.frames[-1]: stack.value_ns for stack in found.stacks(range="forward")}.items()
+    )
 
 
 def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(tmp_path) -> None:
@@ -500,8 +582,17 @@ def test_the_stacks_of_a_real_range_sum_to_its_time_and_its_backwards(tmp_path) 
 
 
 def test_what_backward_allocates_belongs_to_the_range_of_its_forward(tmp_path) -> None:
-    held = [allocation(95, 64, tid=2), allocation(79, 16, tid=2), allocation(121, 4, tid=2), allocation(42, 2)]
+    held = [
+        allocation(95, 64, tid=2),
+        allocation(79, 16, tid=2),
+        allocation(121, 4, tid=2),
+        allocation(42, 2),
+    ]
     for address, event in enumerate(held, start=1):
         event["args"]["Addr"] = address
     live = capture(tmp_path, [*TRAINING, *held]).memory.live("range")
-    assert {row.name: row.bytes for row in live} == {"forward/block": 64, "forward": 16 + 2, "[no range]": 4}
+    assert {row.name: row.bytes for row in live} == {
+        "forward/block": 64,
+        "forward": 16 + 2,
+        "[no range]": 4,
+    }

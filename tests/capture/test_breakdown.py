@@ -13,7 +13,13 @@ from made_captures import write_capture
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import annotation, capture, kernel, read, span, write
-from instrument.analysis.breakdown import COMMUNICATION_NAMES, Work, breakdown, by_group, device_work
+from instrument.analysis.breakdown import (
+    COMMUNICATION_NAMES,
+    Work,
+    breakdown,
+    by_group,
+    device_work,
+)
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import sweep
@@ -32,7 +38,9 @@ KNOWN_AS = {
 
 
 def copy(start_us, duration_us, **more):
-    return span("Memcpy HtoD (Pinned -> Device)", start_us, duration_us, cat="gpu_memcpy", tid=101, **more)
+    return span(
+        "Memcpy HtoD (Pinned -> Device)", start_us, duration_us, cat="gpu_memcpy", tid=101, **more
+    )
 
 
 @needs_traces
@@ -49,7 +57,10 @@ def test_every_column_of_every_real_trace_to_the_nanosecond(name) -> None:
 @needs_traces
 @pytest.mark.parametrize(
     ("name", "communication_ns", "overlap_ns", "exposed_ns"),
-    [("h800_deepseek_train", 113_030_000, 108_872_000, 4_158_000), ("b200_eager", 2_141_501, 0, 2_141_501)],
+    [
+        ("h800_deepseek_train", 113_030_000, 108_872_000, 4_158_000),
+        ("b200_eager", 2_141_501, 0, 2_141_501),
+    ],
 )
 def test_communication_that_is_not_nccl(name, communication_ns, overlap_ns, exposed_ns) -> None:
     row = load(name).breakdown[0]
@@ -62,17 +73,27 @@ def test_mtia_is_what_hta_finds_once_rounded_as_it_rounds() -> None:
     """HTA leaves out the 137 requests without a stream, and shrinks every event to whole microseconds."""
     events = load("mtia_rank0").events
     work = device_work(events)
-    streamed = np.array([thread != (9, 801) for thread in events.threads])[events.thread[work.event]]
+    streamed = np.array([thread != (9, 801) for thread in events.threads])[
+        events.thread[work.event]
+    ]
     start, end = -(-work.start_ns // 1000) * 1000, work.end_ns // 1000 * 1000
     columns = (work.event, work.kind, start, np.maximum(end, start), work.call, work.operator)
     rounded = Work(*(column[streamed] for column in columns))
-    found = {name: int(v[0]) // 1000 for name, v in by_group(rounded, np.zeros(streamed.sum(), np.int64), 1).items()}
+    found = {
+        name: int(v[0]) // 1000
+        for name, v in by_group(rounded, np.zeros(streamed.sum(), np.int64), 1).items()
+    }
     known = KNOWN["mtia_rank0"]["hta_temporal_us"]
     assert found["idle_ns"] == known["idle_time(us)"]
     assert found["compute_ns"] == known["compute_time(us)"]
-    assert found["exposed_copy_ns"] + found["exposed_communication_ns"] == known["non_compute_time(us)"]
+    assert (
+        found["exposed_copy_ns"] + found["exposed_communication_ns"]
+        == known["non_compute_time(us)"]
+    )
     assert found["total_ns"] == known["kernel_time(us)"]
-    row = load("mtia_rank0").breakdown[0]  # HTA's rounding loses 0.05 % of compute and 5 % of the short copies
+    row = load("mtia_rank0").breakdown[
+        0
+    ]  # HTA's rounding loses 0.05 % of compute and 5 % of the short copies
     assert row.compute_ns == pytest.approx(7_305_596_000, rel=0.001)
     assert row.idle_ns == pytest.approx(5_648_827_000, rel=0.005)
 
@@ -100,7 +121,9 @@ def test_a_trace_without_device_events_knows_nothing(tmp_path) -> None:
 
 
 def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
-    path = write(tmp_path, [annotation("ProfilerStep#0", 0, 20), kernel("my_exchange", 0, 7, correlation=1)])
+    path = write(
+        tmp_path, [annotation("ProfilerStep#0", 0, 20), kernel("my_exchange", 0, 7, correlation=1)]
+    )
     found = Capture.load(path, communication="my_exchange")
     assert found.breakdown[0].communication_ns == found.steps[0].clipped_communication_ns == 7000
     assert found.kernels[0].kind == "communication"
@@ -117,8 +140,14 @@ def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
         ("void deep_ep::internode_ll::dispatch<true, 2, 7168>(void*)", True),
         ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(int4*)", True),
         ("void dpsk::ep::internode::cached_notify<false>(int, int)", True),
-        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", True),
-        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16, 8>(float**)", True),
+        (
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+            True,
+        ),
+        (
+            "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16, 8>(float**)",
+            True,
+        ),
         ("void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*)", True),
         ("nvshmemi_proxy_quiet_entrypoint", True),
         ("void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*)", False),
@@ -134,14 +163,24 @@ def test_which_kernels_are_communication(tmp_path, name, expected) -> None:
 
 
 def test_a_caller_may_add_to_the_rule_or_replace_it(tmp_path) -> None:
-    events = read(tmp_path, [kernel("my_exchange", 0, 7), kernel("multimem_x", 10, 5), kernel("nccl", 20, 3)])
+    events = read(
+        tmp_path, [kernel("my_exchange", 0, 7), kernel("multimem_x", 10, 5), kernel("nccl", 20, 3)]
+    )
     assert breakdown(device_work(events))[0].communication_ns == 8000
-    assert breakdown(device_work(events, COMMUNICATION_NAMES + "|my_exchange"))[0].communication_ns == 15000
+    assert (
+        breakdown(device_work(events, COMMUNICATION_NAMES + "|my_exchange"))[0].communication_ns
+        == 15000
+    )
     assert breakdown(device_work(events, "nccl|rccl"))[0].communication_ns == 3000
 
 
 def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> None:
-    made = [kernel("my_exchange<2>", 0, 7), kernel("Ring_Step", 10, 5), kernel("nccl", 20, 3), kernel("gemm", 30, 1)]
+    made = [
+        kernel("my_exchange<2>", 0, 7),
+        kernel("Ring_Step", 10, 5),
+        kernel("nccl", 20, 3),
+        kernel("gemm", 30, 1),
+    ]
     config = {"communication": ["my_exchange<.>", "ring"]}
     folder = write_capture(tmp_path, made, config=config).folder
     assert Capture.load(folder).breakdown[0].communication_ns == 15000
@@ -155,8 +194,12 @@ def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> Non
             ("a{1000}b{1000}", "more than 1000 parts"),
         ]
     ):
-        with pytest.raises(CaptureError, match=f"for config.communication, which cannot be used .*{why}.*: mend it"):
-            write_capture(tmp_path, made, f"wrong{number}", config={"communication": ["ring", wrong]})
+        with pytest.raises(
+            CaptureError, match=f"for config.communication, which cannot be used .*{why}.*: mend it"
+        ):
+            write_capture(
+                tmp_path, made, f"wrong{number}", config={"communication": ["ring", wrong]}
+            )
         mended = Capture.load(tmp_path / f"wrong{number}", communication="(?=ring)")
         assert mended.breakdown[0].communication_ns == 5000, "a user's own may be anything"
 
@@ -171,7 +214,10 @@ def test_a_slow_pattern_of_a_file_takes_no_time(tmp_path) -> None:
 
 
 def test_devices_that_write_one_category_tell_copies_by_name(tmp_path) -> None:
-    requests = [span("dma_request", 0, 5, cat="mtia_ccp_events", tid=1), span("fc", 3, 4, cat="mtia_ccp_events", tid=2)]
+    requests = [
+        span("dma_request", 0, 5, cat="mtia_ccp_events", tid=1),
+        span("fc", 3, 4, cat="mtia_ccp_events", tid=2),
+    ]
     row = capture(tmp_path, requests).breakdown[0]
     assert (row.compute_ns, row.copy_ns, row.exposed_copy_ns) == (4000, 5000, 3000)
 
@@ -201,12 +247,16 @@ def test_mtias_copies_have_a_size_and_a_direction_and_its_waits_are_no_work(tmp_
 
 
 INTERVALS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=25
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)),
+    min_size=1,
+    max_size=25,
 )  # group, layer, start, length
 
 
 @given(INTERVALS, st.integers(-5, 40), st.integers(0, 30))
-def test_the_sweep_is_what_counting_each_nanosecond_gives(given_intervals, window_start, window_length) -> None:
+def test_the_sweep_is_what_counting_each_nanosecond_gives(
+    given_intervals, window_start, window_length
+) -> None:
     table = np.array(given_intervals)
     group, layer, start, length = table.T
     ticks = np.zeros((3, 3, 60), bool)  # group, layer, nanosecond from -5 on
@@ -225,7 +275,9 @@ def test_the_sweep_is_what_counting_each_nanosecond_gives(given_intervals, windo
     together = sweep(spans)
     flat, either = ticks.any(axis=0), together.active[0] | together.active[1]
     window = slice(window_start + 5, window_start + window_length + 5)
-    found = together.within(either, np.array([window_start]), np.array([window_start + window_length]))
+    found = together.within(
+        either, np.array([window_start]), np.array([window_start + window_length])
+    )
     assert found.tolist() == [(flat[0] | flat[1])[window].sum()]
     busy = np.flatnonzero(np.diff(np.concatenate([[0], (flat[0] | flat[1]).astype(int), [0]]))) - 5
     starts, ends = together.pieces(either)

@@ -15,7 +15,10 @@ from instrument.trace.events import Events
 
 READ = reader.read
 NAMES = ("é中", "b")
-TRACE = [span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n) for n in range(20)]
+TRACE = [
+    span(NAMES[n % 2], n, 2.5, Input_Dims=[[n % 3]], tid=f"t{n}", External_id=2**40 + n)
+    for n in range(20)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +28,11 @@ def keep_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write(tmp_path, [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)], baseTimeNanoseconds=9)
+    return write(
+        tmp_path,
+        [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)],
+        baseTimeNanoseconds=9,
+    )
 
 
 def no_reading(path: Path) -> Events:
@@ -69,7 +76,9 @@ def test_what_another_version_of_this_package_kept_is_read_anew(trace, monkeypat
         patch.setattr(reader, "read", no_reading)
         column_cache.read(trace)
         if other == "version":
-            patch.setattr("importlib.metadata.version", lambda name: {"torch-instrument": "0.0.7"}[name])
+            patch.setattr(
+                "importlib.metadata.version", lambda name: {"torch-instrument": "0.0.7"}[name]
+            )
         else:
             patch.setattr(column_cache, "FORMAT", column_cache.FORMAT - 1)
         with pytest.raises(AssertionError, match="was read again"):
@@ -125,7 +134,8 @@ def test_columns_behind_a_link_are_not_read(trace, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("name", 99), ("name", -1), ("category", 9), ("thread", 99), ("shapes", 9), ("grid", 0)]
+    ("column", "value"),
+    [("name", 99), ("name", -1), ("category", 9), ("thread", 99), ("shapes", 9), ("grid", 0)],
 )
 def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -> None:
     events = column_cache.read(trace)
@@ -138,6 +148,8 @@ def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -
 def test_columns_of_other_lengths_are_not_read(trace) -> None:
     events = column_cache.read(trace)
     column_cache._save(
-        column_cache.path_of(trace), replace(events, python_id=events.python_id[1:]), column_cache._state(trace)
+        column_cache.path_of(trace),
+        replace(events, python_id=events.python_id[1:]),
+        column_cache._state(trace),
     )
     assert column_cache._load(column_cache.path_of(trace), column_cache._state(trace)) is None

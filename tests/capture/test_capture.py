@@ -17,7 +17,12 @@ from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
 from instrument.links import links
 
-METADATA = {"format": 1, "name": "run-000003-rank0", "window": {"first_step": 3, "last_step": 5}, "rank": 0}
+METADATA = {
+    "format": 1,
+    "name": "run-000003-rank0",
+    "window": {"first_step": 3, "last_step": 5},
+    "rank": 0,
+}
 
 
 def folder(tmp_path: Path, *, trace: str | None = "trace.json.gz") -> Path:
@@ -36,7 +41,11 @@ def folder(tmp_path: Path, *, trace: str | None = "trace.json.gz") -> Path:
 def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
     path = folder(tmp_path, trace=trace)
     capture = Capture.load(kind(path))
-    assert (capture.name, capture.folder, capture.trace_path) == (METADATA["name"], path, path / trace)
+    assert (capture.name, capture.folder, capture.trace_path) == (
+        METADATA["name"],
+        path,
+        path / trace,
+    )
     assert capture.metadata == METADATA
     assert [row.name for row in capture.operators] == ["forward", "aten::mm"]
     assert [row.path for row in capture.ranges] == ["forward"]
@@ -47,7 +56,12 @@ def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
 def test_a_bare_trace_has_no_folder_and_no_metadata(tmp_path) -> None:
     path = write(tmp_path, [span("aten::mm", 1, 5)])
     capture = Capture.load(path)
-    assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == ("trace", None, path, {})
+    assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == (
+        "trace",
+        None,
+        path,
+        {},
+    )
     assert [row.name for row in capture.operators] == ["aten::mm"]
 
 
@@ -61,7 +75,9 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
     for name in ("nest", "node_flops", "launching_nodes", "marks"):
         counting(name)
     capture = Capture.load(
-        write(tmp_path, [annotation("a", 0, 9), span("aten::mm", 1, 5, Input_Dims=[[2, 3], [3, 4]])])
+        write(
+            tmp_path, [annotation("a", 0, 9), span("aten::mm", 1, 5, Input_Dims=[[2, 3], [3, 4]])]
+        )
     )
     assert (capture.operators[1].flops, capture.ranges[0].flops) == (48, 48)
     assert [row.range for row in capture.operators.by("range")] == [None, "a"]
@@ -95,19 +111,25 @@ def sentence(text: str) -> str:
 def test_a_missing_path_gets_one_sentence(tmp_path) -> None:
     path = tmp_path / "none"
     with pytest.raises(
-        CaptureError, match=sentence(f"There is no capture at {path}; give a capture folder or a trace file.")
+        CaptureError,
+        match=sentence(f"There is no capture at {path}; give a capture folder or a trace file."),
     ):
         Capture.load(path)
 
 
 def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
-    with pytest.raises(CaptureError, match=sentence(f"The folder {tmp_path} is no capture: it has no capture.json.")):
+    with pytest.raises(
+        CaptureError,
+        match=sentence(f"The folder {tmp_path} is no capture: it has no capture.json."),
+    ):
         Capture.load(tmp_path)
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "capture.json").write_text("{}")
     with pytest.raises(CaptureError) as raised:
         Capture.load(tmp_path)
-    assert str(raised.value).endswith(f"; it holds captures: give one of them, such as {tmp_path / 'one'}.")
+    assert str(raised.value).endswith(
+        f"; it holds captures: give one of them, such as {tmp_path / 'one'}."
+    )
 
 
 def test_broken_metadata_gets_one_sentence(tmp_path) -> None:
@@ -141,6 +163,8 @@ def test_reading_imports_no_torch(tmp_path) -> None:
         "import sys; from instrument.capture import Capture; print(Capture.load(sys.argv[1]).operators);"
         "print({'torch', 'pydantic', 'loguru', 'omegaconf', 'hydra'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "set()"
     assert "aten::mm" in done.stdout

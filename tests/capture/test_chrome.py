@@ -22,22 +22,32 @@ from instrument.report.text import render
 from instrument.trace import reader
 from instrument.trace.events import Event
 
-EVENTS = [span("a", 1.5, 2.25, External_id=3), span("b", 2, 1, cat="user_annotation"), allocation(2.5, -64)]
+EVENTS = [
+    span("a", 1.5, 2.25, External_id=3),
+    span("b", 2, 1, cat="user_annotation"),
+    allocation(2.5, -64),
+]
 
 
 def columns(events):
     return [
         (events.names[n], events.categories[c], start, end)
-        for n, c, start, end in zip(events.name, events.category, events.start_ns.tolist(), events.end_ns.tolist())
+        for n, c, start, end in zip(
+            events.name, events.category, events.start_ns.tolist(), events.end_ns.tolist()
+        )
     ]
 
 
 EXPECTED = [("a", "cpu_op", 1500, 3750), ("b", "user_annotation", 2000, 3000)]
 
 
-@pytest.mark.parametrize("form", ["object", "list", "gzip", "gzip under another name", "indented", "args first"])
+@pytest.mark.parametrize(
+    "form", ["object", "list", "gzip", "gzip under another name", "indented", "args first"]
+)
 def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
-    text = json.dumps(EVENTS if form == "list" else {"traceEvents": EVENTS}, indent=form == "indented" or None)
+    text = json.dumps(
+        EVENTS if form == "list" else {"traceEvents": EVENTS}, indent=form == "indented" or None
+    )
     if form == "args first":
         text = json.dumps({"traceEvents": [dict(reversed(event.items())) for event in EVENTS]})
     path = tmp_path / ("trace.json.gz" if form == "gzip" else "trace.pt")
@@ -47,18 +57,28 @@ def test_every_form_gives_the_same_columns(tmp_path, form) -> None:
     assert events.external_id.tolist() == [3, 0]
     assert events.recorded == 3
     memory = events.memory
-    assert (memory.time_ns.tolist(), memory.size_bytes.tolist(), memory.thread.tolist()) == ([2500], [-64], [0])
+    assert (memory.time_ns.tolist(), memory.size_bytes.tolist(), memory.thread.tolist()) == (
+        [2500],
+        [-64],
+        [0],
+    )
 
 
 def test_other_phases_are_counted_and_left_out(tmp_path) -> None:
-    others = [{"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1} for phase in "MsftbneCNOPDI"]
+    others = [
+        {"ph": phase, "name": "x", "pid": "p", "tid": 0, "ts": 1.0, "id": 1}
+        for phase in "MsftbneCNOPDI"
+    ]
     events = read(tmp_path, [*others, {"ph": "i", "name": "Record Window End", "ts": 3}, *EVENTS])
     assert columns(events) == EXPECTED
     assert events.recorded == len(others) + 4
 
 
 def test_the_base_time_is_kept(tmp_path) -> None:
-    assert read(tmp_path, EVENTS, baseTimeNanoseconds=1790857026000000000).base_ns == 1790857026000000000
+    assert (
+        read(tmp_path, EVENTS, baseTimeNanoseconds=1790857026000000000).base_ns
+        == 1790857026000000000
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +116,11 @@ def test_whole_and_broken_times_mix(tmp_path) -> None:
 
 
 def test_threads_are_numbers_or_names(tmp_path) -> None:
-    spans = [span("a", 0, 1, tid="25738"), span("b", 2, 1, tid=25738), span("c", 3, 1, tid="stream 7")]
+    spans = [
+        span("a", 0, 1, tid="25738"),
+        span("b", 2, 1, tid=25738),
+        span("c", 3, 1, tid="stream 7"),
+    ]
     events = read(tmp_path, [*spans, allocation(0.5, 8, tid=25738)])
     assert events.thread.tolist() == [0, 0, 1]
     assert events.threads == ((7, 25738), (7, "stream 7"))
@@ -109,7 +133,16 @@ def test_arguments_become_columns(tmp_path) -> None:
     events = read(
         tmp_path,
         [
-            span("a", 0, 9, External_id=4, Sequence_number=8, Fwd_thread_id=2, finished=False, **known),
+            span(
+                "a",
+                0,
+                9,
+                External_id=4,
+                Sequence_number=8,
+                Fwd_thread_id=2,
+                finished=False,
+                **known,
+            ),
             span("b", 1, 1, **known),
             span("c", 2, 1, cat="python_function", Python_id=5, Python_parent_id=None),
             span("k", 3, 1, cat="kernel", correlation=6, stream=18446744073709551615),
@@ -123,7 +156,11 @@ def test_arguments_become_columns(tmp_path) -> None:
     assert events.python_id.tolist() == [-1, -1, 5, -1, -1]
     assert events.python_parent.tolist() == [-1] * 5
     assert events.correlation.tolist() == [0, 0, 0, 6, 0]
-    for codes, value in ((events.shapes, shapes), (events.concrete, concrete), (events.types, types)):
+    for codes, value in (
+        (events.shapes, shapes),
+        (events.concrete, concrete),
+        (events.types, types),
+    ):
         assert codes[0] == codes[1] >= 0
         assert json.loads(events.texts[codes[0]]) == value
         assert codes[2:].tolist() == [-1, -1, -1]
@@ -213,7 +250,10 @@ BAD = {
     "empty": (b"", "The trace file {path} is empty; copy or record it again."),
     "blank": (b" \n", "The trace file {path} is empty; copy or record it again."),
     "empty gzip": (gzip.compress(b""), "The trace file {path} is empty; copy or record it again."),
-    "cut short": (GOOD[:60], "The trace file {path} is cut short: its JSON does not end; copy or record it again."),
+    "cut short": (
+        GOOD[:60],
+        "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
+    ),
     "list cut short": (
         b'[{"ph": "M"}',
         "The trace file {path} is cut short: its JSON does not end; copy or record it again.",
@@ -231,7 +271,10 @@ BAD = {
         "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
     ),
     "a number": (b"3", "The file {path} is JSON, but not a trace: it has no list of traceEvents."),
-    "a list of numbers": (b"[1, 2]", "The file {path} is JSON, but not a trace: it has no list of traceEvents."),
+    "a list of numbers": (
+        b"[1, 2]",
+        "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
+    ),
     "events no list": (
         b'{"traceEvents": {"a": 1}}',
         "The file {path} is JSON, but not a trace: it has no list of traceEvents.",
@@ -250,12 +293,16 @@ def test_a_bad_file_gets_one_sentence(tmp_path, kind) -> None:
 
 def test_a_missing_file_gets_one_sentence(tmp_path) -> None:
     path = tmp_path / "none.json"
-    with pytest.raises(TraceError, match=re.escape(f"The trace file {path} does not exist; check the path.")):
+    with pytest.raises(
+        TraceError, match=re.escape(f"The trace file {path} does not exist; check the path.")
+    ):
         reader.read(path)
 
 
 def test_a_folder_is_no_trace_file(tmp_path) -> None:
-    with pytest.raises(TraceError, match=re.escape(f"The trace file {tmp_path} cannot be read: Is a directory.")):
+    with pytest.raises(
+        TraceError, match=re.escape(f"The trace file {tmp_path} cannot be read: Is a directory.")
+    ):
         reader.read(tmp_path)
 
 
@@ -264,7 +311,10 @@ def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
     damaged = bytearray(gzip.compress(path.read_bytes()))
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
-    with pytest.raises(TraceError, match=f"^The trace file {re.escape(str(path))} is damaged gzip .*record it again.$"):
+    with pytest.raises(
+        TraceError,
+        match=f"^The trace file {re.escape(str(path))} is damaged gzip .*record it again.$",
+    ):
         reader.read(path)
 
 
@@ -329,12 +379,24 @@ def test_begins_and_ends_are_paired_by_thread(tmp_path) -> None:
     assert [events.names[n] for n in events.name[~events.finished]] == ["never ends"]
 
 
-IMPOSSIBLE = ["1e400", "-1e400", "1e300", "1e19", "-1e19", "9" * 25, "9007199254740993", "-9007199254740993", "5e15"]
+IMPOSSIBLE = [
+    "1e400",
+    "-1e400",
+    "1e300",
+    "1e19",
+    "-1e19",
+    "9" * 25,
+    "9007199254740993",
+    "-9007199254740993",
+    "5e15",
+]
 
 
 @pytest.mark.parametrize("time", IMPOSSIBLE)
 def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) -> None:
-    odd = f'{{"ph": "X", "cat": "kernel", "name": "odd", "pid": 7, "tid": 1, "ts": {time}, "dur": 1}}'
+    odd = (
+        f'{{"ph": "X", "cat": "kernel", "name": "odd", "pid": 7, "tid": 1, "ts": {time}, "dur": 1}}'
+    )
     if not time.startswith("-"):
         odd += f', {{"ph": "X", "cat": "cpu_op", "name": "endless", "ts": 3, "dur": {time}}}'
     odd += f', {{"ph": "i", "name": "[memory]", "ts": {time}, "args": {{"Bytes": 9}}}}'
@@ -344,27 +406,54 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
     events = reader.read(path)
     assert columns(events) == EXPECTED
     assert events.memory.time_ns.tolist() == [2500]
-    assert (events.recorded, events.left_out, events.negative_durations) == (odd.count("ph") + 3, odd.count("ph"), 0)
+    assert (events.recorded, events.left_out, events.negative_durations) == (
+        odd.count("ph") + 3,
+        odd.count("ph"),
+        0,
+    )
     capture = Capture.load(path)
     text = render(capture)
     number = odd.count("ph")
-    assert f"\nEvents at times that no recording has ({number} of {number + 3}) are left out.\n" in text
-    for view in (capture.ranges, capture.operators, capture.steps, capture.breakdown, capture.kernels):
-        assert all(cell >= 0 for name in view.columns if name.endswith("_ns") for cell in view.column(name) if cell)
+    assert (
+        f"\nEvents at times that no recording has ({number} of {number + 3}) are left out.\n"
+        in text
+    )
+    for view in (
+        capture.ranges,
+        capture.operators,
+        capture.steps,
+        capture.breakdown,
+        capture.kernels,
+    ):
+        assert all(
+            cell >= 0
+            for name in view.columns
+            if name.endswith("_ns")
+            for cell in view.column(name)
+            if cell
+        )
 
 
 def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
     far = 2**62 // 1000 - 10**12
-    spans = [span("k", at, 10**12, cat="kernel") for at in (-far, far)] + [span("a", 0, 9, cat="user_annotation")]
+    spans = [span("k", at, 10**12, cat="kernel") for at in (-far, far)] + [
+        span("a", 0, 9, cat="user_annotation")
+    ]
     capture = Capture.load(write(tmp_path, spans))
     row = capture.breakdown[0]
-    assert (row.total_ns, row.compute_ns, row.idle_ns) == (2 * far * 1000 + 10**15, 2 * 10**15, 2 * far * 1000 - 10**15)
+    assert (row.total_ns, row.compute_ns, row.idle_ns) == (
+        2 * far * 1000 + 10**15,
+        2 * 10**15,
+        2 * far * 1000 - 10**15,
+    )
     assert capture.events.left_out == 0
 
 
 def test_durations_that_cannot_be_added_up_get_one_sentence(tmp_path) -> None:
     path = write(tmp_path, [span("a", n, 9e12) for n in range(600)])
-    with pytest.raises(TraceError, match=r" has durations of 171 years together; record it again.$"):
+    with pytest.raises(
+        TraceError, match=r" has durations of 171 years together; record it again.$"
+    ):
         reader.read(path)
 
 
@@ -389,7 +478,10 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
     assert (found.recorded, len(found), found.left_out) == (500, 500, 0)
     (odd,) = [k for k, code in enumerate(found.name) if found.names[code] == "odd"]
     assert (found.start_ns[odd], found.duration_ns[odd]) == (starts_ns, lasts_ns or 0)
-    assert (found.negative_durations, bool(found.finished[odd])) == (int(lasts_ns is None), lasts_ns is not None)
+    assert (found.negative_durations, bool(found.finished[odd])) == (
+        int(lasts_ns is None),
+        lasts_ns is not None,
+    )
     assert found.finished.sum() == 499 + (lasts_ns is not None)
     said = "Events that end before they begin (1 of 500), as when the clock is set back"
     assert (said in render(Capture.load(path))) == (lasts_ns is None)
@@ -397,7 +489,12 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
 
 def test_a_name_that_looks_like_a_time_with_two_signs_stays(tmp_path) -> None:
     name = 'a "dur": -1.-5'
-    assert reader.read(write(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])).names[0] == name
+    assert (
+        reader.read(write(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])).names[
+            0
+        ]
+        == name
+    )
 
 
 def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> None:
@@ -407,9 +504,13 @@ def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> No
     assert found.column("duration_ns") == [1_000_000] * 3
 
 
-@pytest.mark.parametrize("name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 16, "ProfilerStep#²"])
+@pytest.mark.parametrize(
+    "name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 16, "ProfilerStep#²"]
+)
 def test_a_number_that_no_step_has_makes_none(tmp_path, name) -> None:
-    capture = Capture.load(write(tmp_path, [annotation(name, 0, 9), annotation("ProfilerStep#7", 9, 9)]))
+    capture = Capture.load(
+        write(tmp_path, [annotation(name, 0, 9), annotation("ProfilerStep#7", 9, 9)])
+    )
     assert capture.steps.column("number") == [7]
     assert capture.operators.by("step").column("step") == [None, 7]
 
@@ -420,26 +521,45 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
         file.write(b'{"traceEvents": [')
         file.write(b'{"ph": "M"},' * (1 << 17))
     monkeypatch.setattr("instrument.trace.gzip_stream.RATIO_COUNTS_FROM_BYTES", 1 << 20)
-    with pytest.raises(TraceError, match=r"inflates its first \d{1,4} bytes to \d{7}, over 200 times as much"):
+    with pytest.raises(
+        TraceError, match=r"inflates its first \d{1,4} bytes to \d{7}, over 200 times as much"
+    ):
         reader.read(path)
     monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "2000")
-    with pytest.raises(TraceError, match="cut short"):  # allowed, and then without an end or a duration
+    with pytest.raises(
+        TraceError, match="cut short"
+    ):  # allowed, and then without an end or a duration
         reader.read(path)
     monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "much")
-    with pytest.raises(TraceError, match=re.escape("INSTRUMENT_MAX_INFLATION is 'much'; give a number such as 200.")):
+    with pytest.raises(
+        TraceError,
+        match=re.escape("INSTRUMENT_MAX_INFLATION is 'much'; give a number such as 200."),
+    ):
         reader.read(path)
 
 
 BLANKS = b" \t\r\n" * (8 << 20)
 HOLLOW = {
     "before the document": (BLANKS + b"{", "is cut short"),
-    "before the events": (b"{" + BLANKS, "what stands before its traceEvents takes more than 16 MiB"),
+    "before the events": (
+        b"{" + BLANKS,
+        "what stands before its traceEvents takes more than 16 MiB",
+    ),
     "among the events": (b'{"traceEvents": [{"ph": "M"},' + BLANKS + b'{"ph": "M"}]}', ""),
-    "between commas": (b"[" + b'{"ph": "M"}            ,            ' * (1 << 18) + b'{"ph": "M"}]', ""),
-    "in an event": (b'{"traceEvents": [{"name": "' + BLANKS + b'"}]}', "an event takes more than 16 MiB"),
+    "between commas": (
+        b"[" + b'{"ph": "M"}            ,            ' * (1 << 18) + b'{"ph": "M"}]',
+        "",
+    ),
+    "in an event": (
+        b'{"traceEvents": [{"name": "' + BLANKS + b'"}]}',
+        "an event takes more than 16 MiB",
+    ),
     "brackets": (b'{"traceEvents": [' + b"[{" * (16 << 20), "is JSON, but not a trace"),
     "behind the events": (b'{"traceEvents": []' + BLANKS + b"}", ""),
-    "behind all": (b'{"traceEvents": []}' + BLANKS, "what follows its events takes more than 16 MiB"),
+    "behind all": (
+        b'{"traceEvents": []}' + BLANKS,
+        "what follows its events takes more than 16 MiB",
+    ),
 }
 
 
@@ -463,10 +583,14 @@ def test_a_large_file_of_little_costs_little(tmp_path, kind) -> None:
 
 
 def test_paths_in_a_trace_are_not_opened(tmp_path, monkeypatch) -> None:
-    path = write(tmp_path, [span(str(tmp_path / "secret"), 0, 1, Trace_name=str(tmp_path / "secret"))])
+    path = write(
+        tmp_path, [span(str(tmp_path / "secret"), 0, 1, Trace_name=str(tmp_path / "secret"))]
+    )
     opened: list[str] = []
     keep = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(str(self)) or keep(self, *a, **k))
+    monkeypatch.setattr(
+        Path, "open", lambda self, *a, **k: opened.append(str(self)) or keep(self, *a, **k)
+    )
     reader.read(path)
     assert opened == [str(path)]
 
@@ -486,7 +610,9 @@ def test_the_standard_librarys_gunzip_gives_the_same(tmp_path, monkeypatch) -> N
     assert len(fast) == 30_000
 
 
-@pytest.mark.parametrize("text", ['{"traceEvents": []}', '{"traceEvents": [5]}', '{"traceEvents": [{"ph": "X"'])
+@pytest.mark.parametrize(
+    "text", ['{"traceEvents": []}', '{"traceEvents": [5]}', '{"traceEvents": [{"ph": "X"']
+)
 def test_no_thread_outlives_the_reading(tmp_path, text) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)

@@ -24,7 +24,9 @@ def test_a_known_skew_is_found_within_the_jitter(tmp_path: Path, device: bool) -
         begin = skew + 10_000_000 - (1_000_000 if rank == 2 else 0)
         waits = [40 + 7 * rank + jitter for jitter in jitters_us[rank].tolist()]
         reduces = [
-            span(REDUCES if device else "gloo:all_reduce", begin + 100 * k - 7 * rank, wait, category)
+            span(
+                REDUCES if device else "gloo:all_reduce", begin + 100 * k - 7 * rank, wait, category
+            )
             for category in ["kernel" if device else "user_annotation"]
             for k, wait in enumerate(waits)
         ]
@@ -40,14 +42,20 @@ def test_a_known_skew_is_found_within_the_jitter(tmp_path: Path, device: bool) -
         assert row.uncertainty_ns == np.median(np.abs(ahead - np.median(ahead)))
 
 
-def drifting(folder: Path, ppm: float, jitter_us: float, matches: int = 40, over_us: float = 2_000_000) -> None:
+def drifting(
+    folder: Path, ppm: float, jitter_us: float, matches: int = 40, over_us: float = 2_000_000
+) -> None:
     """Two ranks, of which the second's clock is 700 µs ahead in the middle of the window and drifts."""
     random = np.random.default_rng(5)
     for rank in (0, 1):
         events = []
         for k in range(matches):
             at = 1_000_000 + over_us * k / matches
-            ahead = 700 + ppm * (k / matches - 0.5) * over_us / 1e6 + random.uniform(-jitter_us, jitter_us)
+            ahead = (
+                700
+                + ppm * (k / matches - 0.5) * over_us / 1e6
+                + random.uniform(-jitter_us, jitter_us)
+            )
             events.append(collective(round(at + rank * ahead, 3), "[0, 1]"))
         write_rank(folder, rank, events, 2)
 
@@ -57,13 +65,17 @@ def test_a_drift_is_told_apart_from_jitter(tmp_path: Path) -> None:
     drifts = Run.load(tmp_path).windows[0].clocks[1]
     assert drifts.drift_ppm == pytest.approx(-45, abs=2)
     assert drifts.offset_ns == pytest.approx(700_000, abs=3_000)
-    assert 500 < drifts.uncertainty_ns < 2_500, "the jitter alone, where one offset for all is 22 µs off"
+    assert 500 < drifts.uncertainty_ns < 2_500, (
+        "the jitter alone, where one offset for all is 22 µs off"
+    )
     told = as_text(Run.load(tmp_path).windows[0])
     assert re.search(r"known to ±[\d.]+ [µn]s; rank 1's loses 4[3-7]\.\d+ µs a second\.", told)
 
 
 @pytest.mark.parametrize(("ppm", "jitter_us", "matches"), [(0, 5, 40), (-45, 2, 7), (3, 20, 40)])
-def test_where_nothing_tells_a_drift_none_is_told(tmp_path: Path, ppm: float, jitter_us: float, matches: int) -> None:
+def test_where_nothing_tells_a_drift_none_is_told(
+    tmp_path: Path, ppm: float, jitter_us: float, matches: int
+) -> None:
     drifting(tmp_path, ppm, jitter_us, matches)
     clocks = Run.load(tmp_path).windows[0].clocks
     assert clocks.column("drift_ppm") == [None, None]
@@ -83,7 +95,9 @@ def test_ranks_without_a_common_group_are_reached_through_others(tmp_path: Path)
     for rank, later in skew.items():
         begins = 0 if rank < 2 else 444
         events = [collective(1000 + begins + later + 100 * k, pairs[rank]) for k in range(5)]
-        events += [collective(3000 + later + 100 * k, across[rank]) for k in range(3) if rank in across]
+        events += [
+            collective(3000 + later + 100 * k, across[rank]) for k in range(3) if rank in across
+        ]
         write_rank(tmp_path, rank, events)
     write_rank(tmp_path, 4, [collective(0, "[4, 5]")], 5)
     clocks = Run.load(tmp_path).windows[0].clocks
@@ -94,10 +108,16 @@ def test_ranks_without_a_common_group_are_reached_through_others(tmp_path: Path)
 def test_what_does_not_synchronise_and_a_single_match(tmp_path: Path) -> None:
     broadcast = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
     for rank, later in ((0, 0), (1, 25)):
-        events = [collective(100 + 7 * later, "[0, 1]", broadcast), collective(500 + later, "[0, 1]")]
+        events = [
+            collective(100 + 7 * later, "[0, 1]", broadcast),
+            collective(500 + later, "[0, 1]"),
+        ]
         write_rank(tmp_path, rank, events, 2)
     rows = list(Run.load(tmp_path).windows[0].clocks)
-    assert [(row.offset_ns, row.uncertainty_ns, row.matched) for row in rows] == [(0, 0, 1), (25_000, None, 1)]
+    assert [(row.offset_ns, row.uncertainty_ns, row.matched) for row in rows] == [
+        (0, 0, 1),
+        (25_000, None, 1),
+    ]
 
 
 def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> None:

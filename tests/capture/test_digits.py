@@ -40,11 +40,20 @@ def plain(digits: bytes) -> bool:
 @settings(max_examples=300)
 def test_whole_numbers_are_those_of_int(pieces) -> None:
     text, begins, ends = placed(pieces)
-    for read, places, pattern in ((whole_after, begins, rb"[0-9]*"), (whole_before, ends, rb"[0-9]*\Z")):
+    for read, places, pattern in (
+        (whole_after, begins, rb"[0-9]*"),
+        (whole_before, ends, rb"[0-9]*\Z"),
+    ):
         values, lengths = read(text, np.array(places))
         for place, value, length in zip(places, values.tolist(), lengths.tolist()):
-            here = text[place : place + 16] if read is whole_after else text[max(place - 16, 0) : place]
-            digits = re.search(pattern, here)[0] if read is whole_before else re.match(pattern, here)[0]
+            here = (
+                text[place : place + 16]
+                if read is whole_after
+                else text[max(place - 16, 0) : place]
+            )
+            digits = (
+                re.search(pattern, here)[0] if read is whole_before else re.match(pattern, here)[0]
+            )
             assert length == (len(digits) if plain(digits) else 0)
             assert length == 0 or value == int(digits)
 
@@ -64,7 +73,10 @@ def test_times_are_those_of_decimal(pieces) -> None:
         assert length == 0 or value == Decimal(text[end - length : end].decode()) * 1000
 
 
-@given(st.text("abc\0", min_size=1, max_size=20).map(str.encode), st.text("abc\0", max_size=60).map(str.encode))
+@given(
+    st.text("abc\0", min_size=1, max_size=20).map(str.encode),
+    st.text("abc\0", max_size=60).map(str.encode),
+)
 def test_a_literal_stands_where_the_text_has_it(literal, text) -> None:
     at = np.arange(len(text) + 1)
     padded = text + b" " * (len(literal) + 8)

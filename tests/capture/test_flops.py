@@ -88,14 +88,24 @@ def test_a_resnet_18_equals_torchs_counter(tmp_path) -> None:
         model(x).sum().backward()
 
     expected = by_torch(body)
-    assert expected.keys() == {"aten::convolution", "aten::convolution_backward", "aten::addmm", "aten::mm"}
+    assert expected.keys() == {
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::addmm",
+        "aten::mm",
+    }
     assert counted(tmp_path, body) == expected
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_attention_on_a_device_equals_torchs_formula(tmp_path, kind) -> None:
     name = f"_scaled_dot_product_{kind}_attention"
-    q, k, v, gradient = [2, 8, 7, 4], [2, 2, 9, 4], [2, 2, 9, 6], [2, 8, 7, 6]  # four queries' heads share one of keys
+    q, k, v, gradient = (
+        [2, 8, 7, 4],
+        [2, 2, 9, 4],
+        [2, 2, 9, 6],
+        [2, 8, 7, 6],
+    )  # four queries' heads share one of keys
     forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward")
     events = [
         span(f"aten::{name}", 0, 5, Input_Dims=[q, k, v, [], []]),
@@ -140,21 +150,40 @@ def test_attention_on_the_cpu_is_counted_by_hand(tmp_path) -> None:
 def test_an_lstm_is_counted_by_hand(tmp_path) -> None:
     model, x = nn.LSTM(5, 6, num_layers=2), torch.randn(3, 2, 5)
     found = counted(tmp_path, lambda: model(x)[0].sum().backward())
-    first, second = 4 * 6 * 5 + 4 * 6 * 6, 4 * 6 * 6 + 4 * 6 * 6  # four gates, of input and of hidden state
+    first, second = (
+        4 * 6 * 5 + 4 * 6 * 6,
+        4 * 6 * 6 + 4 * 6 * 6,
+    )  # four gates, of input and of hidden state
     forward = 2 * 3 * 2 * (first + second)
-    assert found == {"aten::mkldnn_rnn_layer": forward, "aten::mkldnn_rnn_layer_backward": 2 * forward}
+    assert found == {
+        "aten::mkldnn_rnn_layer": forward,
+        "aten::mkldnn_rnn_layer_backward": 2 * forward,
+    }
 
 
 def test_the_recurrent_layers_of_a_device_are_counted_by_hand(tmp_path) -> None:
-    weights = [[24, 5], [24, 6], [24], [24], [24, 6], [24, 6], [24], [24]]  # two layers: of input, of hidden, biases
+    weights = [
+        [24, 5],
+        [24, 6],
+        [24],
+        [24],
+        [24, 6],
+        [24, 6],
+        [24],
+        [24],
+    ]  # two layers: of input, of hidden, biases
     forward = 2 * 3 * 2 * 24 * (5 + 6 + 6 + 6)  # steps and sequences times the four matrices
     names = ("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward")
-    events = [span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights]) for k, n in enumerate(names)]
+    events = [
+        span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights]) for k, n in enumerate(names)
+    ]
     assert [r.flops for r in capture(tmp_path, events).operators] == [forward, 2 * forward] * 2
 
 
 def test_an_overload_has_the_rule_of_its_operator(tmp_path) -> None:
-    table = capture(tmp_path, [span("aten::mm.out", 0, 5, Input_Dims=[[2, 3], [3, 4], [2, 4]])]).operators
+    table = capture(
+        tmp_path, [span("aten::mm.out", 0, 5, Input_Dims=[[2, 3], [3, 4], [2, 4]])]
+    ).operators
     assert [(r.name, r.flops) for r in table] == [("aten::mm", 48)]
 
 
@@ -167,7 +196,9 @@ def test_products_with_vectors_are_counted(tmp_path) -> None:
 
 def test_a_grouped_convolution_counts_each_group_once(tmp_path) -> None:
     model = nn.Conv2d(4, 8, 3, groups=2)
-    found = counted(tmp_path, lambda: model(torch.randn(2, 4, 5, 5, requires_grad=True)).sum().backward())
+    found = counted(
+        tmp_path, lambda: model(torch.randn(2, 4, 5, 5, requires_grad=True)).sum().backward()
+    )
     forward = 2 * 2 * 9 * 8 * 2 * 9  # two, batch, points, out, in of a group, filter
     assert found == {"aten::convolution": forward, "aten::convolution_backward": 2 * forward}
 
@@ -183,7 +214,10 @@ def test_an_operator_inside_one_that_counts_is_not_counted_again(tmp_path) -> No
             span("aten::mm", 20, 5, Input_Dims=[[5, 3], [3, 2]]),
         ],
     ).operators
-    assert [(row.name, row.flops) for row in table] == [("aten::convolution", 960), ("aten::mm", 60)]
+    assert [(row.name, row.flops) for row in table] == [
+        ("aten::convolution", 960),
+        ("aten::mm", 60),
+    ]
 
 
 def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
@@ -204,7 +238,10 @@ def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
 @pytest.mark.parametrize("shape", [[2**40, 2**40], [10**30, 2], [1e400, 2], [-3, 2]])
 def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
     given = {"Input_Dims": [shape, [shape[1], 2]]}
-    path = write(tmp_path, [span("aten::mm", 0, 5, **given), span("aten::mm", 9, 5, Input_Dims=[[1, 2], [2, 3]])])
+    path = write(
+        tmp_path,
+        [span("aten::mm", 0, 5, **given), span("aten::mm", 9, 5, Input_Dims=[[1, 2], [2, 3]])],
+    )
     path.write_text(path.read_text().replace("Infinity", "1e400"))
     table = Capture.load(path).operators
     assert [row.flops for row in table] == [12]
@@ -213,5 +250,7 @@ def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
 
 def test_a_convolution_without_a_stride_is_unknown(tmp_path) -> None:
     dims, given = [[1, 1, 8], [1, 1, 3], []], ["", "", "", "[0]", "[0]", "[1]", "False", "[0]", "1"]
-    row = capture(tmp_path, [span("aten::convolution", 0, 5, Input_Dims=dims, Concrete_Inputs=given)]).operators[0]
+    row = capture(
+        tmp_path, [span("aten::convolution", 0, 5, Input_Dims=dims, Concrete_Inputs=given)]
+    ).operators[0]
     assert row.flops is None

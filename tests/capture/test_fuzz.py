@@ -27,7 +27,9 @@ from instrument.sinks.scalars import last_step, scalars
 from instrument.trace import json_stream, reader
 
 QUIET = settings(
-    max_examples=50, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=50,
+    deadline=5000,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 HARD_NAMES = [
     '}, {"ph": "X"',
@@ -71,9 +73,16 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def events(draw: st.DrawFn) -> dict[str, Any]:
-    made = span(draw(NAMES), draw(TIMES), draw(TIMES), cat=draw(st.sampled_from(["cpu_op", "user_annotation"])))
+    made = span(
+        draw(NAMES),
+        draw(TIMES),
+        draw(TIMES),
+        cat=draw(st.sampled_from(["cpu_op", "user_annotation"])),
+    )
     made["ph"] = draw(st.sampled_from("XXXXMsf"))
-    made["args"] = draw(st.dictionaries(NAMES, st.one_of(NAMES, st.lists(st.dictionaries(NAMES, st.none())))))
+    made["args"] = draw(
+        st.dictionaries(NAMES, st.one_of(NAMES, st.lists(st.dictionaries(NAMES, st.none()))))
+    )
     if draw(st.booleans()):
         made = dict(reversed(made.items()))
     return made
@@ -90,8 +99,15 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 def test_any_trace_in_any_layout_is_read_as_json_reads_it(
     tmp_path, made, indent, separators, ascii_only, packed
 ) -> None:
-    document = {"x": {"traceEvents": [{}, {}]}, "traceEvents": made, "y": [{}, {}], "baseTimeNanoseconds": 7}
-    text = json.dumps(document, indent=indent, separators=separators, ensure_ascii=ascii_only).encode()
+    document = {
+        "x": {"traceEvents": [{}, {}]},
+        "traceEvents": made,
+        "y": [{}, {}],
+        "baseTimeNanoseconds": 7,
+    }
+    text = json.dumps(
+        document, indent=indent, separators=separators, ensure_ascii=ascii_only
+    ).encode()
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(text) if packed else text)
     found = reader.read(path)
@@ -104,10 +120,19 @@ def test_any_trace_in_any_layout_is_read_as_json_reads_it(
 
 def _views(path: Path) -> Iterator[object]:
     capture = Capture.load(path)
-    yield from (getattr(capture, name) for name, view in vars(Views).items() if isinstance(view, cached_property))
+    yield from (
+        getattr(capture, name)
+        for name, view in vars(Views).items()
+        if isinstance(view, cached_property)
+    )
     yield from (capture.operators.by(what) for what in GROUPINGS)
     yield from (capture.operators.uncounted, capture.ranges.by("name"), capture.ranges.parts)
-    yield from (capture.memory.devices, capture.memory.steps, capture.memory.sizes, capture.memory.events)
+    yield from (
+        capture.memory.devices,
+        capture.memory.steps,
+        capture.memory.sizes,
+        capture.memory.events,
+    )
 
 
 MUTATIONS = st.lists(
@@ -116,7 +141,20 @@ MUTATIONS = st.lists(
         st.integers(0, 6),
         st.one_of(
             st.binary(max_size=4),
-            st.sampled_from([b"NaN", b"1e400", b"-", b"\\x", b"\\ud800", b"[" * 3000, b'"', b"}", b"null", b"9" * 30]),
+            st.sampled_from(
+                [
+                    b"NaN",
+                    b"1e400",
+                    b"-",
+                    b"\\x",
+                    b"\\ud800",
+                    b"[" * 3000,
+                    b'"',
+                    b"}",
+                    b"null",
+                    b"9" * 30,
+                ]
+            ),
         ),
     ),
     min_size=1,
@@ -174,7 +212,9 @@ def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> No
         said = str(error)
     else:
         assert found.cut_short or (packed and found.recorded == len(whole) + 1)
-        assert [found.names[code] for code in found.name] == [event["name"] for event in whole[: len(found)]]
+        assert [found.names[code] for code in found.name] == [
+            event["name"] for event in whole[: len(found)]
+        ]
         assert packed or len(found) == min(whole_before, len(whole))
         return
     assert "cut short" in said or "is empty" in said
@@ -185,23 +225,65 @@ def test_a_cut_leaves_the_whole_events_before_it(tmp_path, length, packed) -> No
 VALUES = st.recursive(
     st.one_of(
         st.sampled_from(
-            [0, -1, 1, 2**31, 2**62, 2**63, -(2**63), 2**70, 10**400, 1.5, 1e300, "", "..", "a/b", "\x1b[2J"]
+            [
+                0,
+                -1,
+                1,
+                2**31,
+                2**62,
+                2**63,
+                -(2**63),
+                2**70,
+                10**400,
+                1.5,
+                1e300,
+                "",
+                "..",
+                "a/b",
+                "\x1b[2J",
+            ]
         ),
         st.sampled_from(
-            ["2026-01-01", "0001-01-01", "9999-12-31T23:59:59", "\u202e", "\n", "\x00", "(a+)+$", "(", "all"]
+            [
+                "2026-01-01",
+                "0001-01-01",
+                "9999-12-31T23:59:59",
+                "\u202e",
+                "\n",
+                "\x00",
+                "(a+)+$",
+                "(",
+                "all",
+            ]
         ),
         st.none(),
         st.booleans(),
         st.text(max_size=5),
     ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=4,
 )
-EDITS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5), VALUES), min_size=1, max_size=4)
+EDITS = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(0, 5), VALUES), min_size=1, max_size=4
+)
 DESCRIBED: dict[str, Any] = {
     "activities": ["cpu"],
-    "config": {"ranks": "all", "communication": ["ring"], "activities": None, "sinks": {}, "with_flops": False},
-    "cost": {"recorded_step_ns": 9, "unrecorded_step_ns": 5, "unrecorded_steps": 50, "start_ns": 1, "stop_ns": 2}
+    "config": {
+        "ranks": "all",
+        "communication": ["ring"],
+        "activities": None,
+        "sinks": {},
+        "with_flops": False,
+    },
+    "cost": {
+        "recorded_step_ns": 9,
+        "unrecorded_step_ns": 5,
+        "unrecorded_steps": 50,
+        "start_ns": 1,
+        "stop_ns": 2,
+    }
     | {"save_ns": 3, "trace_bytes": 4, "packed_bytes": 5, "export_ns": 6},
     "swallowed": [{"range": "a", "region": "0/0"}],
     "modules_not_seen": ["a.b"],
@@ -213,7 +295,13 @@ DESCRIBED: dict[str, Any] = {
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every container in a JSON value with each of its keys."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield value, key
         yield from places(inner)
@@ -265,7 +353,10 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
             assert said.endswith(".")
             return
         text = render(capture)
-        views = [render_view(capture, view) for view in ("steps", "kernels", "breakdown", "swallowed", "streams")]
+        views = [
+            render_view(capture, view)
+            for view in ("steps", "kernels", "breakdown", "swallowed", "streams")
+        ]
         assert "cudaLaunchKernel" in text
         assert is_harmless("\n".join([text, *views, repr(capture), capture._repr_html_()]))
         assert last_step(capture) <= 2**50
@@ -277,7 +368,9 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
 
 @given(EDITS, st.booleans(), st.booleans())
 @QUIET
-def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits, of_summary, twice) -> None:
+def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(
+    run_folder, edits, of_summary, twice
+) -> None:
     folder = run_folder / "steps_000003-000004_rank1"
     changed = [folder / ("summary.json" if of_summary else "capture.json")]
     before = {path: path.read_text() for path in (folder / "summary.json", folder / "capture.json")}
@@ -297,7 +390,13 @@ def test_a_run_with_a_mutated_rank_gives_tables_or_a_sentence(run_folder, edits,
             path.write_text(text)
 
 
-@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=12), st.text(max_size=12), st.text(max_size=12)),
+        min_size=1,
+        max_size=5,
+    )
+)
 @QUIET
 def test_names_of_any_characters_are_shown_harmlessly(tmp_path, names) -> None:
     made = []

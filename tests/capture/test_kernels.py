@@ -22,7 +22,12 @@ from instrument.capture import Capture
 
 
 def launch_shape(grid, blocks, occupancy):
-    return {"grid": [grid, 1, 1], "block": [128, 1, 1], "blocks_per_SM": blocks, "est._achieved_occupancy_%": occupancy}
+    return {
+        "grid": [grid, 1, 1],
+        "block": [128, 1, 1],
+        "blocks_per_SM": blocks,
+        "est._achieved_occupancy_%": occupancy,
+    }
 
 
 KERNELS = [
@@ -46,7 +51,22 @@ def test_kernels_by_name_with_their_launches(tmp_path) -> None:
     assert tuple(gemm)[:9] == ("gemm", "kernel", 2, 30000, 10000, 15000, 20000, 35000, 1)
     assert tuple(gemm)[9:11] == ("[8, 1, 1]", "[128, 1, 1]")
     assert gemm[11:] == pytest.approx(((20 * 0.5 + 10 * 2) / 30, (20 * 0.1 + 10 * 0.4) / 30, 1))
-    assert tuple(relu) == ("relu", "kernel", 2, 6000, 2000, 3000, 4000, 6000, 0, None, None, None, None, 0)
+    assert tuple(relu) == (
+        "relu",
+        "kernel",
+        2,
+        6000,
+        2000,
+        3000,
+        4000,
+        6000,
+        0,
+        None,
+        None,
+        None,
+        None,
+        0,
+    )
     assert tuple(nccl)[:9] == ("ncclDevKernel", "communication", 1, 3000, 3000, 3000, 3000, 0, 0)
 
 
@@ -57,7 +77,10 @@ def test_an_occupancy_of_zero_is_none_estimated(tmp_path) -> None:
         kernel("nccl", 60, 10, **launch_shape(8, 0.5, 0)),
     ]
     found = capture(tmp_path, events)
-    assert [(row.occupancy, row.occupancy_covered) for row in found.kernels] == [(pytest.approx(0.4), 0.25), (None, 0)]
+    assert [(row.occupancy, row.occupancy_covered) for row in found.kernels] == [
+        (pytest.approx(0.4), 0.25),
+        (None, 0),
+    ]
     (device,) = found.devices
     assert (device.occupancy, device.occupancy_covered) == (pytest.approx(0.4), 0.2)
 
@@ -84,7 +107,9 @@ def test_launch_calls_by_name(tmp_path) -> None:
 
 def test_a_grid_is_text_on_one_line_however_it_was_written(tmp_path) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [kernel("gemm", 0, 5, grid=[8, 1, 1], block=[2])]}, indent=2))
+    path.write_text(
+        json.dumps({"traceEvents": [kernel("gemm", 0, 5, grid=[8, 1, 1], block=[2])]}, indent=2)
+    )
     assert [(row.grid, row.block) for row in Capture.load(path).kernels] == [("[8, 1, 1]", "[2]")]
 
 
@@ -128,7 +153,9 @@ def test_streams(tmp_path) -> None:
 
 def test_a_trace_without_device_events_has_no_rows(tmp_path) -> None:
     found = capture(tmp_path, [span("aten::mm", 0, 5)])
-    assert [len(table) for table in (found.kernels, found.copies, found.launches, found.streams)] == [0] * 4
+    assert [
+        len(table) for table in (found.kernels, found.copies, found.launches, found.streams)
+    ] == [0] * 4
 
 
 def _told_by_the_file(name):
@@ -137,7 +164,9 @@ def _told_by_the_file(name):
         events = json.load(file, parse_float=Decimal)["traceEvents"]
     times = {"kernel": defaultdict(list), "copy": defaultdict(list)}
     for event in events:
-        kind = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}.get(event.get("cat", "").lower())
+        kind = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}.get(
+            event.get("cat", "").lower()
+        )
         kind = kind or {"memcpy": "copy", "memset": "copy"}.get(event.get("cat", "").lower())
         if event["ph"] == "X" and kind:
             times[kind][event["name"]].append((int(event["dur"] * 1000), event["args"]))
@@ -149,26 +178,36 @@ def _told_by_the_file(name):
 def test_sums_of_every_real_trace_are_those_of_its_file(name) -> None:
     found, told = load(name), _told_by_the_file(name)
     for table, kind in ((found.kernels, "kernel"), (found.copies, "copy")):
-        sums = {key: (len(v), sum(ns for ns, _ in v), max(ns for ns, _ in v)) for key, v in told[kind].items()}
+        sums = {
+            key: (len(v), sum(ns for ns, _ in v), max(ns for ns, _ in v))
+            for key, v in told[kind].items()
+        }
         assert {row.name: (row.calls, row.device_ns, row.max_ns) for row in table} == sums
     for row in found.copies:
         told_of = [args for _, args in told["copy"][row.name] if "bytes" in args]
         assert row.bytes == (sum(args["bytes"] for args in told_of) if told_of else None)
-        if len(told_of) == 1 and row.device_ns % 1000:  # the trace's own bandwidth is of unrounded times
+        if (
+            len(told_of) == 1 and row.device_ns % 1000
+        ):  # the trace's own bandwidth is of unrounded times
             bandwidth = float(told_of[0]["memory bandwidth (GB/s)"])
             assert row.bytes_per_second == pytest.approx(bandwidth * 1e9, rel=0.01)
     assert sum(row.calls for row in found.streams) == KNOWN[name]["device_events"]
 
 
 @needs_traces
-@pytest.mark.parametrize(("name", "kernels"), [("v100_resnet50_workers0", 67), ("v100_resnet50_workers4", 62)])
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("v100_resnet50_workers0", 67), ("v100_resnet50_workers4", 62)]
+)
 def test_tensorboard_counts_as_many_kernels(name, kernels) -> None:
     found = load(name)
     assert len(found.kernels) == kernels
     launched = [row for row in found.kernels if row.launch_ns is not None]
     costs = sum(row.launch_ns for row in launched)
     assert costs == sum(row.launch_ns for row in found.launches.where(name="cudaLaunchKernel"))
-    assert sum(row.short_calls for row in launched) == found.launches.where(name="cudaLaunchKernel")[0].short_calls
+    assert (
+        sum(row.short_calls for row in launched)
+        == found.launches.where(name="cudaLaunchKernel")[0].short_calls
+    )
 
 
 HTA = """
@@ -178,12 +217,28 @@ from hta.trace_analysis import TraceAnalysis
 whole = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=sys.argv[2])
 print(whole.get_cuda_kernel_launch_stats(ranks=[0], visualize=False)[0].to_json(orient="records"))
 """
-STATISTICS = ["calls", "device_calls", "launch_ns", "device_ns", "median_delay_ns", "max_delay_ns", "short_calls"]
+STATISTICS = [
+    "calls",
+    "device_calls",
+    "launch_ns",
+    "device_ns",
+    "median_delay_ns",
+    "max_delay_ns",
+    "short_calls",
+]
 
 
 def _told_by_hta(name):
     """Per correlation the µs of the call, of what it launched and between, in a process that may warn."""
-    command = [sys.executable, "-W", "ignore", "-c", HTA, str(FOLDER / f"{name}.json.gz"), str(FOLDER)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        HTA,
+        str(FOLDER / f"{name}.json.gz"),
+        str(FOLDER),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {row["correlation"]: row for row in json.loads(done.stdout.splitlines()[-1])}
 
@@ -197,7 +252,13 @@ def _in_whole_us(event):
 @needs_traces
 @pytest.mark.skipif(find_spec("hta") is None, reason="HolisticTraceAnalysis is not installed")
 @pytest.mark.parametrize(
-    "name", ["a100_megatron_tp8_rank0", "a100_nccl_2ranks_rank0", "h100_timesformer_inference", "v100_ns_resolution"]
+    "name",
+    [
+        "a100_megatron_tp8_rank0",
+        "a100_nccl_2ranks_rank0",
+        "h100_timesformer_inference",
+        "v100_ns_resolution",
+    ],
 )
 def test_launch_statistics_equal_htas(tmp_path, name) -> None:
     """HTA leaves out the last step and knows launches of four names: here both look at those that it tells of."""
@@ -213,10 +274,15 @@ def test_launch_statistics_equal_htas(tmp_path, name) -> None:
     expected = {}
     for call_name, rows in by_name.items():
         delays = sorted(row["launch_delay"] for row in rows)
-        sums = [sum(max(row[key], 0) for row in rows) for key in ("cpu_duration", "gpu_duration")]  # -1 by rounding
+        sums = [
+            sum(max(row[key], 0) for row in rows) for key in ("cpu_duration", "gpu_duration")
+        ]  # -1 by rounding
         in_us = [*sums, delays[(len(delays) - 1) // 2], delays[-1]]
         short = sum(row["gpu_duration"] < row["cpu_duration"] for row in rows)
         expected[call_name] = (len(rows), len(rows), *(round(us * 1000) for us in in_us), short)
-    found = {row.name: tuple(getattr(row, s) for s in STATISTICS) for row in capture(tmp_path, rounded).launches}
+    found = {
+        row.name: tuple(getattr(row, s) for s in STATISTICS)
+        for row in capture(tmp_path, rounded).launches
+    }
     assert found == expected
     assert sum(row[0] for row in found.values()) == len(theirs) > 400

@@ -23,7 +23,14 @@ FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 Reading = Callable[[Path], tuple[Events, int]]
 
 
-def event(number: int, name: str = "aten::add", args: str = "", head: str = "", ts: str = "", dur: str = "") -> str:
+def event(
+    number: int,
+    name: str = "aten::add",
+    args: str = "",
+    head: str = "",
+    ts: str = "",
+    dur: str = "",
+) -> str:
     """An event as torch 2.13 writes them."""
     own = f'"External id": {number},"Record function id": 0, "Sequence number": {number // 3}, '
     return f"""
@@ -72,7 +79,11 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Reading:
         monkeypatch.setattr(Scanner, "scan", lambda self, text: None)
         decoded = _events_or_sentence(path)
         monkeypatch.setattr(Scanner, "scan", scan)
-        assert events == decoded if isinstance(events, str) or isinstance(decoded, str) else same(events, decoded)
+        assert (
+            events == decoded
+            if isinstance(events, str) or isinstance(decoded, str)
+            else same(events, decoded)
+        )
         return events, scanned
 
     return read
@@ -99,7 +110,9 @@ def test_a_recording_with_stacks_is_scanned_and_the_same(tmp_path, both) -> None
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="INSTRUMENT_TRACES names no folder of real traces")
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0]
+)
 def test_real_traces_are_the_same(both, path) -> None:
     assert isinstance(both(path)[0], Events)
 
@@ -149,13 +162,21 @@ ODD = {
     "a number with zeros in front": event(200, args='"External id": 07, "Ev Idx": 3'),
     "a number of 64 bits": event(200, args='"External id": 18446744073709551615, "Ev Idx": 3'),
     "a number of 17 digits": event(200, args='"External id": 12345678901234567, "Ev Idx": 3'),
-    "nothing for a number": event(200, args='"Python parent id": null, "Python id": 4, "Ev Idx": 3'),
-    "a number twice": event(200, args='"External id": 7,"Record function id": 0, "External id": 8, "Ev Idx": 3'),
+    "nothing for a number": event(
+        200, args='"Python parent id": null, "Python id": 4, "Ev Idx": 3'
+    ),
+    "a number twice": event(
+        200, args='"External id": 7,"Record function id": 0, "External id": 8, "Ev Idx": 3'
+    ),
     "both external ids": event(200, args='"External id": 7, "external id": 8, "Ev Idx": 3'),
     "0 for one external id": event(200, args='"External id": 0, "external id": 8, "Ev Idx": 3'),
     "shapes": event(200, args='"External id": 7, "Input Dims": [[2, 3], []], "Ev Idx": 3'),
-    "a number behind shapes": event(200, args='"External id": 7, "Input Dims": [], "correlation": 8, "Ev Idx": 3'),
-    "a number behind the rest": event(200, args='"External id": 7, "Input Dims": [], "correlation": 8'),
+    "a number behind shapes": event(
+        200, args='"External id": 7, "Input Dims": [], "correlation": 8, "Ev Idx": 3'
+    ),
+    "a number behind the rest": event(
+        200, args='"External id": 7, "Input Dims": [], "correlation": 8'
+    ),
     "a missing comma": event(200, args='"External id": 7 "Ev Idx": 3'),
     "a comma too many": event(200, args='"External id": 7,, "Ev Idx": 3'),
     "a comma in front": event(200, args=', "Ev Idx": 3'),
@@ -165,9 +186,9 @@ ODD = {
     "a brace behind a 0": event(200, args='"External id": 7, "x": 0{"Ev Idx": 3'),
     "a brace before the rest": event(200, args='"External id": 7{"Input Dims": []'),
     "a brace too many": event(200, args='"External id": 7}, "x": {"Ev Idx": 3'),
-    "a kernel": event(200, args='"External id": 7, "grid": [1, 2, 3], "blocks per SM": 0.5').replace(
-        "cpu_op", "kernel"
-    ),
+    "a kernel": event(
+        200, args='"External id": 7, "grid": [1, 2, 3], "blocks per SM": 0.5'
+    ).replace("cpu_op", "kernel"),
     "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
     "a begin": FLOW.replace('"s"', '"B"'),
     "a list in its place": "\n  [1]",
@@ -175,7 +196,9 @@ ODD = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(tmp_path, both, what) -> None:
+def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
+    tmp_path, both, what
+) -> None:
     path = tmp_path / "trace.json"
     path.write_text(document([*COMMON[:60], ODD[what], *COMMON[60:]]))
     both(path)
@@ -190,20 +213,26 @@ def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch
     assert both(path)[1] > 100
 
 
-TEXT = document([*COMMON[:30], FLOW, *COMMON[30:40], INSTANT, *(ODD[what] for what in ("shapes", "a kernel"))]).encode()
+TEXT = document(
+    [*COMMON[:30], FLOW, *COMMON[30:40], INSTANT, *(ODD[what] for what in ("shapes", "a kernel"))]
+).encode()
 PARTS = [
     b'"', b"{", b"}", b",", b":", b"[", b"]", b" ", b"\n", b"0", b"7", b".", b"-", b"e5", b"null", b"\\", b"\xff",
     b"},\n  {", b'},\n  {\n    "ph": "X",', b', "Ev Idx": 7', b'"External id": 9, ', b'"dur": 3.000,', b"9" * 17, b"",
 ]  # fmt: skip
 CHANGES = st.lists(
     st.tuples(
-        st.integers(20, len(TEXT) - 1), st.integers(0, 9), st.one_of(st.sampled_from(PARTS), st.binary(max_size=2))
+        st.integers(20, len(TEXT) - 1),
+        st.integers(0, 9),
+        st.one_of(st.sampled_from(PARTS), st.binary(max_size=2)),
     ),
     min_size=1,
     max_size=3,
 )
 QUIET = settings(
-    max_examples=60, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60,
+    deadline=5000,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -22,14 +22,31 @@ CUDA = {"Device Type": 1, "Device Id": 0}
 CPU = {"Device Type": 0, "Device Id": -1}
 
 
-def event(at_us: float, size: int, address: int | None, total: int | None = None, tid: int = 1, **more: Any) -> dict:
+def event(
+    at_us: float,
+    size: int,
+    address: int | None,
+    total: int | None = None,
+    tid: int = 1,
+    **more: Any,
+) -> dict:
     """An allocation, or a free where the size is negative, as torch writes it: on cuda:0 unless told otherwise."""
     arguments = {"Bytes": size, **CUDA, **more}
     if address is not None:
         arguments["Addr"] = address
     if total is not None:
-        arguments |= {"Total Allocated": total, "Total Reserved": 1000 if arguments["Device Type"] else 0}
-    name = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": tid}
+        arguments |= {
+            "Total Allocated": total,
+            "Total Reserved": 1000 if arguments["Device Type"] else 0,
+        }
+    name = {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "s": "t",
+        "name": "[memory]",
+        "pid": 7,
+        "tid": tid,
+    }
     return name | {"ts": at_us, "args": arguments}
 
 
@@ -61,9 +78,21 @@ EVENTS = [
     event(45, -8, 1, 0, **CPU),
 ]
 BY = {
-    "operator": {"aten::linear": (100, 1, 12000), "aten::relu": (140, 2, 26000), "[no operator]": (50, 1, 30000)},
-    "range": {"forward/layer": (100, 1, 12000), "forward": (140, 2, 26000), "[no range]": (50, 1, 30000)},
-    "module": {"Net_0/Linear_1": (100, 1, 12000), "Net_0": (140, 2, 26000), "[no module]": (50, 1, 30000)},
+    "operator": {
+        "aten::linear": (100, 1, 12000),
+        "aten::relu": (140, 2, 26000),
+        "[no operator]": (50, 1, 30000),
+    },
+    "range": {
+        "forward/layer": (100, 1, 12000),
+        "forward": (140, 2, 26000),
+        "[no range]": (50, 1, 30000),
+    },
+    "module": {
+        "Net_0/Linear_1": (100, 1, 12000),
+        "Net_0": (140, 2, 26000),
+        "[no module]": (50, 1, 30000),
+    },
 }
 
 
@@ -86,7 +115,10 @@ def test_devices(tmp_path) -> None:
 def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
     up_for_50_days = [each | {"ts": each["ts"] + 4_359_044_661_000} for each in EVENTS]
     found = capture(tmp_path, up_for_50_days)
-    assert [row.peak_ns for row in found.memory.devices] == [4_359_044_661_032_000, 4_359_044_661_013_000]
+    assert [row.peak_ns for row in found.memory.devices] == [
+        4_359_044_661_032_000,
+        4_359_044_661_013_000,
+    ]
     text = repr(found.memory).splitlines()
     assert ("  peak at  " in text[0], text[-1][:16]) == (True, "More of it: live")
     assert ("32.000 µs" in text[2], "13.000 µs" in text[3]) == (True, True)
@@ -114,9 +146,15 @@ def test_what_lived_at_the_peak_and_since_when(tmp_path, by) -> None:
 
 def test_what_lived_at_another_time_and_on_another_device(tmp_path) -> None:
     memory = capture(tmp_path, EVENTS).memory
-    assert live(memory.live(at_ns=16_000)) == {"aten::linear": (250, 2, 12000), BEFORE: (500, None, None)}
+    assert live(memory.live(at_ns=16_000)) == {
+        "aten::linear": (250, 2, 12000),
+        BEFORE: (500, None, None),
+    }
     assert live(memory.live(at_ns=17_999)) == live(memory.live(at_ns=16_000))
-    assert live(memory.live(at_ns=18_000)) == {"aten::linear": (100, 1, 12000), BEFORE: (500, None, None)}
+    assert live(memory.live(at_ns=18_000)) == {
+        "aten::linear": (100, 1, 12000),
+        BEFORE: (500, None, None),
+    }
     assert live(memory.live(at_ns=1_000)) == {BEFORE: (500, None, None)}
     assert live(memory.live(at_ns=99_000)) == {
         "aten::linear": (100, 1, 12000), "aten::add": (100, 1, 62000), "[no operator]": (50, 1, 30000),
@@ -139,13 +177,26 @@ def test_steps_tell_what_they_left_behind(tmp_path) -> None:
 def test_sizes(tmp_path) -> None:
     table = capture(tmp_path, EVENTS).memory.sizes
     assert table.columns == ("device", "size_bytes", "allocations", "bytes", "kept")
-    cuda = [("cuda:0", 100, 3, 300, 2), ("cuda:0", 150, 1, 150, 0), ("cuda:0", 50, 1, 50, 1), ("cuda:0", 40, 1, 40, 0)]
+    cuda = [
+        ("cuda:0", 100, 3, 300, 2),
+        ("cuda:0", 150, 1, 150, 0),
+        ("cuda:0", 50, 1, 50, 1),
+        ("cuda:0", 40, 1, 40, 0),
+    ]
     assert [tuple(row) for row in table] == [*cuda, ("cpu", 8, 1, 8, 0)]
 
 
 def test_every_event_with_what_was_around_it(tmp_path) -> None:
     table = capture(tmp_path, EVENTS).memory.events
-    assert table.columns == ("device", "time_ns", "size_bytes", "address", "operator", "range", "module")
+    assert table.columns == (
+        "device",
+        "time_ns",
+        "size_bytes",
+        "address",
+        "operator",
+        "range",
+        "module",
+    )
     rows = {(row.device, row.time_ns): tuple(row)[2:] for row in table}
     assert len(rows) == len(table) == 12
     inside = ("aten::linear", "forward/layer", "Net_0/Linear_1")
@@ -176,7 +227,8 @@ def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
 def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path) -> None:
     up_and_down = [(1000 * k // 64, size) for k in range(64) for size in (k + 1, -k - 1)]
     events = [
-        event(us + (size < 0) * 0.5, size, k) for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
+        event(us + (size < 0) * 0.5, size, k)
+        for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
     ]
     curve = capture(tmp_path, events).memory.curve(points=4)
     level = [sum(values) for values in zip(*curve.series.values())]
@@ -189,7 +241,11 @@ def test_the_telling_kind_tells_the_most_of_the_peak(tmp_path) -> None:
     memory = capture(tmp_path, EVENTS).memory
     assert memory.most_telling() == "module", "all three tell 240 of 290"
     assert memory.most_telling(most=1) == "module"
-    bare = [event_ for event_ in EVENTS if event_.get("cat") not in ("user_annotation", "python_function")]
+    bare = [
+        event_
+        for event_ in EVENTS
+        if event_.get("cat") not in ("user_annotation", "python_function")
+    ]
     memory = capture(tmp_path, bare).memory
     assert (memory.kinds, memory.most_telling()) == (("operator",), "operator")
     outside = [annotation("forward", 0, 2), span("aten::mm", 5, 5), event(6, 10, 1)]
@@ -209,7 +265,12 @@ OLD = [  # torch 1.9: no addresses, no totals
 def test_without_addresses_and_totals_it_is_known_how_much_and_not_what(tmp_path) -> None:
     memory = capture(tmp_path, OLD).memory
     row = memory.devices[0]
-    assert (row.peak_bytes, row.peak_net_bytes, row.net_bytes, row.reserved_bytes) == (None, 130, -40, None)
+    assert (row.peak_bytes, row.peak_net_bytes, row.net_bytes, row.reserved_bytes) == (
+        None,
+        130,
+        -40,
+        None,
+    )
     assert [tuple(row) for row in memory.live()] == [(None, 130, None, None)]
     assert [tuple(row) for row in memory.steps] == [("cuda:0", 1, None, -40, None)]
     assert {row.size_bytes: row.kept for row in memory.sizes} == {100: None, 30: None}
@@ -220,15 +281,24 @@ def test_without_addresses_and_totals_it_is_known_how_much_and_not_what(tmp_path
 
 def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
     memory = capture(tmp_path, EVENTS).memory
-    with pytest.raises(CaptureError, match=r"^The trace holds no memory events of cuda:1; it has cuda:0, cpu\.$"):
+    with pytest.raises(
+        CaptureError, match=r"^The trace holds no memory events of cuda:1; it has cuda:0, cpu\.$"
+    ):
         memory.live(device="cuda:1")
-    with pytest.raises(ConfigError, match=r"^Memory cannot be told by 'name'; choose operator, range or module\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^Memory cannot be told by 'name'; choose operator, range or module\.$"
+    ):
         memory.live("name")
     empty = capture(tmp_path, [span("aten::mm", 0, 5)]).memory
     assert len(empty.devices) == len(empty.steps) == len(empty.sizes) == len(empty.events) == 0
-    with pytest.raises(CaptureError, match=r"^The trace holds no memory events; record it with profile_memory=true\.$"):
+    with pytest.raises(
+        CaptureError,
+        match=r"^The trace holds no memory events; record it with profile_memory=true\.$",
+    ):
         empty.live()
-    with pytest.raises(CaptureError, match=r"^The trace names no modules; record it with with_stack=true\.$"):
+    with pytest.raises(
+        CaptureError, match=r"^The trace names no modules; record it with with_stack=true\.$"
+    ):
         capture(tmp_path, OLD).memory.live("module")
 
 
@@ -247,12 +317,18 @@ def test_a_recording_has_the_peak_and_the_end_of_torchs_own_timeline(tmp_path) -
         warnings.simplefilter("ignore")
         profiler.export_memory_timeline(str(tmp_path / "theirs.json"), device="cpu")
     _, theirs = json.loads((tmp_path / "theirs.json").read_text())
-    before = sum(p.numel() * 4 for p in model.parameters())  # torch sees the parameters used, and counts them as there
+    before = sum(
+        p.numel() * 4 for p in model.parameters()
+    )  # torch sees the parameters used, and counts them as there
     memory = Capture.load(tmp_path / "trace.json").memory
     ours = memory.devices[0]
     assert ours.peak_net_bytes == max(map(sum, theirs)) - before
     assert ours.net_bytes == sum(theirs[-1]) - before
-    gradients = {row.name: row.bytes for row in memory.live("operator", at_ns=2**62) if "Backward" in row.name}
+    gradients = {
+        row.name: row.bytes
+        for row in memory.live("operator", at_ns=2**62)
+        if "Backward" in row.name
+    }
     assert sum(gradients.values()) == before, "the gradients are as large as the parameters"
 
 
@@ -273,9 +349,14 @@ def test_real_traces(name, device, events, peak) -> None:
     assert (row.device, row.allocations + row.frees, row.peak_bytes) == (device, events, peak)
     for line in memory.timelines.values():
         net = line.net_bytes - line.net_bytes[0]
-        assert line.allocated_bytes is None or (line.allocated_bytes - line.allocated_bytes[0] == net).all()
+        assert (
+            line.allocated_bytes is None
+            or (line.allocated_bytes - line.allocated_bytes[0] == net).all()
+        )
         for by in memory.kinds:
-            assert sum(memory.live(by, device=line.device).column("bytes")) == line.level_bytes.max()
+            assert (
+                sum(memory.live(by, device=line.device).column("bytes")) == line.level_bytes.max()
+            )
             curve = memory.curve(by, device=line.device)
             level = [sum(values) for values in zip(*curve.series.values())]
             assert max(level) - min(level) == line.level_bytes.max() - line.level_bytes.min()

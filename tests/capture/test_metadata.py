@@ -23,7 +23,9 @@ from instrument.sinks.scalars import last_step, scalars
 def described(folder: Path, metadata: Any) -> Path:
     """A capture whose capture.json is this."""
     made = write_capture(folder, steps()).folder
-    (made / "capture.json").write_text(metadata if isinstance(metadata, str) else json.dumps(metadata))
+    (made / "capture.json").write_text(
+        metadata if isinstance(metadata, str) else json.dumps(metadata)
+    )
     return made
 
 
@@ -31,7 +33,10 @@ def described(folder: Path, metadata: Any) -> Path:
     ("metadata", "reason"),
     [
         ({"window": 5}, "Expected `object`, got `int` - at `$.window`"),
-        ({"window": {"truncated": "yes"}}, "Expected `bool | null`, got `str` - at `$.window.truncated`"),
+        (
+            {"window": {"truncated": "yes"}},
+            "Expected `bool | null`, got `str` - at `$.window.truncated`",
+        ),
         ({"window": {"first_step": 2**60}}, "- at `$.window.first_step`"),
         ({"versions": 7}, "Expected `object`, got `int` - at `$.versions`"),
         ({"versions": {"torch": 2}}, "- at `$.versions[...]`"),
@@ -57,7 +62,9 @@ def described(folder: Path, metadata: Any) -> Path:
         ({"scalars": {"a": "b"}}, "- at `$.scalars[...]`"),
     ],
 )
-def test_a_value_of_another_type_gets_one_sentence(tmp_path: Path, metadata: dict[str, Any], reason: str) -> None:
+def test_a_value_of_another_type_gets_one_sentence(
+    tmp_path: Path, metadata: dict[str, Any], reason: str
+) -> None:
     made = described(tmp_path, metadata)
     with pytest.raises(CaptureError) as raised:
         Capture.load(made)
@@ -68,11 +75,15 @@ def test_a_value_of_another_type_gets_one_sentence(tmp_path: Path, metadata: dic
     assert Capture.load(made / "trace.json.gz").steps.column("number") == [3, 4]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", '{"a": 1e400}', "[" * 9999, "\ud800", '{"a": NaN}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "null", '{"a": 1e400}', "[" * 9999, "\ud800", '{"a": NaN}', "\x00"]
+)
 def test_what_is_no_json_object_gets_one_sentence(tmp_path: Path, text: str) -> None:
     made = described(tmp_path, "")
     (made / "capture.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(CaptureError, match=f"^The file {re.escape(str(made))}.* cannot be read .*again.$"):
+    with pytest.raises(
+        CaptureError, match=f"^The file {re.escape(str(made))}.* cannot be read .*again.$"
+    ):
         Capture.load(made)
 
 
@@ -113,7 +124,10 @@ def test_what_lies_behind_links_is_not_read(tmp_path: Path) -> None:
         (made / name).symlink_to(secret)
     (made / "more").symlink_to(tmp_path)
     (made / "readme.txt").write_text("")
-    with pytest.raises(CaptureError, match=r"capture.json cannot be read: is a symbolic link, which is not followed.$"):
+    with pytest.raises(
+        CaptureError,
+        match=r"capture.json cannot be read: is a symbolic link, which is not followed.$",
+    ):
         Capture.load(made)
     (made / "capture.json").unlink()
     (made / "capture.json").write_text("{}")
@@ -126,7 +140,11 @@ def test_what_lies_behind_links_is_not_read(tmp_path: Path) -> None:
 
 def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     made = described(tmp_path / "run", {})
-    for name, target in (("run", made.parent), ("capture", made), ("trace.json.gz", made / "trace.json.gz")):
+    for name, target in (
+        ("run", made.parent),
+        ("capture", made),
+        ("trace.json.gz", made / "trace.json.gz"),
+    ):
         link = tmp_path / "links" / name
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(target)

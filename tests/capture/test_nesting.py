@@ -20,7 +20,9 @@ def nested(folder: Path, *intervals: tuple[str, int, int]):
 
 
 def test_a_child_lies_wholly_inside_its_parent(tmp_path) -> None:
-    parents, forest = nested(tmp_path, ("a", 0, 10), ("b", 1, 4), ("c", 2, 3), ("d", 5, 10), ("e", 11, 12))
+    parents, forest = nested(
+        tmp_path, ("a", 0, 10), ("b", 1, 4), ("c", 2, 3), ("d", 5, 10), ("e", 11, 12)
+    )
     assert parents == {"a": None, "b": "a", "c": "b", "d": "a", "e": None}
     assert forest.depth.tolist() == [0, 1, 2, 1, 0]
     assert forest.own(forest.total_ns).tolist() == [2000, 2000, 1000, 5000, 1000]
@@ -46,7 +48,9 @@ def test_of_two_that_start_together_the_longer_is_the_parent(tmp_path) -> None:
 
 
 def test_threads_do_not_nest_in_each_other(tmp_path) -> None:
-    events = read(tmp_path, [span("a", 0, 10, tid=1), span("b", 2, 3, tid=2), span("c", 4, 1, tid="main")])
+    events = read(
+        tmp_path, [span("a", 0, 10, tid=1), span("b", 2, 3, tid=2), span("c", 4, 1, tid="main")]
+    )
     assert nest(events, np.ones(3, np.bool_)).parent.tolist() == [-1, -1, -1]
 
 
@@ -85,16 +89,23 @@ def _plain(forest) -> list[int]:
 
 
 def test_the_innermost_interval_around_a_moment(tmp_path) -> None:
-    events = read(tmp_path, [span("a", 0, 10), span("b", 2, 3), span("c", 20, 5), span("d", 3, 1, tid=2)])
+    events = read(
+        tmp_path, [span("a", 0, 10), span("b", 2, 3), span("c", 20, 5), span("d", 3, 1, tid=2)]
+    )
     forest = nest(events, np.ones(4, np.bool_))
     moments = np.array([1, 2, 4, 7, 12, 22, 3, -5, 5, 10, 25]) * 1000
     found = forest.around(np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], np.int32), moments)
     names = [events.names[events.name[forest.index[node]]] if node >= 0 else None for node in found]
-    assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c"], "their ends belong to them"
+    assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c"], (
+        "their ends belong to them"
+    )
 
 
 def test_paths_are_numbered_by_their_names(tmp_path) -> None:
-    events = read(tmp_path, [span("a", 0, 9), span("b", 1, 2), span("a", 4, 4), span("a", 10, 5), span("b", 11, 1)])
+    events = read(
+        tmp_path,
+        [span("a", 0, 9), span("b", 1, 2), span("a", 4, 4), span("a", 10, 5), span("b", 11, 1)],
+    )
     forest = nest(events, np.ones(5, np.bool_))
     path, above, name = number_paths(forest, events.name[forest.index].astype(np.int64))
     assert path[1] == path[4]

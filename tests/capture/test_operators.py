@@ -21,7 +21,12 @@ from instrument.errors import ConfigError
 from instrument.links.links import Links
 
 SEEN = {  # what each recording must hold for a comparison to mean anything
-    "convolutions": {"ProfilerStep*", "aten::convolution_backward", "aten::native_batch_norm", "aten::addmm"},
+    "convolutions": {
+        "ProfilerStep*",
+        "aten::convolution_backward",
+        "aten::native_batch_norm",
+        "aten::addmm",
+    },
     "transformer": {"aten::native_layer_norm_backward", "aten::bmm", "[memory]"},
     "lstm": {"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "[memory]"},
     "checkpointed": {"block", "aten::embedding", "EmbeddingBackward0", "[memory]"},
@@ -31,7 +36,10 @@ ALWAYS = {"forward", "Optimizer.step#Adam.step", "aten::add_"}
 
 
 def values(table, *key: str) -> dict:
-    rows = {tuple(getattr(row, k) for k in key): tuple(getattr(row, c) for c in COLUMNS) for row in table}
+    rows = {
+        tuple(getattr(row, k) for k in key): tuple(getattr(row, c) for c in COLUMNS)
+        for row in table
+    }
     assert len(rows) == len(table), "two rows of one key"
     rows = {k: row for k, row in rows.items() if INEXACT_ROWS.isdisjoint(k)}
     return {k[0] if len(k) == 1 else k: row for k, row in rows.items()}
@@ -74,7 +82,9 @@ def test_with_threads_times_are_torchs_and_memory_is_the_threads_own(recordings)
         k: v[:3] for k, v in theirs.items() if k != "[memory]"
     }
     waiting = recording.capture.operators.where(name="waiting")[0]
-    assert not EXACT_MEMORY or theirs["waiting"][3] >= 120 * 60 * 4, "torch no longer counts the other thread's memory"
+    assert not EXACT_MEMORY or theirs["waiting"][3] >= 120 * 60 * 4, (
+        "torch no longer counts the other thread's memory"
+    )
     assert waiting.cpu_bytes == 0
     kept = sum(row.self_cpu_bytes for row in recording.capture.operators)
     assert kept == int(recording.capture.events.memory.size_bytes.sum())
@@ -128,7 +138,10 @@ def test_utility_operators_are_left_out_and_steps_share_a_name(tmp_path) -> None
             span("aten::add", 5, 2),
         ],
     ).operators
-    assert [(r.name, r.calls, r.self_cpu_ns) for r in table] == [("ProfilerStep*", 2, 18000), ("aten::add", 1, 2000)]
+    assert [(r.name, r.calls, r.self_cpu_ns) for r in table] == [
+        ("ProfilerStep*", 2, 18000),
+        ("aten::add", 1, 2000),
+    ]
 
 
 def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
@@ -209,14 +222,18 @@ def test_a_launch_counts_on_the_thread_of_its_operator(tmp_path) -> None:
     assert capture(tmp_path, events).operators[0].self_cpu_ns == 8000
 
 
-def test_a_launch_belongs_to_what_is_around_it_and_not_to_the_operator_further_out_that_its_id_names(tmp_path) -> None:
+def test_a_launch_belongs_to_what_is_around_it_and_not_to_the_operator_further_out_that_its_id_names(
+    tmp_path,
+) -> None:
     events = [
         span("mylib::fused", 0, 100, External_id=1),
         annotation("mine", 10, 80, External_id=2),
         span("cuLaunchKernel", 20, 5, cat="cuda_driver", External_id=1, correlation=7),
         kernel("triton", 30, 60, External_id=1, correlation=7),
         span("elsewhere", 0, 50, tid=2, External_id=9),
-        span("cuLaunchKernel", 40, 5, cat="cuda_driver", External_id=9, correlation=8),  # around it on thread 1: "mine"
+        span(
+            "cuLaunchKernel", 40, 5, cat="cuda_driver", External_id=9, correlation=8
+        ),  # around it on thread 1: "mine"
         kernel("second", 90, 7, External_id=9, correlation=8),
         kernel("no call", 120, 3, External_id=9, correlation=10),
     ]
@@ -253,11 +270,24 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
     ]
     found = capture(tmp_path, events)
     table = found.operators
-    assert device_times(table) == {"ProfilerStep*": (3000, 0), "aten::add": (3000, 3000), "[no launch]": (12000, 12000)}
+    assert device_times(table) == {
+        "ProfilerStep*": (3000, 0),
+        "aten::add": (3000, 3000),
+        "[no launch]": (12000, 12000),
+    }
     (row,) = table.where(name="[no launch]")
-    assert (row.calls, row.cpu_ns, row.self_cpu_ns, row.flops, row.share) == (2, None, None, None, None)
+    assert (row.calls, row.cpu_ns, row.self_cpu_ns, row.flops, row.share) == (
+        2,
+        None,
+        None,
+        None,
+        None,
+    )
     assert (row.device_share, table.where(name="aten::add")[0].device_share) == (5 / 8, 3 / 8)
-    unlaunched = {by: table.by(by).where(name="[no launch]") for by in ("step", "device", "range", "thread", "stack")}
+    unlaunched = {
+        by: table.by(by).where(name="[no launch]")
+        for by in ("step", "device", "range", "thread", "stack")
+    }
     assert [(r.step, r.calls) for r in unlaunched["step"]] == [(3, 1), (None, 1)]
     assert [r.device for r in unlaunched["device"]] == ["7"]
     assert [r.range for r in unlaunched["range"]] == [None]
@@ -268,8 +298,17 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     row = capture(tmp_path, [span("aten::mm", 0, 10)]).operators[0]
     assert (row.cpu_ns, row.self_cpu_ns) == (10000, 10000)
-    unknown = ("device_ns", "self_device_ns", "cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes")
-    assert {name: getattr(row, name) for name in (*unknown, "flops")} == dict.fromkeys((*unknown, "flops"))
+    unknown = (
+        "device_ns",
+        "self_device_ns",
+        "cpu_bytes",
+        "self_cpu_bytes",
+        "device_bytes",
+        "self_device_bytes",
+    )
+    assert {name: getattr(row, name) for name in (*unknown, "flops")} == dict.fromkeys(
+        (*unknown, "flops")
+    )
 
 
 def test_the_columns_are_those_agreed(tmp_path) -> None:
@@ -297,7 +336,10 @@ MEMORY = [
 
 
 def sizes(table):
-    return {r.name: (r.calls, r.cpu_bytes, r.self_cpu_bytes, r.device_bytes, r.self_device_bytes) for r in table}
+    return {
+        r.name: (r.calls, r.cpu_bytes, r.self_cpu_bytes, r.device_bytes, r.self_device_bytes)
+        for r in table
+    }
 
 
 def test_memory_counts_on_its_own_thread(tmp_path) -> None:
@@ -374,7 +416,10 @@ RECURSIVE = [
 
 
 def totals(table):
-    return {r.name: (r.calls, r.cpu_ns, r.self_cpu_ns, r.device_ns, r.cpu_bytes, r.device_bytes) for r in table}
+    return {
+        r.name: (r.calls, r.cpu_ns, r.self_cpu_ns, r.device_ns, r.cpu_bytes, r.device_bytes)
+        for r in table
+    }
 
 
 def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
@@ -465,7 +510,11 @@ def test_overloads_equal_torchs_own(tmp_path) -> None:
         (r.key, r.overload_name): (r.count, round(r.self_cpu_time_total * 1000))
         for r in profiler.key_averages(group_by_overload_name=True)
     }
-    assert {("aten::sum", ""), ("aten::sum", "dim_IntList"), ("aten::fill_", "Scalar")} <= theirs.keys()
+    assert {
+        ("aten::sum", ""),
+        ("aten::sum", "dim_IntList"),
+        ("aten::fill_", "Scalar"),
+    } <= theirs.keys()
     table = Capture.load(tmp_path / "trace.json").operators
     assert {(r.name, r.overload): (r.calls, r.self_cpu_ns) for r in table.by("overload")} == theirs
     assert {r.name for r in table} == {r.key for r in profiler.key_averages()}
@@ -493,14 +542,26 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
         ("aten::t", False, 1, 1000, 0),
         ("aten::conv2d", True, 1, 9000, 0),
     ]
-    without_device = capture(tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]).operators.uncounted
-    assert [(row.name, row.device_ns) for row in without_device] == [("aten::b", None), ("aten::a", None)]
+    without_device = capture(
+        tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]
+    ).operators.uncounted
+    assert [(row.name, row.device_ns) for row in without_device] == [
+        ("aten::b", None),
+        ("aten::a", None),
+    ]
 
 
-REAL = ["a100_megatron_tp8_rank0", "b200_eager", "h100_timesformer_inference", "mi300x_resnet_checkpoint_train"]
+REAL = [
+    "a100_megatron_tp8_rank0",
+    "b200_eager",
+    "h100_timesformer_inference",
+    "mi300x_resnet_checkpoint_train",
+]
 
 
-@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 @pytest.mark.parametrize("name", [*REAL, "v100_216k_events", "v100_resnet50_workers0"])
 def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
     whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")

@@ -14,8 +14,14 @@ PARTS = "kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu
 
 # What the plugin shows: averages in µs of a step, then GPU utilization, SM efficiency and occupancy in percent.
 SHOWN = {
-    "v100_resnet50_workers0": ((98589, 1915, 89, 0, 2908, 59262, 13674, 1156), (55.51, 54.68, 49.13)),
-    "v100_resnet50_workers4": ((99145, 3160, 98, 0, 10564, 1186, 22665, 4251), (70.27, 69.22, 48.91)),
+    "v100_resnet50_workers0": (
+        (98589, 1915, 89, 0, 2908, 59262, 13674, 1156),
+        (55.51, 54.68, 49.13),
+    ),
+    "v100_resnet50_workers4": (
+        (99145, 3160, 98, 0, 10564, 1186, 22665, 4251),
+        (70.27, 69.22, 48.91),
+    ),
 }
 
 
@@ -66,13 +72,22 @@ def test_a_last_step_that_was_cut_off_is_left_out(tmp_path) -> None:
         for step, count in ((0, 5), (100, fewer)):
             for n in range(count):
                 at, number = step + 10 * n, step + n + 1
-                events = [*events, call("cudaLaunchKernel", at, 1, number), kernel("a", at + 2, 5, correlation=number)]
+                events = [
+                    *events,
+                    call("cudaLaunchKernel", at, 1, number),
+                    kernel("a", at + 2, 5, correlation=number),
+                ]
         assert len(capture(tmp_path, events).overview) == kept
     assert len(capture(tmp_path, [*STEPS[:2], *launches]).overview) == 1
 
 
 def test_a_call_that_outlasts_its_step_does_not_prolong_it(tmp_path) -> None:
-    events = [STEPS[0], *STEPS[4:6], call("cudaLaunchKernel", 95, 6, 9), kernel("b", 130, 5, correlation=9)]
+    events = [
+        STEPS[0],
+        *STEPS[4:6],
+        call("cudaLaunchKernel", 95, 6, 9),
+        kernel("b", 130, 5, correlation=9),
+    ]
     assert capture(tmp_path, events).overview[0].duration_ns == 120_000
 
 
@@ -83,9 +98,17 @@ def test_device_work_of_before_the_first_step_delays_it(tmp_path) -> None:
 
 
 def test_a_trace_without_steps_is_one(tmp_path) -> None:
-    (row,) = capture(tmp_path, [span("aten::mm", 10, 20), span("aten::mm", 40, 10), kernel("gemm", 45, 15)]).overview
+    (row,) = capture(
+        tmp_path, [span("aten::mm", 10, 20), span("aten::mm", 40, 10), kernel("gemm", 45, 15)]
+    ).overview
     assert row.number is None
-    assert in_us(row, ("start_ns", "duration_ns", "cpu_ns", "kernel_ns", "other_ns")) == [10, 50, 25, 15, 10]
+    assert in_us(row, ("start_ns", "duration_ns", "cpu_ns", "kernel_ns", "other_ns")) == [
+        10,
+        50,
+        25,
+        15,
+        10,
+    ]
     assert len(capture(tmp_path, []).overview) == 0
 
 
@@ -103,7 +126,9 @@ def test_devices_by_hand(tmp_path) -> None:
         copy(0, 100),
     ]
     first, second = capture(tmp_path, events).devices
-    columns = "device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
+    columns = (
+        "device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
+    )
     assert first._fields == tuple(columns.split())
     assert tuple(first)[:4] == (7, 2, 60000, 100000)
     assert first[4:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35, 1))

@@ -41,7 +41,10 @@ def at_or_above(paths: Paths, path: int) -> list[int]:
 def groupings(paths: Paths) -> list[tuple[np.ndarray, int]]:
     """Each path by itself, and all of a name together."""
     index = {name: number for number, name in enumerate(dict.fromkeys(paths.names))}
-    return [(np.arange(len(paths.names)), len(paths.names)), (np.array([index[n] for n in paths.names]), len(index))]
+    return [
+        (np.arange(len(paths.names)), len(paths.names)),
+        (np.array([index[n] for n in paths.names]), len(index)),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -59,7 +62,9 @@ def test_sums_count_each_item_once_for_each_group(seed) -> None:
         assert paths.summed(values, group, count, one, other).tolist() == both.tolist()
         for path in range(len(paths.names)):
             further = at_or_above(paths, path)[1:]
-            assert paths.outermost(group)[path] == (int(group[path]) not in {int(group[each]) for each in further})
+            assert paths.outermost(group)[path] == (
+                int(group[path]) not in {int(group[each]) for each in further}
+            )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -68,13 +73,18 @@ def test_the_common_path_and_what_lies_below_one(seed) -> None:
     every = [NONE, *range(len(paths.names))]
     one, other = (np.array(side) for side in zip(*[(a, b) for a in every for b in every]))
     ways = {path: at_or_above(paths, path) for path in every}
-    common = [next((path for path in ways[a] if path in ways[b]), NONE) for a, b in zip(one.tolist(), other.tolist())]
+    common = [
+        next((path for path in ways[a] if path in ways[b]), NONE)
+        for a, b in zip(one.tolist(), other.tolist())
+    ]
     assert paths.common(one, other).tolist() == common
     chosen = random.random(len(paths.names)) < 0.2
     below = [any(chosen[path] for path in ways[each]) for each in range(len(paths.names))]
     assert paths.at_or_below(chosen).tolist() == below
     own = random.integers(0, 9, len(paths.names))
-    inner = [sum(int(own[k]) for k in range(len(own)) if each in ways[k]) for each in range(len(own))]
+    inner = [
+        sum(int(own[k]) for k in range(len(own)) if each in ways[k]) for each in range(len(own))
+    ]
     assert paths.with_inner(own).tolist() == inner
 
 
@@ -117,10 +127,15 @@ def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:
 
 def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> None:
     depth = 3000
-    nested = [annotation(f"range_{number}", number, 2 * (depth - number)) for number in range(depth)]
+    nested = [
+        annotation(f"range_{number}", number, 2 * (depth - number)) for number in range(depth)
+    ]
     for number in range(0, depth, 3):
         launch = {"correlation": number + 1}
-        nested.append(span("cudaLaunchKernel", number + 0.1, 0.2, "cuda_runtime", **launch) | {"pid": 7, "tid": 1})
+        nested.append(
+            span("cudaLaunchKernel", number + 0.1, 0.2, "cuda_runtime", **launch)
+            | {"pid": 7, "tid": 1}
+        )
         nested.append(span("gemm", 10_000 + number, 1, "kernel", **launch))
     read = capture(tmp_path, nested)
     read.links.launched  # noqa: B018
@@ -135,7 +150,9 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
     assert table.column("depth") == list(range(depth))
     assert len(set(table.column("path"))) == depth
     assert table.column("cpu_ns") == [2000 * (depth - number) for number in range(depth)]
-    assert table.column("device_ns") == [1000 * (depth // 3 - (number + 2) // 3) for number in range(depth)]
+    assert table.column("device_ns") == [
+        1000 * (depth // 3 - (number + 2) // 3) for number in range(depth)
+    ]
     assert table.column("device_busy_ns") == table.column("device_ns")
     assert took < 8
     assert peak < 100 << 20

@@ -16,7 +16,9 @@ PARTS = st.sampled_from([
     "a", "B", "_", ".", r"\.", r"\w", r"\d", r"\W", "[ab]", "[^a]", "[]a]", "[^]a]", "[a-c_]", r"[\]x]", r"\x41",
     "^", "$", r"\b", r"\A", r"\Z", "{", "}", "a{", "x{,y", " ",
 ])  # fmt: skip
-REPEATS = st.sampled_from(["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{,}", "{0}", "{1,2}?"])
+REPEATS = st.sampled_from(
+    ["*", "+", "?", "*?", "+?", "??", "{2}", "{1,3}", "{,2}", "{2,}", "{,}", "{0}", "{1,2}?"]
+)
 PATTERNS = st.recursive(
     PARTS,
     lambda inner: st.one_of(
@@ -37,12 +39,21 @@ def test_it_finds_what_pythons_matcher_finds(pattern, texts) -> None:
     except re.error:  # two groups of a name
         return
     found = Pattern([pattern])
-    assert [found.search(text) for text in texts] == [expected.search(text) is not None for text in texts]
+    assert [found.search(text) for text in texts] == [
+        expected.search(text) is not None for text in texts
+    ]
 
 
 def test_any_of_several_may_match_anywhere_in_any_case() -> None:
     found = Pattern(["my_all_?reduce", "deep_ep::(one|two)shot", r"^ring_\d+"])
-    names = ["f<My_AllReduce>", "x deep_ep::TWOshot<8>", "ring_12", "my_ring_12", "deep_ep::layout", ""]
+    names = [
+        "f<My_AllReduce>",
+        "x deep_ep::TWOshot<8>",
+        "ring_12",
+        "my_ring_12",
+        "deep_ep::layout",
+        "",
+    ]
     assert [found.search(name) for name in names] == [True, True, True, False, False, False]
     assert not Pattern([]).search("anything")
 
@@ -71,7 +82,10 @@ def test_what_is_not_understood_is_told(pattern, why) -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        *((each, "a" * 20_000 + "!") for each in ("(a+)+$", "(a|a)*b", "(a*)*b", "a?" * 40 + "a" * 40 + "b", "(.*)*x")),
+        *(
+            (each, "a" * 20_000 + "!")
+            for each in ("(a+)+$", "(a|a)*b", "(a*)*b", "a?" * 40 + "a" * 40 + "b", "(.*)*x")
+        ),
         ("(a|b)*a.{50}b$", "abba" * 5_000 + "!"),
     ],
 )

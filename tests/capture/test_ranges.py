@@ -30,13 +30,17 @@ STEPPED = [
 
 def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times(tmp_path) -> None:
     rows = capture(tmp_path, STEPPED).ranges
-    assert [(r.path, r.name, r.depth, r.calls, r.cpu_ns, r.self_cpu_ns, r.cpu_ns_per_step) for r in rows] == [
+    assert [
+        (r.path, r.name, r.depth, r.calls, r.cpu_ns, r.self_cpu_ns, r.cpu_ns_per_step) for r in rows
+    ] == [
         ("forward", "forward", 0, 2, 100000, 55000, 50000),
         ("forward/attention", "attention", 1, 3, 45000, 45000, 22500),
         ("loss", "loss", 0, 1, 10000, 10000, 5000),
     ]
     assert [r.share for r in rows] == pytest.approx([0.275, 0.225, 0.05])
-    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in rows.rest] == [("(no range)", 90000, 0.45, None)]
+    assert [(r.name, r.self_cpu_ns, r.share, r.device_share) for r in rows.rest] == [
+        ("(no range)", 90000, 0.45, None)
+    ]
     assert rows.shared_ns == 200000
     assert [r.device_ns for r in rows] == [None] * 3
 
@@ -53,11 +57,17 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
     flat = tuple(name for name in expected.split() if name not in ("path", "module_type", "depth"))
     assert capture(tmp_path, STEPPED).ranges.by("name").columns == flat
-    assert len(capture(tmp_path, []).ranges.by("name")) == len(capture(tmp_path, []).ranges.parts.where(path="a")) == 0
+    assert (
+        len(capture(tmp_path, []).ranges.by("name"))
+        == len(capture(tmp_path, []).ranges.parts.where(path="a"))
+        == 0
+    )
 
 
 def test_without_steps_shares_are_of_all_that_was_recorded(tmp_path) -> None:
-    rows = capture(tmp_path, [span("aten::mm", 0, 5), annotation("a", 10, 20), span("aten::mm", 75, 5)]).ranges
+    rows = capture(
+        tmp_path, [span("aten::mm", 0, 5), annotation("a", 10, 20), span("aten::mm", 75, 5)]
+    ).ranges
     assert [(r.share, r.cpu_ns_per_step) for r in rows] == [(20 / 30, None)]
 
 
@@ -76,9 +86,23 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
             annotation("block", 20, 20),
             span("aten::mm", 25, 10, Sequence_number=7, External_id=1),
             span("cudaLaunchKernel", 26, 3, cat="cuda_runtime", correlation=2),
-            span("autograd::engine::evaluate_function: MmBackward0", 55, 15, tid=2, Sequence_number=7, Fwd_thread_id=1),
+            span(
+                "autograd::engine::evaluate_function: MmBackward0",
+                55,
+                15,
+                tid=2,
+                Sequence_number=7,
+                Fwd_thread_id=1,
+            ),
             span("cudaLaunchKernel", 60, 3, cat="cuda_runtime", tid=2, correlation=3),
-            span("autograd::engine::evaluate_function: X", 70, 25, tid=2, Sequence_number=1, Fwd_thread_id=1),
+            span(
+                "autograd::engine::evaluate_function: X",
+                70,
+                25,
+                tid=2,
+                Sequence_number=1,
+                Fwd_thread_id=1,
+            ),
             annotation("Optimizer.step#SGD.step", 90, 8),
             span("cudaLaunchKernel", 91, 1, cat="cuda_runtime", correlation=4),
             annotation("worker", 95, 10, tid=3),
@@ -116,7 +140,9 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
     assert operators["cudaLaunchKernel"] == (7 / whole, 0)
     assert operators["ProfilerStep*"] == (52 / whole, 0)
     for table in (found.operators, found.operators.by("thread"), found.operators.by("step")):
-        assert sum(share for share in table.column("share") if share is not None) == pytest.approx(1)
+        assert sum(share for share in table.column("share") if share is not None) == pytest.approx(
+            1
+        )
         assert sum(table.column("device_share")) == pytest.approx(1)
     assert [(r.path, r.cpu_ns_per_step, r.device_ns_per_step) for r in rows if r.depth == 0] == [
         ("loss", 0, 0),
@@ -136,7 +162,9 @@ def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None
 
 
 def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
-    found = capture(tmp_path, [annotation("p", 0, 100), annotation("a", 10, 70), annotation("b", 20, 80)])
+    found = capture(
+        tmp_path, [annotation("p", 0, 100), annotation("a", 10, 70), annotation("b", 20, 80)]
+    )
     assert {r.name: (r.cpu_ns, r.self_cpu_ns, r.share) for r in found.ranges} == {
         "p": (100000, 10000, 0.1),
         "a": (70000, 10000, 0.1),
@@ -151,7 +179,9 @@ def test_time_that_siblings_share_is_the_later_ones(tmp_path) -> None:
 
 
 def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:
-    rows = capture(tmp_path, [annotation("a", 0, 10), annotation("a", 2, 6), annotation("a", 3, 2)]).ranges
+    rows = capture(
+        tmp_path, [annotation("a", 0, 10), annotation("a", 2, 6), annotation("a", 3, 2)]
+    ).ranges
     assert [(r.path, r.cpu_ns, r.self_cpu_ns) for r in rows] == [
         ("a", 10000, 4000),
         ("a/a", 6000, 4000),
@@ -160,7 +190,10 @@ def test_a_range_inside_its_like_is_a_path_of_its_own(tmp_path) -> None:
 
 
 def test_ranges_nest_on_their_own_thread_only(tmp_path) -> None:
-    rows = capture(tmp_path, [annotation("a", 0, 10), annotation("b", 2, 6, tid=2), annotation("a", 5, 5, tid=2)])
+    rows = capture(
+        tmp_path,
+        [annotation("a", 0, 10), annotation("b", 2, 6, tid=2), annotation("a", 5, 5, tid=2)],
+    )
     assert [(r.path, r.calls) for r in rows.ranges] == [("a", 2), ("b", 1)]
 
 
@@ -180,10 +213,16 @@ def test_device_time_is_of_what_was_launched_inside(tmp_path) -> None:
             span("outer", 70, 44, cat="gpu_user_annotation", tid=100, External_id=1),
         ],
     ).ranges
-    assert [(r.path, r.device_ns) for r in rows] == [("outer", 34000), ("outer/inner", 30000), ("idle", 0)]
+    assert [(r.path, r.device_ns) for r in rows] == [
+        ("outer", 34000),
+        ("outer/inner", 30000),
+        ("idle", 0),
+    ]
 
 
-def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any_as_idle(tmp_path) -> None:
+def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any_as_idle(
+    tmp_path,
+) -> None:
     launches = [
         span("cudaLaunchKernel", at, 1, cat="cuda_runtime", correlation=number)
         for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))
@@ -235,7 +274,9 @@ def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
             allocation(16, 999, tid=2),
         ],
     ).ranges
-    assert [(r.path, r.allocated_bytes, r.bytes, r.device_allocated_bytes, r.device_bytes) for r in rows] == [
+    assert [
+        (r.path, r.allocated_bytes, r.bytes, r.device_allocated_bytes, r.device_bytes) for r in rows
+    ] == [
         ("outer", 4137, 3037, 4000, 3000),
         ("outer/inner", 4037, 2937, 4000, 3000),
     ]
@@ -255,7 +296,9 @@ def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
 
 
 def test_the_spread_is_over_calls_by_nearest_rank(tmp_path) -> None:
-    calls = [annotation("a", 1000 * at, length) for at, length in enumerate([*range(21, 0, -1), 500])]
+    calls = [
+        annotation("a", 1000 * at, length) for at, length in enumerate([*range(21, 0, -1), 500])
+    ]
     odd = [annotation("b", 100000 + 1000 * at, length) for at, length in enumerate([9, 1, 5])]
     rows = capture(tmp_path, [*calls, *odd, annotation("c", 200000, 4)]).ranges
     assert [(r.min_ns, r.median_ns, r.p95_ns, r.max_ns) for r in rows] == [
@@ -276,7 +319,9 @@ def test_slices_of_a_suspended_call_are_one_row(tmp_path) -> None:
             annotation("late (resumed)", 40, 1),
         ],
     ).ranges
-    assert [(r.path, r.name, r.calls, r.slices, r.cpu_ns, r.self_cpu_ns, r.max_ns) for r in rows] == [
+    assert [
+        (r.path, r.name, r.calls, r.slices, r.cpu_ns, r.self_cpu_ns, r.max_ns) for r in rows
+    ] == [
         ("load", "load", 1, 3, 16000, 14000, None),
         ("load/inner", "inner", 1, 1, 2000, 2000, 2000),
         ("late", "late", 0, 1, 1000, 1000, None),
@@ -384,18 +429,27 @@ def test_ranges_of_a_real_recording_add_up(recordings) -> None:
     found = recordings("convolutions").capture
     assert [row.number for row in found.steps] == [0, 1, 2]
     rows = {row.path: row for row in found.ranges}
-    assert {"forward", "Optimizer.step#Adam.step", "Optimizer.zero_grad#Adam.zero_grad"} <= rows.keys()
+    assert {
+        "forward",
+        "Optimizer.step#Adam.step",
+        "Optimizer.zero_grad#Adam.zero_grad",
+    } <= rows.keys()
     by_name = recordings("convolutions").by_name
     assert (rows["forward"].calls, rows["forward"].cpu_ns) == by_name["forward"][:2]
     steps = sum(found.steps.column("duration_ns"))
     assert found.ranges.shared_ns >= steps, "with what other threads did in them"
-    assert rows["forward"].share > rows["forward"].self_cpu_ns / found.ranges.shared_ns, "its backward too"
+    assert rows["forward"].share > rows["forward"].self_cpu_ns / found.ranges.shared_ns, (
+        "its backward too"
+    )
 
 
 def test_nested_ranges_of_a_real_recording_are_paths(recordings) -> None:
     rows = {row.path: row for row in recordings("checkpointed").capture.ranges}
     assert rows["forward/block"].calls == rows["forward/block/block"].calls == 9
-    assert rows["forward/block"].self_cpu_ns == rows["forward/block"].cpu_ns - rows["forward/block/block"].cpu_ns
+    assert (
+        rows["forward/block"].self_cpu_ns
+        == rows["forward/block"].cpu_ns - rows["forward/block/block"].cpu_ns
+    )
 
 
 def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None:
@@ -408,7 +462,9 @@ def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None
         annotation("update", 50, 20),
         span("aten::add_", 55, 5),
     ]
-    rows = {row.name: (row.forward_ns, row.optimizer_ns) for row in capture(tmp_path, events).ranges}
+    rows = {
+        row.name: (row.forward_ns, row.optimizer_ns) for row in capture(tmp_path, events).ranges
+    }
     assert rows == {
         "batch": (40000, 70000),
         "Optimizer.step#SGD.step": (30000, 70000),
@@ -430,7 +486,9 @@ def test_the_parts_of_a_recorded_step_with_a_closure(tmp_path) -> None:
         return loss
 
     ranges = record(tmp_path / "trace.json", lambda: optimizer.step(closure)).capture.ranges
-    (forward,), (step,) = (ranges.where(name=name) for name in ("forward", "Optimizer.step#SGD.step"))
+    (forward,), (step,) = (
+        ranges.where(name=name) for name in ("forward", "Optimizer.step#SGD.step")
+    )
     assert (forward.optimizer_ns, forward.forward_ns) == (0, forward.cpu_ns)
     assert step.optimizer_ns > 0
     assert step.forward_ns == forward.cpu_ns

@@ -21,12 +21,18 @@ from instrument.trace.events import ANNOTATION
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 EXPECTED = FOLDER / "expected.json"
 pytestmark = pytest.mark.skipif(
-    not EXPECTED.is_file(), reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json"
+    not EXPECTED.is_file(),
+    reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json",
 )
 KNOWN = json.loads(EXPECTED.read_text()) if EXPECTED.is_file() else {"none": {}}
 
 # Traces whose device events never overlap, so that their sum is the busy time of the exact sweep.
-ONE_AT_A_TIME = ("h100_timesformer_inference", "v100_216k_events", "v100_ns_resolution", "v100_resnet50_workers0")
+ONE_AT_A_TIME = (
+    "h100_timesformer_inference",
+    "v100_216k_events",
+    "v100_ns_resolution",
+    "v100_resnet50_workers0",
+)
 STEPS = {
     "h100_timesformer_inference": 1, "h100_qwen_0.5b_inference": 1, "mi300x_resnet_checkpoint_train": 3,
     "v100_216k_events": 5, "v100_ns_resolution": 5, "a100_nccl_2ranks_rank0": 3, "mtia_rank0": 1,
@@ -53,7 +59,11 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     assert sum(row.share for row in calls) == pytest.approx(1)
     if len(found.device):
         joined = (found.operator >= 0) | (found.call >= 0)
-        assert sum(row.self_device_ns for row in calls) == events.duration_ns[found.device[joined]].sum() > 0
+        assert (
+            sum(row.self_device_ns for row in calls)
+            == events.duration_ns[found.device[joined]].sum()
+            > 0
+        )
         assert sum(row.self_device_ns for row in rows) == events.duration_ns[found.device].sum()
         assert sum(row.device_share for row in rows) == pytest.approx(1)
     else:
@@ -79,7 +89,9 @@ def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
 def test_backward_is_what_the_traces_own_arrows_give(name) -> None:
     expected = backward_by_flows(FOLDER / f"{name}.json.gz")
     found = {row.name: row.backward_ns for row in load(name).ranges.by("name") if row.backward_ns}
-    assert found == {name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")}
+    assert found == {
+        name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")
+    }
     assert found
 
 
@@ -105,7 +117,9 @@ def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
 def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) -> None:
     expected = device_backward_by_flows(FOLDER / f"{name}.json.gz")
     found = device_backward(load(name))
-    assert found == {name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")}
+    assert found == {
+        name: ns for name, ns in expected.items() if not name.startswith("ProfilerStep#")
+    }
     assert found
 
 
@@ -127,15 +141,21 @@ def test_all_device_time_is_found_to_the_nanosecond(name) -> None:
 def test_collectives_are_the_range_that_is_around_their_launch() -> None:
     """Its kernels' External ids name the operator outside of it."""
     capture = load("a100_nccl_2ranks_rank0")
-    found = {row.name: row.device_ns for row in capture.ranges.by("name") if row.name.startswith("nccl:")}
+    found = {
+        row.name: row.device_ns for row in capture.ranges.by("name") if row.name.startswith("nccl:")
+    }
     assert found == {"nccl:broadcast": 114_334, "nccl:all_reduce": 46_762_159}
     events = capture.events
-    communication = events.among(frozenset({"kernel"})) & events.named(lambda name: "nccl" in name.lower())
+    communication = events.among(frozenset({"kernel"})) & events.named(
+        lambda name: "nccl" in name.lower()
+    )
     assert sum(found.values()) == events.duration_ns[communication].sum()
 
 
 def test_only_kernels_that_a_host_operator_launched_count() -> None:
-    known = KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"]["busy_time"]  # in floats of absolute microseconds
+    known = KNOWN["h100_qwen_0.5b_inference"]["tracelens_ms"][
+        "busy_time"
+    ]  # in floats of absolute microseconds
     table = load("h100_qwen_0.5b_inference").operators
     (unlaunched,) = table.where(name=UNLAUNCHED_ROW)
     total = sum(table.column("self_device_ns")) - unlaunched.self_device_ns
@@ -162,4 +182,6 @@ def test_stacks_hold_all_device_time(name) -> None:
     capture = load(name)
     stacks = capture.stacks()
     assert len(stacks) > 100
-    assert sum(stack.value_ns for stack in capture.stacks("device")) == sum(capture.operators.column("self_device_ns"))
+    assert sum(stack.value_ns for stack in capture.stacks("device")) == sum(
+        capture.operators.column("self_device_ns")
+    )

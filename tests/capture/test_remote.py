@@ -14,7 +14,13 @@ from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.runs.run import Run
 
-EVIL = ("/run/../../evil/capture.json", "/other/c/capture.json", "capture.json", "/run/./x/capture.json", "/run")
+EVIL = (
+    "/run/../../evil/capture.json",
+    "/other/c/capture.json",
+    "capture.json",
+    "/run/./x/capture.json",
+    "/run",
+)
 
 
 @pytest.fixture
@@ -32,7 +38,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     find = type(memory).find
 
     def listing(self: Any, path: str, **options: Any) -> Any:
-        return find(self, path, **options) | {name: {"type": "file", "size": 2, "name": name} for name in EVIL}
+        return find(self, path, **options) | {
+            name: {"type": "file", "size": 2, "name": name} for name in EVIL
+        }
 
     monkeypatch.setattr(type(memory), "find", listing)
     yield memory
@@ -72,4 +80,6 @@ def test_links_below_a_local_url_are_not_followed(tmp_path: Path, cache: Path) -
     (own / "trace.json.gz").symlink_to(theirs / "trace.json.gz")
     assert Capture.load(f"file://{own}").trace_path is None
     (tmp_path / "mine").symlink_to(theirs)
-    assert Capture.load(f"file://{tmp_path}/mine").trace_path is not None, "the user's own link is followed"
+    assert Capture.load(f"file://{tmp_path}/mine").trace_path is not None, (
+        "the user's own link is followed"
+    )

@@ -22,7 +22,8 @@ from instrument.runs.run import Run
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 needs_traces = pytest.mark.skipif(
-    not (TRACES / "expected.json").is_file(), reason="INSTRUMENT_TRACES names no folder of real traces"
+    not (TRACES / "expected.json").is_file(),
+    reason="INSTRUMENT_TRACES names no folder of real traces",
 )
 
 
@@ -30,7 +31,13 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
     found = read(capture.folder)
     assert found == written([capture.folder])[capture.folder] == summarize(capture)
-    assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (2, 2, 4, "node-7", 5_000)
+    assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (
+        2,
+        2,
+        4,
+        "node-7",
+        5_000,
+    )
     assert (found.first_step, found.last_step, found.truncated) == (3, 4, False)
     said = json.loads((capture.folder / "summary.json").read_text())
     assert said["ranges"]["path"] == ["forward", "forward/attention"]
@@ -47,7 +54,9 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
 def test_a_summary_stays_small(tmp_path: Path) -> None:
     ranges = [{**steps()[1], "name": f"block{k}", "ts": k, "dur": 1} for k in range(900)]
     outer = {**steps()[1], "ts": 0, "dur": 2000}
-    reduces = [{**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 10 * k, "dur": 5} for k in range(300)]
+    reduces = [
+        {**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 10 * k, "dur": 5} for k in range(300)
+    ]
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
     found = read(capture.folder)
     assert len(found.ranges["path"]) == 500
@@ -55,11 +64,16 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     assert found.ranges_left_out == 902 - 500
     assert found.collectives["ordinal"] == list(range(172, 300)), "the last, numbered among all"
     assert (capture.folder / "summary.json").stat().st_size < 80_000
-    assert Run.load(tmp_path).windows[0].notes[-1] == "Only the ranges with the most CPU time are known of rank 0."
+    assert (
+        Run.load(tmp_path).windows[0].notes[-1]
+        == "Only the ranges with the most CPU time are known of rank 0."
+    )
 
 
 def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
-    capture = write_rank(tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}])
+    capture = write_rank(
+        tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}]
+    )
     assert r"caf\udce9" in read(capture.folder).ranges["path"]
 
 
@@ -77,12 +91,22 @@ def test_the_rank_that_waits_least_is_the_straggler(tmp_path: Path, device: bool
     assert ranks.column("step_ns") == [1_000_000] * 4, "all steps last equally long"
     assert ranks.column("own_ns") == [1_000_000 - each for each in waits]
     assert ranks.column("exposed_share") == [each / 1_000_000 for each in waits]
-    assert ranks.column("compute_ns") == ([each * 1000 for each in own_us] if device else [None] * 4)
+    assert ranks.column("compute_ns") == (
+        [each * 1000 for each in own_us] if device else [None] * 4
+    )
     (slow,) = window.stragglers
     usual = 1_000_000 - (900 - begins - 105) * 1000
-    assert (slow.rank, slow.host, slow.own_ns, slow.median_own_ns) == (2, "node2", ranks[2].own_ns, usual)
+    assert (slow.rank, slow.host, slow.own_ns, slow.median_own_ns) == (
+        2,
+        "node2",
+        ranks[2].own_ns,
+        usual,
+    )
     assert slow.excess == pytest.approx(295_000 / usual)
-    assert (slow.exposed_communication_ns, slow.others_exposed_communication_ns) == (waits[2], waits[3])
+    assert (slow.exposed_communication_ns, slow.others_exposed_communication_ns) == (
+        waits[2],
+        waits[3],
+    )
     assert (slow.range, slow.range_excess_ns) == ((None, None) if device else ("forward", 295_000))
     assert (slow.idle_ns, slow.others_idle_ns) == ((130_000, 130_000) if device else (None, None))
 
@@ -108,9 +132,15 @@ def test_a_host_that_computes_meanwhile_does_not_wait(tmp_path: Path) -> None:
     """Of 800 µs of all-reduce in each step an operator covers 300, and one inside the collective is its own."""
     events = synchronous_steps(100)
     for start in (0, 1000):
-        events.append({**steps()[3], "name": "aten::addmm", "ts": start + 200, "dur": 300, "tid": 1})
-        events.append({**steps()[3], "name": "aten::copy_", "ts": start + 600, "dur": 200, "tid": 2})
-        events.append({**steps()[3], "name": "c10d::barrier", "ts": start + 850, "dur": 100, "tid": 1})
+        events.append(
+            {**steps()[3], "name": "aten::addmm", "ts": start + 200, "dur": 300, "tid": 1}
+        )
+        events.append(
+            {**steps()[3], "name": "aten::copy_", "ts": start + 600, "dur": 200, "tid": 2}
+        )
+        events.append(
+            {**steps()[3], "name": "c10d::barrier", "ts": start + 850, "dur": 100, "tid": 1}
+        )
     write_rank(tmp_path, 0, events)
     (row,) = Run.load(tmp_path).windows[0].ranks
     assert (row.communication_ns, row.exposed_communication_ns) == (800_000, 500_000)
@@ -131,12 +161,19 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         versions = {"torch": "2.13.0" if rank else "2.12.1"}
         last = {"last_step": 3, "truncated": True} if rank == 3 else {}
-        write_rank(tmp_path, rank, synchronous_steps(100), 5, window=window | last, versions=versions)
+        write_rank(
+            tmp_path, rank, synchronous_steps(100), 5, window=window | last, versions=versions
+        )
     validation = window | {"phase": "validation"}
-    write_capture(tmp_path, steps(), "validation_steps_000003-000004_rank0", window=validation, world_size=5)
+    write_capture(
+        tmp_path, steps(), "validation_steps_000003-000004_rank0", window=validation, world_size=5
+    )
     write_capture(tmp_path, steps(), ".steps_000003-000004_rank2.partial", rank=2)
     run = Run.load(tmp_path)
-    assert [each.name for each in run.windows] == ["steps_000003-000004", "validation_steps_000003-000004"]
+    assert [each.name for each in run.windows] == [
+        "steps_000003-000004",
+        "validation_steps_000003-000004",
+    ]
     train = run.window("steps_000003-000004")
     assert train.missing == [2, 4], "one that is still being written is not there"
     assert train.notes == [
@@ -145,12 +182,18 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
         "The ranks differ in steps: 3–4 on rank 0, 1; 3–3 on rank 3.",
         "The ranks differ in torch: 2.13.0 on rank 1, 3; 2.12.1 on rank 0.",
     ]
-    with pytest.raises(CaptureError, match=r"no window 'x'; there are .*/steps_000003-000004, .*/validation_steps"):
+    with pytest.raises(
+        CaptureError, match=r"no window 'x'; there are .*/steps_000003-000004, .*/validation_steps"
+    ):
         run.window("x")
 
 
-@pytest.mark.parametrize(("chosen", "missing"), [("all", [2]), ([0, 1], []), ([0, 7], [7]), ("first_per_node", [])])
-def test_only_ranks_that_were_to_record_are_missing(tmp_path: Path, chosen: Any, missing: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "missing"), [("all", [2]), ([0, 1], []), ([0, 7], [7]), ("first_per_node", [])]
+)
+def test_only_ranks_that_were_to_record_are_missing(
+    tmp_path: Path, chosen: Any, missing: list[int]
+) -> None:
     for rank in (0, 1):
         write_rank(tmp_path, rank, synchronous_steps(100), 3, config={"ranks": chosen})
     assert Run.load(tmp_path).windows[0].missing == missing
@@ -175,7 +218,9 @@ def test_other_runs_over_the_same_steps_are_other_windows(tmp_path: Path) -> Non
 def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
     """The first rank has 600 µs of forward a step, the second 200 and a range that the first has not."""
     shorter = [{**event, "dur": 200} if event["name"] == "forward" else event for event in steps()]
-    other = [{**event, "name": "head"} if event["name"] == "attention" else event for event in shorter]
+    other = [
+        {**event, "name": "head"} if event["name"] == "attention" else event for event in shorter
+    ]
     for rank, events in enumerate((steps(), other)):
         write_rank(tmp_path, rank, events + kernels())
     table = Run.load(tmp_path).windows[0].ranges
@@ -183,7 +228,11 @@ def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
     assert [*rows] == ["forward", "forward/attention", "head"]
     forward = rows["forward"]
     assert (forward.ranks, forward.calls, forward.slowest) == (2, 4, 0)
-    assert (forward.cpu_min_ns, forward.cpu_median_ns, forward.cpu_max_ns) == (200_000, 200_000, 600_000)
+    assert (forward.cpu_min_ns, forward.cpu_median_ns, forward.cpu_max_ns) == (
+        200_000,
+        200_000,
+        600_000,
+    )
     assert forward.spread == 2.0
     assert (forward.device_min_ns, forward.device_max_ns) == (0, 50_000)
     assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
@@ -202,7 +251,9 @@ def generated(folder: Path, ranks: int, ranges: int) -> dict[str, np.ndarray]:
         columns = {name: values[rank][there[rank]].tolist() for name, values in figures.items()}
         columns["path"] = paths[there[rank]].tolist()
         two = {"number": [1, 2], "start_ns": [0, 10], "duration_ns": [10, 10]}
-        summary = RankSummary(name=f"r{rank}", rank=rank, world_size=ranks, first_step=1, ranges=columns, steps=two)
+        summary = RankSummary(
+            name=f"r{rank}", rank=rank, world_size=ranks, first_step=1, ranges=columns, steps=two
+        )
         home = folder / f"steps_000001-000002_rank{rank}"
         home.mkdir(parents=True)
         (home / "capture.json").write_text("{}")
@@ -220,7 +271,12 @@ def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
     there = made["calls"] >= 0
     assert table.column("ranks") == there.sum(axis=0).tolist()
     assert table.column("calls") == np.where(there, made["calls"], 0).sum(axis=0).tolist()
-    ours = {"cpu": "cpu_ns_per_step", "device": "device_ns", "forward": "forward_ns", "backward": "backward_ns"}
+    ours = {
+        "cpu": "cpu_ns_per_step",
+        "device": "device_ns",
+        "forward": "forward_ns",
+        "backward": "backward_ns",
+    }
     for what, name in ours.items():
         values = made[name].astype(np.float64) if what == "cpu" else made[name] // 2.0
         values[~there] = np.nan
@@ -300,7 +356,9 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
     ]
 
 
-def test_a_run_at_a_url_is_read_from_its_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_at_a_url_is_read_from_its_summaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "ranks=[0,1,2]"  # as Hydra's sweeps name them, and no pattern
     for rank in range(3):
@@ -347,10 +405,17 @@ def test_each_rank_of_a_real_job_is_as_others_measured_it(tmp_path: Path) -> Non
         assert {name: getattr(row, name) / 1e6 for name in ours} == pytest.approx(
             {name: exact[theirs] for name, theirs in ours.items()}
         )
-    idle = {rank: known[f"a100_megatron_tp8_rank{rank}"]["hta_temporal_us"]["idle_time_pctg"] for rank in range(8)}
-    assert set(window.stragglers.column("rank")) == {rank for rank, share in idle.items() if share > 5}
+    idle = {
+        rank: known[f"a100_megatron_tp8_rank{rank}"]["hta_temporal_us"]["idle_time_pctg"]
+        for rank in range(8)
+    }
+    assert set(window.stragglers.column("rank")) == {
+        rank for rank, share in idle.items() if share > 5
+    }
     assert set(window.clocks.column("matched")) == {84}
-    assert all(abs(ns) <= 11_000 for ns in window.clocks.column("offset_ns")), "one machine, one clock"
+    assert all(abs(ns) <= 11_000 for ns in window.clocks.column("offset_ns")), (
+        "one machine, one clock"
+    )
 
 
 @needs_traces
@@ -359,4 +424,6 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     assert (events.rank, events.world_size) == (0, 2)
     summary = read(TRACES / "a100_nccl_2ranks_rank0.json.gz")
     assert set(summary.collectives["group"]) == {"[0, 1]"}
-    assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, "15 all-reduces; broadcasts are left out"
+    assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, (
+        "15 all-reduces; broadcasts are left out"
+    )

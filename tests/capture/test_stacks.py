@@ -69,7 +69,9 @@ def test_the_stacks_of_a_real_recording_hold_every_operators_self_time(tmp_path)
     found: dict[str, int] = {}
     for stack in stacks:
         found[stack.frames[-1]] = found.get(stack.frames[-1], 0) + stack.value_ns
-    operators = {name: row[2] for name, row in recording.by_name.items() if name.startswith("aten::")}
+    operators = {
+        name: row[2] for name, row in recording.by_name.items() if name.startswith("aten::")
+    }
     assert len(operators) > 30
     assert {name: found[name] for name in operators} == operators
     deep = [s.frames for s in stacks if s.frames[-1] == "aten::addmm"]
@@ -98,13 +100,17 @@ def test_stacks_of_one_range_by_name_and_by_path(tmp_path) -> None:
     assert whole.stacks(range="forward/block") == by_path
     assert whole.stacks(range="block") == [*by_path, Stack(("main", "block"), 10000)]
     assert whole.stacks("device", range="block") == [Stack((*inner, "aten::mm"), 7000)]
-    with pytest.raises(CaptureError, match=r"^The trace holds no range 'forwrd'; did you mean 'forward'\?$"):
+    with pytest.raises(
+        CaptureError, match=r"^The trace holds no range 'forwrd'; did you mean 'forward'\?$"
+    ):
         whole.stacks(range="forwrd")
 
 
 def test_each_thread_apart(tmp_path) -> None:
     found = capture(tmp_path, RANGED).stacks(threads=True)
-    assert [s for s in found if s.frames[0] == "thread 7/2"] == [Stack(("thread 7/2", "aten::add"), 5000)]
+    assert [s for s in found if s.frames[0] == "thread 7/2"] == [
+        Stack(("thread 7/2", "aten::add"), 5000)
+    ]
     assert [Stack(s.frames[1:], s.value_ns) for s in found] == capture(tmp_path, RANGED).stacks()
 
 
@@ -132,7 +138,9 @@ def test_frames_told_with_the_operators_stand_for_frames(tmp_path) -> None:
     by_stack = {r.name: r.stack for r in whole.operators.by("stack")}
     assert by_stack["aten::zeros"] == "f.py(9): inner;f.py(3): main"
     assert by_stack["AddBackward"] is None
-    assert {r.name: r.stack for r in whole.operators.by("stack", depth=1)}["aten::zeros"] == "f.py(9): inner"
+    assert {r.name: r.stack for r in whole.operators.by("stack", depth=1)}[
+        "aten::zeros"
+    ] == "f.py(9): inner"
 
 
 def test_where_frames_are_events_the_texts_are_not_kept(tmp_path) -> None:
@@ -154,7 +162,9 @@ def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
 
 
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"^Stacks have no metric 'wall'; choose cpu or device\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^Stacks have no metric 'wall'; choose cpu or device\.$"
+    ):
         capture(tmp_path, EVENTS).stacks("wall")
 
 
@@ -195,7 +205,9 @@ def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> N
     def block(x):
         return model(x)
 
-    with Session(active=2, with_stack=True, output_dir=tmp_path, model=model, sinks={}, export="inline") as session:
+    with Session(
+        active=2, with_stack=True, output_dir=tmp_path, model=model, sinks={}, export="inline"
+    ) as session:
         for x in session.steps([torch.ones(2, 4)] * 3):
             block(x)
     stacks = session.captures[0].stacks()
@@ -208,16 +220,24 @@ def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> N
 
 
 def test_device_work_without_a_launch_is_a_path_of_its_own(tmp_path) -> None:
-    events = [frame("main", 0, 50), span("aten::mm", 5, 10, External_id=1), kernel("mm", 20, 7, External_id=1)]
+    events = [
+        frame("main", 0, 50),
+        span("aten::mm", 5, 10, External_id=1),
+        kernel("mm", 20, 7, External_id=1),
+    ]
     found = capture(tmp_path, [*events, kernel("stray", 30, 9)])
     assert {stack.frames: stack.value_ns for stack in found.stacks("device")} == {
         ("main", "aten::mm"): 7000,
         ("(no launch)",): 9000,
     }
-    assert sum(stack.value_ns for stack in found.stacks("device")) == sum(found.operators.column("self_device_ns"))
+    assert sum(stack.value_ns for stack in found.stacks("device")) == sum(
+        found.operators.column("self_device_ns")
+    )
 
 
-@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_a_real_trace_of_torch_1_9_tells_its_frames_with_its_operators(name) -> None:
     whole = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")

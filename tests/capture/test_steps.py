@@ -37,7 +37,11 @@ def test_steps_are_in_order_with_their_numbers(tmp_path) -> None:
     ]
     steps = capture(tmp_path, events).steps
     assert steps.columns == ("number", "start_ns", "duration_ns", *LAUNCHED, *CLIPPED, *WAITS)
-    assert [tuple(row)[:3] for row in steps] == [(11, 10000, 20000), (12, 50000, 8500), (13, 60000, 1000)]
+    assert [tuple(row)[:3] for row in steps] == [
+        (11, 10000, 20000),
+        (12, 50000, 8500),
+        (13, 60000, 1000),
+    ]
     assert {value for row in steps for value in tuple(row)[3:]} == {None}
 
 
@@ -78,7 +82,9 @@ def test_what_the_device_waited_for(tmp_path) -> None:
     assert in_us(second, WAITS) == [12 + 20, 5, 6, 10, 0]
 
 
-def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_unknown(tmp_path) -> None:
+def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_unknown(
+    tmp_path,
+) -> None:
     events = [
         annotation("ProfilerStep#1", 0, 100),
         kernel("before the recording", 5, 5),
@@ -93,7 +99,11 @@ def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_u
 
 
 def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None:
-    events = [annotation("ProfilerStep#1", 0, 10), annotation("ProfilerStep#2", 10, 10), *TWO_STEPS[2:4]]
+    events = [
+        annotation("ProfilerStep#1", 0, 10),
+        annotation("ProfilerStep#2", 10, 10),
+        *TWO_STEPS[2:4],
+    ]
     events += [call("cudaLaunchKernel", 20, 2, 9), kernel("after the step", 50, 5, correlation=9)]
     first, second = capture(tmp_path, events).steps
     assert in_us(first, LAUNCHED) == [0] * 8
@@ -120,7 +130,14 @@ def test_a_copy_that_ran_long_after_its_call_hides_no_wait(tmp_path) -> None:
 def _oracle(work, loaders, syncs, begin, end):
     """What each microsecond between two times waited for, counted one by one."""
     counts = dict.fromkeys(WAITS, 0)
-    syncs = [*syncs, *((a, returned) for a, _, kind, (_, returned) in work if kind == "copy" and returned is not None)]
+    syncs = [
+        *syncs,
+        *(
+            (a, returned)
+            for a, _, kind, (_, returned) in work
+            if kind == "copy" and returned is not None
+        ),
+    ]
     first = min(0, min(a for a, *_ in work))
 
     def busy(t):
@@ -153,7 +170,11 @@ LAUNCHES = st.one_of(st.none(), SPANS)
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(st.sampled_from(["gemm", "nccl", "copy"]), SPANS, LAUNCHES), min_size=1, max_size=7),
+    st.lists(
+        st.tuples(st.sampled_from(["gemm", "nccl", "copy"]), SPANS, LAUNCHES),
+        min_size=1,
+        max_size=7,
+    ),
     st.lists(SPANS, max_size=3),
     st.lists(SPANS, max_size=3),
 )
@@ -166,7 +187,9 @@ def test_waits_are_what_counting_each_microsecond_gives(work, loaders, syncs) ->
         make = copy if name == "copy" else kernel
         events.append(make(*([] if name == "copy" else [name]), a, n, correlation=number))
         if launch:
-            events.append(call("cudaMemcpyAsync" if name == "copy" else "cudaLaunchKernel", *launch, number))
+            events.append(
+                call("cudaMemcpyAsync" if name == "copy" else "cudaLaunchKernel", *launch, number)
+            )
         known.append((a, a + n, name, (launch[0], sum(launch)) if launch else (None, None)))
     with tempfile.TemporaryDirectory() as folder:
         first, second = capture(Path(folder), events).steps

@@ -22,11 +22,17 @@ def names(html: str) -> list[str]:
 
 def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_path) -> None:
     shown = write_capture(tmp_path, steps() + kernels())._repr_html_()
-    assert f"<b>steps_3-4: steps 3–4, torch 2.13.0+cpu, no device</b><br>{tmp_path / 'steps_3-4'}<br>Device: " in shown
+    assert (
+        f"<b>steps_3-4: steps 3–4, torch 2.13.0+cpu, no device</b><br>{tmp_path / 'steps_3-4'}<br>Device: "
+        in shown
+    )
     assert names(shown)[:4] == ["forward", "  attention", "(no range)", "aten::mm"]
     assert "<p>Operators, 3 of 3, by self_device_ns; share: self, of " in shown
     assert 'title="100,000 ns">100.000 µs</td>' in shown
-    assert ', <code title="Every event with a duration, and memory, as columns.">events</code>, ' in shown
+    assert (
+        ', <code title="Every event with a duration, and memory, as columns.">events</code>, '
+        in shown
+    )
 
 
 def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
@@ -36,24 +42,39 @@ def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
 
 
 def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_path) -> None:
-    events = [{**steps()[1], "name": f"range<{k}>", "ts": 1000 * k, "dur": 1 + k % 25} for k in range(50)]
+    events = [
+        {**steps()[1], "name": f"range<{k}>", "ts": 1000 * k, "dur": 1 + k % 25} for k in range(50)
+    ]
     shown = write_capture(tmp_path, events)._repr_html_()
-    assert "<p>Ranges, 20 of 50: the largest shares and what is around them; share: self total, with the " in shown
+    assert (
+        "<p>Ranges, 20 of 50: the largest shares and what is around them; share: self total, with the "
+        in shown
+    )
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
 
 
 def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
-    half, little = [span("forward", 0, 50, "user_annotation"), span("aten::mm", 50, 50)], span("aten::mm", 100, 1)
+    half, little = (
+        [span("forward", 0, 50, "user_annotation"), span("aten::mm", 50, 50)],
+        span("aten::mm", 100, 1),
+    )
     assert unmarked(write_capture(tmp_path, half, "half")) == ""
     bare = write_capture(tmp_path, [*half, little], "little")
     add = "give the session the model (model=…), or mark code with @profiled."
     assert unmarked(bare) == f"50% of the time is in no range: {add}"
     assert f"\n\n50% of the time is in no range: {add}\n\n" in render(bare)
     modelled = write_capture(tmp_path, [*half, little], "modelled", module_types={"forward": "Net"})
-    assert unmarked(modelled) == "50% of the time is in no range: mark what runs beside the model with @profiled."
-    assert unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
+    assert (
+        unmarked(modelled)
+        == "50% of the time is in no range: mark what runs beside the model with @profiled."
+    )
+    assert (
+        unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
+    )
     assert unmarked(Capture.load(bare.trace_path)) == "", "who recorded it has no session"
-    assert unmarked(write_capture(tmp_path, [little], "none")) == "", "that there are no ranges is said already"
+    assert unmarked(write_capture(tmp_path, [little], "none")) == "", (
+        "that there are no ranges is said already"
+    )
     uncalled = write_capture(tmp_path, [*half, little], "uncalled", modules_not_seen=["Net"])
     assert unmarked(uncalled).endswith("mark what runs beside the model with @profiled.")
 
@@ -66,21 +87,35 @@ def test_long_names_of_modules_take_no_long_time() -> None:
 def test_of_modules_that_were_not_called_few_are_named(tmp_path) -> None:
     unseen = ["a", *(f"a.{k}" for k in range(9)), "a.0.b", "b.c", *(f"d{k}.e" for k in range(5))]
     shown = render(write_capture(tmp_path, steps(), modules_not_seen=unseen))
-    assert "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3 more\n" in shown
+    assert (
+        "Modules not called in this window: a (with 10 inside), b.c, d0.e, d1.e and 3 more\n"
+        in shown
+    )
 
 
 def test_a_small_range_with_a_large_share_is_shown_in_its_place(tmp_path) -> None:
     events = [annotation("net", 0, 1000)]
     for k in range(10):
-        events += [annotation(f"block{k}", 100 * k, 90), annotation("head", 100 * k, 88 if k == 7 else 3)]
+        events += [
+            annotation(f"block{k}", 100 * k, 90),
+            annotation("head", 100 * k, 88 if k == 7 else 3),
+        ]
     shown = outline(capture(tmp_path, events).ranges, 3)
-    assert shown.column("name") == ["net", "  block7", "    head", "(18 other ranges)", "(no range)"][: len(shown)]
-    assert outline(capture(tmp_path, events).ranges, 1).column("name")[:2] == ["net", "(20 other ranges)"]
+    assert (
+        shown.column("name")
+        == ["net", "  block7", "    head", "(18 other ranges)", "(no range)"][: len(shown)]
+    )
+    assert outline(capture(tmp_path, events).ranges, 1).column("name")[:2] == [
+        "net",
+        "(20 other ranges)",
+    ]
     assert len(outline(capture(tmp_path, events).ranges, 21)) == 21
 
 
 def test_deep_ranges_are_outlined_in_linear_time(tmp_path) -> None:
-    ranges = capture(tmp_path, [annotation(f"r{k}", k, 50_000 - 2 * k) for k in range(20_000)]).ranges
+    ranges = capture(
+        tmp_path, [annotation(f"r{k}", k, 50_000 - 2 * k) for k in range(20_000)]
+    ).ranges
     assert len(outline(ranges, 15)) == 16
 
 
@@ -96,7 +131,11 @@ def test_what_cannot_be_shown_is_told(tmp_path) -> None:
 
 def test_completion_finds_every_view() -> None:
     views = re.findall(r"<code[^>]*>(\w+)(?:\(\))?</code>", Capture(None, None, {})._repr_html_())
-    assert {"events", "operators", "ranges", "stacks", "steps"} <= set(views) <= set(dir(Capture(None, None, {})))
+    assert (
+        {"events", "operators", "ranges", "stacks", "steps"}
+        <= set(views)
+        <= set(dir(Capture(None, None, {})))
+    )
 
 
 def call(name, start, duration, correlation):
@@ -106,7 +145,11 @@ def call(name, start, duration, correlation):
 LAUNCH, WAIT, COPY = "cudaLaunchKernel", "cudaDeviceSynchronize", "Memcpy HtoD (Pinned -> Device)"
 # Each lasts 100 µs.
 BOUND = {
-    "Device-bound: 91%": [call(LAUNCH, -9, 2, 1), kernel("a", 0, 90, correlation=1), kernel("b", 99, 1, correlation=1)],
+    "Device-bound: 91%": [
+        call(LAUNCH, -9, 2, 1),
+        kernel("a", 0, 90, correlation=1),
+        kernel("b", 99, 1, correlation=1),
+    ],
     "CPU-bound: 70%": [
         *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
         kernel("a", 0, 20, correlation=1),
@@ -143,7 +186,9 @@ def test_what_binds_a_run_with_a_device_comes_first(tmp_path, told) -> None:
 def test_idle_time_without_a_known_reason_is_not_called_device_bound(tmp_path) -> None:
     found = capture(tmp_path, [kernel("a", 0, 40), kernel("b", 80, 20)])
     assert (
-        device(found).splitlines()[1].startswith("Idle 40% of the time, for many reasons or ones that no trace tells")
+        device(found)
+        .splitlines()[1]
+        .startswith("Idle 40% of the time, for many reasons or ones that no trace tells")
     )
 
 

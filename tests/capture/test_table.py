@@ -59,11 +59,15 @@ def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
     assert names(TABLE.where(flops=lambda n: n < 2000)) == ["a", "c"]
     assert names(TABLE.where(flops=lambda n: n < 2000, share=0.5)) == ["c"]
     assert names(TABLE.where(flops=None)) == ["b"]
-    assert names(TABLE.where(lambda row: row.name > "a", self_cpu_time_total=lambda ns: ns > 1000)) == ["b"]
+    assert names(
+        TABLE.where(lambda row: row.name > "a", self_cpu_time_total=lambda ns: ns > 1000)
+    ) == ["b"]
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:
-    with pytest.raises(KeyError, match=r"The table has no column 'calls'; it has name, self_cpu_ns, device_bytes"):
+    with pytest.raises(
+        KeyError, match=r"The table has no column 'calls'; it has name, self_cpu_ns, device_bytes"
+    ):
         TABLE.sort("calls")
 
 
@@ -94,8 +98,15 @@ def test_a_tables_repr_stops_after_twenty_rows() -> None:
 
 def test_a_repr_names_the_columns_of_which_nothing_is_known() -> None:
     shown = repr(Table({"name": ["a"], "device_ns": [None], "calls": [3], "flops": [None]}))
-    assert shown.splitlines() == ["name  calls", "----  -----", "a         3", "Nothing is known of device_ns, flops."]
-    assert repr(Table({"name": [], "flops": []})) == "name  flops\n----  -----", "of no rows, nothing is unknown"
+    assert shown.splitlines() == [
+        "name  calls",
+        "----  -----",
+        "a         3",
+        "Nothing is known of device_ns, flops.",
+    ]
+    assert repr(Table({"name": [], "flops": []})) == "name  flops\n----  -----", (
+        "of no rows, nothing is unknown"
+    )
 
 
 def test_the_examples_of_the_docstring_run() -> None:
@@ -128,7 +139,14 @@ class Cells(HTMLParser):
 
 def test_html_has_the_cells_of_the_text_and_exact_values_behind_them() -> None:
     header, *rows = Cells(TABLE._repr_html_()).rows
-    assert [text for _, text in header] == ["name", "self CPU", "device memory", "share", "CPU per step", "flops"]
+    assert [text for _, text in header] == [
+        "name",
+        "self CPU",
+        "device memory",
+        "share",
+        "CPU per step",
+        "flops",
+    ]
     assert rows[0] == [
         (None, "b"),
         ("5,000 ns", "5.000 µs"),
@@ -149,16 +167,32 @@ def test_html_is_escaped() -> None:
     assert note.endswith("<p>… and 5 more rows</p>")
 
 
-UNKNOWN = Table({"name": ["a", "b"], "device_ns": [None, None], "share": [None, None], "note": [None, None]})
-KINDS = Table({"flag": [True, None], "ratio": [1, 0.5], "big": [2**62 + 1, None], "shape": [(1, 2), None]})
+UNKNOWN = Table(
+    {"name": ["a", "b"], "device_ns": [None, None], "share": [None, None], "note": [None, None]}
+)
+KINDS = Table(
+    {"flag": [True, None], "ratio": [1, 0.5], "big": [2**62 + 1, None], "shape": [(1, 2), None]}
+)
 
 
 def test_pandas_keeps_integers_and_unknown_cells() -> None:
     frame = TABLE.to_pandas()
-    assert [str(dtype) for dtype in frame.dtypes] == ["string", "Int64", "Int64", "Float64", "Int64", "Int64"]
+    assert [str(dtype) for dtype in frame.dtypes] == [
+        "string",
+        "Int64",
+        "Int64",
+        "Float64",
+        "Int64",
+        "Int64",
+    ]
     assert frame["device_bytes"].isna().tolist() == [True, False, False]
     assert frame["device_bytes"].sum() == 2045
-    assert [str(dtype) for dtype in UNKNOWN.to_pandas().dtypes] == ["string", "Int64", "Float64", "string"]
+    assert [str(dtype) for dtype in UNKNOWN.to_pandas().dtypes] == [
+        "string",
+        "Int64",
+        "Float64",
+        "string",
+    ]
     kinds = KINDS.to_pandas()
     assert [str(dtype) for dtype in kinds.dtypes] == ["boolean", "Float64", "Int64", "object"]
     assert kinds["big"][0] == 2**62 + 1, "no float in between"
@@ -180,27 +214,43 @@ def test_arrow_keeps_integers_and_unknown_cells() -> None:
     whole = pyarrow.int64()
     assert frame.schema.types == [pyarrow.string(), whole, whole, pyarrow.float64(), whole, whole]
     assert frame["device_bytes"].to_pylist() == [None, 2048, -3]
-    assert UNKNOWN.to_arrow().schema.types == [pyarrow.string(), whole, pyarrow.float64(), pyarrow.string()]
+    assert UNKNOWN.to_arrow().schema.types == [
+        pyarrow.string(),
+        whole,
+        pyarrow.float64(),
+        pyarrow.string(),
+    ]
     assert KINDS.to_arrow()["big"].to_pylist() == [2**62 + 1, None]
     assert KINDS.to_arrow()["shape"].to_pylist() == [[1, 2], None]
 
 
 @pytest.mark.parametrize(
     ("method", "package", "extra"),
-    [("to_pandas", "pandas", "pandas"), ("to_polars", "polars", "polars"), ("to_arrow", "pyarrow", "parquet")],
+    [
+        ("to_pandas", "pandas", "pandas"),
+        ("to_polars", "polars", "polars"),
+        ("to_arrow", "pyarrow", "parquet"),
+    ],
 )
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, method: str, package: str, extra: str) -> None:
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, method: str, package: str, extra: str
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackage) as raised:
         getattr(TABLE, method)()
     assert (
-        str(raised.value) == f"Table.{method}() needs the package {package}: pip install 'torch-instrument[{extra}]'."
+        str(raised.value)
+        == f"Table.{method}() needs the package {package}: pip install 'torch-instrument[{extra}]'."
     )
 
 
-@pytest.mark.skipif("INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 def test_the_operators_of_a_real_trace_are_the_same_in_every_library() -> None:
-    operators = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz").operators
+    operators = Capture.load(
+        Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
+    ).operators
     rows = [tuple(row) for row in operators]
     assert operators.to_polars().rows() == rows
     assert [tuple(row.values()) for row in operators.to_arrow().to_pylist()] == rows

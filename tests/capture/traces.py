@@ -16,7 +16,9 @@ from instrument.trace.events import Events
 Event = dict[str, Any]
 
 
-def span(name: str, start_us: float, duration_us: float, cat: str = "cpu_op", tid: Any = 1, **args: Any) -> Event:
+def span(
+    name: str, start_us: float, duration_us: float, cat: str = "cpu_op", tid: Any = 1, **args: Any
+) -> Event:
     """An event with a duration; the underscores of argument names stand for spaces."""
     arguments = {key.replace("_", " "): value for key, value in args.items()}
     return {
@@ -65,7 +67,9 @@ def same(a: Events, b: Events) -> bool:
         for field in fields(owner_a):
             left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
             if isinstance(left, np.ndarray):
-                if left.dtype != right.dtype or not np.array_equal(left, right, equal_nan=left.dtype.kind == "f"):
+                if left.dtype != right.dtype or not np.array_equal(
+                    left, right, equal_nan=left.dtype.kind == "f"
+                ):
                     return False
             elif field.name != "memory" and left != right:
                 return False

@@ -32,7 +32,16 @@ SMALL = (
     "training.log_every=1",
     "device=cpu",
 )
-MARKED = ("data", "forward", "transformer_block", "attention_block", "mlp_block", "loss_fn", "backward", "optimizer")
+MARKED = (
+    "data",
+    "forward",
+    "transformer_block",
+    "attention_block",
+    "mlp_block",
+    "loss_fn",
+    "backward",
+    "optimizer",
+)
 
 
 def run(example: str, folder: Path, *overrides: str) -> str:
@@ -60,12 +69,16 @@ def ended_well(command: list[str], folder: Path) -> str:
 
 def captures(folder: Path, pattern: str = "profile") -> list[Capture]:
     """The captures in the profile folder, by name."""
-    return [Capture.load(path.parent) for path in sorted(folder.glob(f"{pattern}/[!.]*/capture.json"))]
+    return [
+        Capture.load(path.parent) for path in sorted(folder.glob(f"{pattern}/[!.]*/capture.json"))
+    ]
 
 
 def shown_times(text: str) -> dict[str, str]:
     """The names in the first column of printed tables, each with its first time, such as "1.234 ms"."""
-    rows = re.findall(r"^ *(\S+?)(?:: \w+)? +\d+ +(\d+\.\d+ (?:ns|µs|ms|s)|\d+ ns) ", text, re.MULTILINE)
+    rows = re.findall(
+        r"^ *(\S+?)(?:: \w+)? +\d+ +(\d+\.\d+ (?:ns|µs|ms|s)|\d+ ns) ", text, re.MULTILINE
+    )
     return dict(reversed(rows))  # the range table comes before the operators
 
 
@@ -91,7 +104,9 @@ def test_train_lm_shows_its_ranges_with_times(as_it_is: tuple[str, Path]) -> Non
     (capture,) = captures(folder, "outputs/*/*/profile")
     times = shown_times(text)
     assert set(MARKED) <= times.keys()
-    assert times["attention_block"] == _as_shown(sum(capture.ranges.where(name="attention_block").column("cpu_ns")))
+    assert times["attention_block"] == _as_shown(
+        sum(capture.ranges.where(name="attention_block").column("cpu_ns"))
+    )
     assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
 
 
@@ -102,7 +117,9 @@ def test_train_lm_records_what_it_marks(as_it_is: tuple[str, Path]) -> None:
     for path in ("data", "forward", "forward/loss_fn", "backward", "optimizer"):
         assert calls[path] == 3
     blocks = "forward/transformer_block"
-    assert calls[blocks] == calls[f"{blocks}/attention_block"] == calls[f"{blocks}/mlp_block"] == 9  # three layers
+    assert (
+        calls[blocks] == calls[f"{blocks}/attention_block"] == calls[f"{blocks}/mlp_block"] == 9
+    )  # three layers
 
 
 def test_train_lm_writes_only_into_hydras_folder(as_it_is: tuple[str, Path]) -> None:
@@ -126,24 +143,38 @@ def test_shapes_by_override(tmp_path: Path) -> None:
     run("train_lm.py", tmp_path, *SMALL, "profiler.active=3", "profiler.record_shapes=true")
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
     assert len(capture.steps) == 3
-    shapes = capture.operators.by("input_shapes").where(name="aten::embedding").column("input_shapes")
+    shapes = (
+        capture.operators.by("input_shapes").where(name="aten::embedding").column("input_shapes")
+    )
     assert [shape for shape in shapes if "[256, 32]" in shape and "[8, 32]" in shape]
 
 
 def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
-    sinks = ("profiler/sinks=[table,stacks]", "profiler.with_stack=true", "profiler.sinks.table.rows=30")
+    sinks = (
+        "profiler/sinks=[table,stacks]",
+        "profiler.with_stack=true",
+        "profiler.sinks.table.rows=30",
+    )
     text = run("train_lm.py", tmp_path, *SMALL, *sinks)
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
     assert "Operators, 30 of" in text
     lines = (capture.folder / "stacks.txt").read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r".*\S \d+", line) for line in lines)
-    assert [line for line in lines if re.search(r"train_lm\.py\(\d+\):_forward;.*mlp_block;.*;aten::gelu \d+$", line)]
+    assert [
+        line
+        for line in lines
+        if re.search(r"train_lm\.py\(\d+\):_forward;.*mlp_block;.*;aten::gelu \d+$", line)
+    ]
 
 
 def test_a_sink_taken_away(tmp_path: Path) -> None:
     text = run("train_lm.py", tmp_path, *SMALL, "~profiler.sinks.table")
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
-    assert sorted(path.name for path in capture.folder.iterdir()) == ["capture.json", "summary.json", "trace.json.gz"]
+    assert sorted(path.name for path in capture.folder.iterdir()) == [
+        "capture.json",
+        "summary.json",
+        "trace.json.gz",
+    ]
     assert json.loads(gzip.decompress(capture.trace_path.read_bytes()))["traceEvents"]
     assert not shown_times(text)
 
@@ -156,7 +187,9 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 def test_a_slip_of_the_pen_ends_before_the_first_step(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_lm.py"), *SMALL, "+profiler.actve=3"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False
+    )
     assert ended.returncode != 0
     assert "profiler.actve is not an option; did you mean profiler.active?" in ended.stderr
     assert not losses(ended.stdout + ended.stderr)
@@ -176,7 +209,10 @@ def test_resnet_walks_through_the_recipe(resnet: tuple[str, Path]) -> None:
 
 def test_resnet_leaves_the_files_it_names(resnet: tuple[str, Path]) -> None:
     text, folder = resnet
-    named = {Path(name) for name in re.findall(r"\S+/(?:trace\.json\.gz|stacks\.txt)$", text, re.MULTILINE)}
+    named = {
+        Path(name)
+        for name in re.findall(r"\S+/(?:trace\.json\.gz|stacks\.txt)$", text, re.MULTILINE)
+    }
     assert {path.name for path in named} == {"trace.json.gz", "stacks.txt"}
     assert all(path.stat().st_size and path.is_relative_to(folder) for path in named)
     found = {capture.name: capture for capture in captures(folder)}
@@ -190,11 +226,15 @@ def test_resnet_leaves_the_files_it_names(resnet: tuple[str, Path]) -> None:
 def test_graph_nodes(tmp_path: Path) -> None:
     text = run("graph_nodes.py", tmp_path)
     assert re.search(
-        r"^call_module +layer1_0_conv1 +layer1\.0\.conv1 .* \[5, 64, 56, 56\] +1\.16 G$", text, re.MULTILINE
+        r"^call_module +layer1_0_conv1 +layer1\.0\.conv1 .* \[5, 64, 56, 56\] +1\.16 G$",
+        text,
+        re.MULTILINE,
     )
     assert re.search(r"^call_function +add +operator\.add ", text, re.MULTILINE)
     assert re.search(
-        r"^75 nodes take .* of the model as it is(, but the runs are too unequal to tell)?\.$", text, re.MULTILINE
+        r"^75 nodes take .* of the model as it is(, but the runs are too unequal to tell)?\.$",
+        text,
+        re.MULTILINE,
     )
     assert re.search(r"^Conv2d +20 ", text, re.MULTILINE)
     assert "resnet_inference.py:" in text
@@ -232,12 +272,20 @@ def test_accelerate_loop(tmp_path: Path) -> None:
     need("accelerate")
     text = run("accelerate_loop.py", tmp_path)
     found = captures(tmp_path)
-    assert [capture.steps.column("number") for capture in found] == [[2, 3, 4], [7, 8, 9], [12, 13, 14]]
+    assert [capture.steps.column("number") for capture in found] == [
+        [2, 3, 4],
+        [7, 8, 9],
+        [12, 13, 14],
+    ]
     for capture in found:
         assert {"data", "forward", "backward", "optimizer"} <= {row.path for row in capture.ranges}
         assert f"{capture.name}: backward took" in text
-    logged = b"".join(path.read_bytes() for path in tmp_path.glob("runs/circle/events.out.tfevents.*"))
-    assert logged.count(b"profiler/ranges/backward/cpu_ms") == 3, "beside the loss, once for each window"
+    logged = b"".join(
+        path.read_bytes() for path in tmp_path.glob("runs/circle/events.out.tfevents.*")
+    )
+    assert logged.count(b"profiler/ranges/backward/cpu_ms") == 3, (
+        "beside the loss, once for each window"
+    )
 
 
 def test_ignite_engine(tmp_path: Path) -> None:
@@ -262,7 +310,9 @@ def test_custom_sink(tmp_path: Path) -> None:
             (row.path, row.calls, row.cpu_ns) for row in capture.ranges
         ]
         assert {"forward", "backward", "optimizer"} <= {row["path"] for row in rows}
-    target = json.loads((named.folder / "capture.json").read_text(encoding="utf-8"))["config"]["sinks"]["csv"]
+    target = json.loads((named.folder / "capture.json").read_text(encoding="utf-8"))["config"][
+        "sinks"
+    ]["csv"]
     assert target == {"_target_": "__main__.RangesCsv", "separator": ";"}
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
@@ -271,31 +321,45 @@ def test_ddp_ranks(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     text = ended_well([*torchrun, str(EXAMPLES / "ddp_ranks.py")], tmp_path)
     found = captures(tmp_path)
-    assert [capture.name for capture in found] == [f"steps_000011-000013_rank{rank}" for rank in range(2)]
+    assert [capture.name for capture in found] == [
+        f"steps_000011-000013_rank{rank}" for rank in range(2)
+    ]
     for rank, capture in enumerate(found):
         with gzip.open(capture.folder / "trace.json.gz") as file:
             events = json.load(file)["traceEvents"]
         reduced = [event["dur"] for event in events if event.get("name") == "gloo:all_reduce"]
         assert len(reduced) == 3
-        said = (
-            rf"^rank {rank}, steps \[11, 12, 13\]: \d+\.\d+ ms a step, {sum(reduced) / 3e3:.3f} ms of it in all_reduce$"
-        )
+        said = rf"^rank {rank}, steps \[11, 12, 13\]: \d+\.\d+ ms a step, {sum(reduced) / 3e3:.3f} ms of it in all_reduce$"
         assert re.search(said, text, re.MULTILINE), (said, text)
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
 
 
-@pytest.mark.skipif(not (shutil.which("make") and INSTRUMENT.exists()), reason="needs make and an installed package")
+@pytest.mark.skipif(
+    not (shutil.which("make") and INSTRUMENT.exists()), reason="needs make and an installed package"
+)
 def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     # -o: the environment that runs this test is taken as it is
     installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}", f"DEMO={demo}"]
     text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, "demo"], tmp_path)
     found = captures(demo)
-    assert [capture.steps.column("number") for capture in found] == [[31, 32, 33], [65, 66, 67], [99, 100, 101]]
-    listed = re.findall(rf"^{re.escape(str(demo))}\S+$", text[text.index("windows wrote:") :], re.MULTILINE)
-    assert sorted(map(Path, listed)) == sorted(path for path in demo.glob("profile/**/*") if path.is_file())
+    assert [capture.steps.column("number") for capture in found] == [
+        [31, 32, 33],
+        [65, 66, 67],
+        [99, 100, 101],
+    ]
+    listed = re.findall(
+        rf"^{re.escape(str(demo))}\S+$", text[text.index("windows wrote:") :], re.MULTILINE
+    )
+    assert sorted(map(Path, listed)) == sorted(
+        path for path in demo.glob("profile/**/*") if path.is_file()
+    )
     for capture in found:
-        assert {path.name for path in capture.folder.iterdir()} >= {"trace.json.gz", "table.txt", "stacks.txt"}
+        assert {path.name for path in capture.folder.iterdir()} >= {
+            "trace.json.gz",
+            "table.txt",
+            "stacks.txt",
+        }
         assert (capture.folder / "table.txt").read_text(encoding="utf-8") in text
     show = re.findall(rf"^ +({re.escape(str(INSTRUMENT))} show \S+)$", text, re.MULTILINE)
     shown = ended_well(show[0].split(), tmp_path)
@@ -343,21 +407,28 @@ def test_everything_that_can_be_marked_shows_up(tmp_path: Path) -> None:
 def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "long_job.py")]
     with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        job = subprocess.Popen(
+            command, cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
 
     def wait_for(trigger: str) -> Capture:
         for _ in range(600):
             assert job.poll() is None, (tmp_path / "log").read_text()
             said = (tmp_path / "log").read_text()
             for capture in captures(tmp_path):
-                if capture.metadata["window"]["trigger"] == trigger and f"Recorded {capture.folder}" in said:
+                if (
+                    capture.metadata["window"]["trigger"] == trigger
+                    and f"Recorded {capture.folder}" in said
+                ):
                     return capture
             time.sleep(0.1)
         raise AssertionError(f"no window for {trigger}: {(tmp_path / 'log').read_text()}")
 
     try:
         stalled = wait_for("slow_step")
-        said = ended_well([sys.executable, "-m", "instrument", "trigger", str(tmp_path), "--steps", "5"], tmp_path)
+        said = ended_well(
+            [sys.executable, "-m", "instrument", "trigger", str(tmp_path), "--steps", "5"], tmp_path
+        )
         by_file = wait_for("file")
         os.kill(job.pid, signal.SIGUSR2)
         by_signal = wait_for("signal")

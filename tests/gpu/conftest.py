@@ -10,7 +10,9 @@ __all__ = ["device", "recordings"]
 
 NEEDS_CUDA = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"
+    ),
 ]
 
 

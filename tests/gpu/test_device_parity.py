@@ -25,53 +25,85 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 def rows(table: Any, device: str, *key: str) -> dict[Any, tuple[int, ...]]:
     columns = [*COLUMNS, *(DEVICE_COLUMNS if device == "cuda" else ())]
-    found = {tuple(getattr(row, k) for k in key): tuple(getattr(row, c) or 0 for c in columns) for row in table}
+    found = {
+        tuple(getattr(row, k) for k in key): tuple(getattr(row, c) or 0 for c in columns)
+        for row in table
+    }
     assert len(found) == len(table), "two rows of one key"
-    return {k[0] if len(k) == 1 else k: values for k, values in found.items() if INEXACT_ROWS.isdisjoint(k)}
+    return {
+        k[0] if len(k) == 1 else k: values
+        for k, values in found.items()
+        if INEXACT_ROWS.isdisjoint(k)
+    }
 
 
 def own_work(capture: Capture) -> set[str]:
     """What torch's table holds besides: the profiler's own work, such as "Activity Buffer Request"."""
     events = capture.events
-    return {events.names[code] for code in events.name[events.among(frozenset({"overhead"}))].tolist()}
+    return {
+        events.names[code] for code in events.name[events.among(frozenset({"overhead"}))].tolist()
+    }
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_every_row_equals_torch_to_the_nanosecond_and_byte(recordings: Recordings, device: str, name: str) -> None:
+def test_every_row_equals_torch_to_the_nanosecond_and_byte(
+    recordings: Recordings, device: str, name: str
+) -> None:
     recording = recordings(name, device)
     capture = recording.capture
     table = torch_table(capture.events)
     leave = own_work(capture)
-    assert rows(table, device, "name") == {k: v for k, v in recording.by_name.items() if k not in leave}
+    assert rows(table, device, "name") == {
+        k: v for k, v in recording.by_name.items() if k not in leave
+    }
     by_shapes = {k: v for k, v in recording.by_shapes.items() if k[0] not in leave}
-    assert rows(torch_table(capture.events, input_shapes=True), device, "name", "input_shapes") == by_shapes
+    assert (
+        rows(torch_table(capture.events, input_shapes=True), device, "name", "input_shapes")
+        == by_shapes
+    )
     if device == "cuda":
         assert sum(table.column("self_device_ns")) > 0
         assert max(table.column("device_bytes")) > 0
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_kernels_and_copies_are_those_of_torch(recordings: Recordings, device: str, name: str) -> None:
+def test_kernels_and_copies_are_those_of_torch(
+    recordings: Recordings, device: str, name: str
+) -> None:
     recording = recordings(name, device)
     capture = recording.capture
-    found = {row.name: (row.calls, row.device_ns) for table in (capture.kernels, capture.copies) for row in table}
+    found = {
+        row.name: (row.calls, row.device_ns)
+        for table in (capture.kernels, capture.copies)
+        for row in table
+    }
     assert found == recording.on_device
     assert bool(found) == (device == "cuda")
-    assert sum(row.device_calls for row in capture.launches) == sum(calls for calls, _ in found.values())
+    assert sum(row.device_calls for row in capture.launches) == sum(
+        calls for calls, _ in found.values()
+    )
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-def test_the_backward_finds_its_ranges_on_host_and_device(recordings: Recordings, device: str, name: str) -> None:
+def test_the_backward_finds_its_ranges_on_host_and_device(
+    recordings: Recordings, device: str, name: str
+) -> None:
     recording = recordings(name, device)
     capture = recording.capture
     on_cpu = {row.name: row.backward_ns for row in capture.ranges.by("name") if row.backward_ns}
-    stepless = {k: v for k, v in backward_by_flows(recording.path).items() if not k.startswith("ProfilerStep#")}
+    stepless = {
+        k: v
+        for k, v in backward_by_flows(recording.path).items()
+        if not k.startswith("ProfilerStep#")
+    }
     assert on_cpu == stepless
     parts = capture.ranges.parts
     assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events)
     if device == "cuda":
         told = device_backward_by_flows(recording.path)
-        assert device_backward(capture) == {k: v for k, v in told.items() if not k.startswith("ProfilerStep#")}
+        assert device_backward(capture) == {
+            k: v for k, v in told.items() if not k.startswith("ProfilerStep#")
+        }
         assert sum(parts.column("device_ns")) == sum(capture.operators.column("self_device_ns"))
         assert capture.ranges.where(path="forward")[0].device_ns > 0
 
@@ -96,7 +128,10 @@ def test_steps_are_made_of_what_they_launched(tmp_path: Path, device: str) -> No
     capture = trained(tmp_path, device)
     assert [row.number for row in capture.steps] == [1, 2, 3]
     assert bool(capture.metadata["devices"]) == (device == "cuda")
-    found = {f"ProfilerStep#{row.number}": (row.compute_ns or 0, row.copy_ns or 0) for row in capture.steps}
+    found = {
+        f"ProfilerStep#{row.number}": (row.compute_ns or 0, row.copy_ns or 0)
+        for row in capture.steps
+    }
     assert capture.trace_path is not None
     assert found == device_time_by_step(capture.trace_path, [*found])
     for row in capture.steps:
@@ -110,11 +145,21 @@ def test_steps_are_made_of_what_they_launched(tmp_path: Path, device: str) -> No
 def device_time_by_step(path: Path, steps: list[str]) -> dict[str, tuple[int, int]]:
     """The nanoseconds of kernels with memsets, and of copies, whose calls began within each step."""
     events = [e for e in raw(path) if e.get("ph") == "X"]
-    spans = {e["name"]: ns(e) for e in events if e["name"] in steps and e["cat"] == "user_annotation"}
-    calls = {e["args"]["correlation"]: ns(e)[0] for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")}
+    spans = {
+        e["name"]: ns(e) for e in events if e["name"] in steps and e["cat"] == "user_annotation"
+    }
+    calls = {
+        e["args"]["correlation"]: ns(e)[0]
+        for e in events
+        if e["cat"] in ("cuda_runtime", "cuda_driver")
+    }
     total: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for event in events:
-        launched = calls.get(event.get("args", {}).get("correlation")) if event["cat"] in ON_DEVICE else None
+        launched = (
+            calls.get(event.get("args", {}).get("correlation"))
+            if event["cat"] in ON_DEVICE
+            else None
+        )
         for name, (start, end) in spans.items():
             if launched is not None and start <= launched < end:
                 total[name][event["cat"] == "gpu_memcpy"] += ns(event)[1] - ns(event)[0]

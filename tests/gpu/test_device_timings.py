@@ -11,7 +11,9 @@ from instrument import Session, profiled
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"
+    ),
 ]
 
 CYCLES = 20_000_000  # some 10 ms

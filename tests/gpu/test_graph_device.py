@@ -11,7 +11,9 @@ from instrument.fx import profile_graph
 
 def model_on(device: str) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Dropout(0.5), nn.Linear(2048, 8)).to(device)
+    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Dropout(0.5), nn.Linear(2048, 8)).to(
+        device
+    )
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -20,12 +22,17 @@ def test_a_graph_runs_where_its_model_is(device: str, sync: bool) -> None:
     profile = profile_graph(model, x, runs=3, warmup=1, sync=sync)
     assert profile.outputs.device.type == device
     torch.testing.assert_close(profile.outputs, model(x))  # dropout draws as if nothing had run
-    assert [row.flops for row in profile.nodes.where(module_type="Linear")] == [2 * 64 * 2048 * 2048, 2 * 64 * 2048 * 8]
+    assert [row.flops for row in profile.nodes.where(module_type="Linear")] == [
+        2 * 64 * 2048 * 2048,
+        2 * 64 * 2048 * 8,
+    ]
     assert all(ns > 0 for ns in profile.nodes.where(op="call_module").column("median_ns"))
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"
+)
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_node_takes_as_long_as_its_kernels(sync: bool) -> None:
     model, x = nn.Sequential(nn.Linear(8192, 8192)).cuda(), torch.randn(8192, 8192, device="cuda")

@@ -52,7 +52,9 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_class_a_function_or_a_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = shown(capsys, f"models_of_mine:{name}", "--input", "2,5:int64", "--runs", "1")
     heading, _, *rows = said.splitlines()
-    assert " ".join(heading.split()) == "op name target mean median p95 share calls output shape flops"
+    assert (
+        " ".join(heading.split()) == "op name target mean median p95 share calls output shape flops"
+    )
     assert [row.split()[:2] for row in rows[:4]] == [
         ["placeholder", "ids"],
         ["call_module", "embedding"],
@@ -65,9 +67,29 @@ def test_a_class_a_function_or_a_model(name: str, capsys: pytest.CaptureFixture[
 
 
 def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    model = ["models_of_mine:Net", "--input", "ids=2,5:int64", "--input", "mask=2,5,1:bool", "--runs", "2"]
-    said = shown(capsys, *model, "--sort", "output_bytes", "--rows", "2", "--columns", "name,calls,output_bytes")
-    assert [line.split()[:2] for line in said.splitlines()[2:4]] == [["embedding", "2"], ["masked_fill", "2"]]
+    model = [
+        "models_of_mine:Net",
+        "--input",
+        "ids=2,5:int64",
+        "--input",
+        "mask=2,5,1:bool",
+        "--runs",
+        "2",
+    ]
+    said = shown(
+        capsys,
+        *model,
+        "--sort",
+        "output_bytes",
+        "--rows",
+        "2",
+        "--columns",
+        "name,calls,output_bytes",
+    )
+    assert [line.split()[:2] for line in said.splitlines()[2:4]] == [
+        ["embedding", "2"],
+        ["masked_fill", "2"],
+    ]
     said = shown(capsys, *model, "--train", "--by", "module_type", "--columns", "module_type,nodes")
     assert ["Linear", "1"] in [line.split() for line in said.splitlines()]
     assert graph.GROUPINGS == GROUPINGS
@@ -82,22 +104,44 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
             ["needs_what_is_not:Net"],
             "needs_what_is_not cannot be imported (No module named 'nowhere_at_all'): install ",
         ),
-        (["torch.nn:Linear"], "'torch.nn:Linear' cannot be called without arguments (missing a required argument: "),
-        (["models_of_mine:Net", "--input=-1,3"], "--input -1,3 is no shape and type: write it as 1,3,224,224 or "),
-        (["models_of_mine:Net", "--input", "2:float8_e4m3fn"], "--input 2:float8_e4m3fn cannot be made ("),
+        (
+            ["torch.nn:Linear"],
+            "'torch.nn:Linear' cannot be called without arguments (missing a required argument: ",
+        ),
+        (
+            ["models_of_mine:Net", "--input=-1,3"],
+            "--input -1,3 is no shape and type: write it as 1,3,224,224 or ",
+        ),
+        (
+            ["models_of_mine:Net", "--input", "2:float8_e4m3fn"],
+            "--input 2:float8_e4m3fn cannot be made (",
+        ),
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
-        (["models_of_mine:text"], "'models_of_mine:text' gives a str: name an nn.Module, its class, or what makes it."),
-        (["models_of_mine:Net", "--input", "2;5"], "--input 2;5 is no shape and type: write it as 1,3,224,224 or "),
+        (
+            ["models_of_mine:text"],
+            "'models_of_mine:text' gives a str: name an nn.Module, its class, or what makes it.",
+        ),
+        (
+            ["models_of_mine:Net", "--input", "2;5"],
+            "--input 2;5 is no shape and type: write it as 1,3,224,224 or ",
+        ),
         (["models_of_mine:Net", "--input", "2:int65"], "--input 2:int65 is no shape and type: "),
         (["models_of_mine:Net", "--device", "nowhere"], "--device nowhere cannot be used here ("),
-        (["models_of_mine:Net", "--input", "2:int64", "--sort", "x"], "The table has no column 'x'; it has op, name, "),
+        (
+            ["models_of_mine:Net", "--input", "2:int64", "--sort", "x"],
+            "The table has no column 'x'; it has op, name, ",
+        ),
     ],
 )
-def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert shown(capsys, *arguments).startswith(f"instrument: {sentence}")
 
 
-def test_the_roof_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_roof_of_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine, asked = Machine("this one", {"float32": 10**10}, 10**9), []
 
     def measured(*_: object, refresh: bool) -> Machine:
@@ -108,8 +152,12 @@ def test_the_roof_of_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch
     call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
     said = shown(capsys, *call, "--sort", "roof_ns", "--rows", "1")
     heading, _, first = said.splitlines()[:3]
-    assert " ".join(heading.split()) == "name median flops moved memory intensity bound roof of roof"
-    moved = 2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8  # nanoseconds too, as the machine moves a byte in each
+    assert (
+        " ".join(heading.split()) == "name median flops moved memory intensity bound roof of roof"
+    )
+    moved = (
+        2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8
+    )  # nanoseconds too, as the machine moves a byte in each
     assert first.startswith("embedding ")
     assert f" {moved} ns " in first
     assert said.endswith(f"\nThe roof is that of {machine}.\n")

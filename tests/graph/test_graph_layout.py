@@ -23,7 +23,14 @@ def blocks(count: int) -> tuple[list[str], list[tuple[int, int]]]:
         at = len(paths)
         own = f"blocks.{block}"
         paths += [f"{own}.attention"] * 4 + [own] + [f"{own}.mlp"] * 2 + [own]
-        edges += [(stream, at), (stream, at + 1), (1, at + 2), (at, at + 2), (at + 1, at + 2), (at + 2, at + 3)]
+        edges += [
+            (stream, at),
+            (stream, at + 1),
+            (1, at + 2),
+            (at, at + 2),
+            (at + 1, at + 2),
+            (at + 2, at + 3),
+        ]
         edges += [(at + 3, at + 4), (stream, at + 4), (at + 4, at + 5), (at + 5, at + 6)]
         edges += [(at + 6, at + 7), (at + 4, at + 7), (at, at + 7)]
         stream = at + 7
@@ -39,7 +46,12 @@ def apart(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def within(inner: tuple[float, ...], outer: tuple[float, ...]) -> bool:
-    return outer[0] <= inner[0] and outer[1] <= inner[1] and inner[2] <= outer[2] and inner[3] <= outer[3]
+    return (
+        outer[0] <= inner[0]
+        and outer[1] <= inner[1]
+        and inner[2] <= outer[2]
+        and inner[3] <= outer[3]
+    )
 
 
 def test_frames_follow_the_modules() -> None:
@@ -57,7 +69,11 @@ def test_boxes_stand_in_their_frames_alone() -> None:
     at = {box: (x, y, x + SIZE.width, y + SIZE.height) for box, (x, y) in corners(root)}
     assert sorted(at) == list(range(len(paths)))
     assert all(apart(at[one], at[other]) for one, other in combinations(at, 2))
-    assert [frame.path for _, frame in nested(root)][:3] == ["blocks", "blocks.0", "blocks.0.attention"]
+    assert [frame.path for _, frame in nested(root)][:3] == [
+        "blocks",
+        "blocks.0",
+        "blocks.0.attention",
+    ]
     for _, frame in nested(root):
         for box, place in at.items():
             assert within(place, area(frame)) if frame.holds(box) else apart(place, area(frame))
@@ -68,7 +84,9 @@ def test_boxes_stand_in_their_frames_alone() -> None:
 
 def whole(lines: list[Line], line: Line) -> list[tuple[float, float]]:
     """From the box that makes the value on."""
-    return line.points if line.after is None else [*whole(lines, lines[line.after])[:-1], *line.points]
+    return (
+        line.points if line.after is None else [*whole(lines, lines[line.after])[:-1], *line.points]
+    )
 
 
 def test_lines_go_from_box_to_box_and_through_no_frame_of_others() -> None:
@@ -76,7 +94,9 @@ def test_lines_go_from_box_to_box_and_through_no_frame_of_others() -> None:
     root = frames(paths)
     lines = lay_out(root, [SIZE] * len(paths), edges)
     at = dict(corners(root))
-    ending = {(line.source, line.target): whole(lines, line) for line in lines if line.target is not None}
+    ending = {
+        (line.source, line.target): whole(lines, line) for line in lines if line.target is not None
+    }
     assert set(ending) == set(edges)
     for (source, target), line in ending.items():
         assert line[0] == pytest.approx((at[source][0] + SIZE.port_x, at[source][1] + SIZE.height))
@@ -85,10 +105,14 @@ def test_lines_go_from_box_to_box_and_through_no_frame_of_others() -> None:
             assert y <= y2 + 0.01
             assert abs(x - x2) < 0.2 or y2 - y > 15, "the line jumps aside at a frame"
             piece = (min(x, x2), y + 0.1, max(x, x2), y2 - 0.1)
-            strange = [f.path for _, f in nested(root) if not f.holds(source) and not f.holds(target)]
+            strange = [
+                f.path for _, f in nested(root) if not f.holds(source) and not f.holds(target)
+            ]
             for _, frame in nested(root):
                 if frame.path in strange and piece[1] < piece[3]:
-                    assert apart(piece, area(frame)), f"the line {source} to {target} crosses {frame.path}"
+                    assert apart(piece, area(frame)), (
+                        f"the line {source} to {target} crosses {frame.path}"
+                    )
 
 
 def test_twice_the_graph_is_twice_the_work() -> None:

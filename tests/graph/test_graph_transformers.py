@@ -23,7 +23,10 @@ def bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor], GraphProfile]:
         attn_implementation="eager",  # products that torch's counter counts on a CPU too
     )
     model = transformers.BertModel(config).eval()
-    inputs = {"attention_mask": torch.ones(2, 8, dtype=torch.long), "input_ids": torch.arange(16).reshape(2, 8)}
+    inputs = {
+        "attention_mask": torch.ones(2, 8, dtype=torch.long),
+        "input_ids": torch.arange(16).reshape(2, 8),
+    }
     with torch.no_grad():
         return model, inputs, profile_graph(model, **inputs, runs=2, warmup=0)
 
@@ -41,24 +44,44 @@ def test_a_bert_is_exported_and_its_result_is_the_models(bert: tuple) -> None:
 
 def test_its_nodes_know_their_modules_lines_and_flops(bert: tuple) -> None:
     model, inputs, profile = bert
-    (query,) = (row for row in profile.nodes if row.module_path == "encoder.layer.1.attention.self.query" and row.flops)
-    assert (query.op, query.target, query.module_type) == ("call_function", "aten.linear.default", "Linear")
+    (query,) = (
+        row
+        for row in profile.nodes
+        if row.module_path == "encoder.layer.1.attention.self.query" and row.flops
+    )
+    assert (query.op, query.target, query.module_type) == (
+        "call_function",
+        "aten.linear.default",
+        "Linear",
+    )
     assert "modeling_bert.py:" in query.source
     assert query.flops == 2 * 2 * 8 * 16 * 16
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**inputs)
-    assert sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
-    layers = profile.nodes.by("module_path", depth=3).where(module_path=lambda path: path.startswith("encoder.layer"))
+    assert (
+        sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
+    )
+    layers = profile.nodes.by("module_path", depth=3).where(
+        module_path=lambda path: path.startswith("encoder.layer")
+    )
     assert len(set(layers.column("flops"))) == 1, "both layers compute the same"
 
 
 def test_a_language_model_in_training() -> None:
     config = transformers.GPT2Config(
-        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+        vocab_size=50,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model = transformers.GPT2LMHeadModel(config).train()
     ids = torch.arange(16).reshape(2, 8)
     profile = profile_graph(model, input_ids=ids, labels=ids, use_cache=False, runs=1, warmup=0)
-    torch.testing.assert_close(profile.outputs.loss, model(input_ids=ids, labels=ids, use_cache=False).loss)
+    torch.testing.assert_close(
+        profile.outputs.loss, model(input_ids=ids, labels=ids, use_cache=False).loss
+    )
     assert not profile.outputs.loss.requires_grad, "it would keep what autograd saved"
     assert profile.nodes.where(target="aten.dropout.default")

@@ -59,7 +59,17 @@ def test_events_time_each_node_and_are_waited_for_once(device: Device) -> None:
     for _ in range(2):
         interpreter.run_timed([])
         assert interpreter.times_ns == [1_000_000, 1_000_000, 0]
-        assert device.did == ["mark", "work", "mark", "mark", "work", "mark", "mark", "mark", "wait"]
+        assert device.did == [
+            "mark",
+            "work",
+            "mark",
+            "mark",
+            "work",
+            "mark",
+            "mark",
+            "mark",
+            "wait",
+        ]
         device.did.clear()
 
 
@@ -70,7 +80,9 @@ def test_sync_waits_around_each_node(device: Device) -> None:
     assert len(interpreter.times_ns) == 3
 
 
-def test_a_device_without_events_is_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_events_is_waited_for(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(Device, "Event")
     NodeInterpreter(nn.Module(), two_works(device), nn.Module(), "made_up").run_timed([])
     assert device.did[:3] == ["wait", "work", "wait"]

@@ -13,7 +13,9 @@ from instrument.fx.draw.sugiyama import Drawing, Net, Piece, Point, arrange
 SIZES = [(80.0, 30.0), (140.0, 45.0), (60.0, 90.0)]
 
 
-def drawn(count: int, edges: list[tuple[int, int]], sizes: list[tuple[float, float]] | None = None) -> Drawing:
+def drawn(
+    count: int, edges: list[tuple[int, int]], sizes: list[tuple[float, float]] | None = None
+) -> Drawing:
     sizes = sizes or [SIZES[0]] * count
     return arrange(sizes, nets(edges, sizes))
 
@@ -33,16 +35,27 @@ def whole(pieces: list[Piece], number: int) -> list[Point]:
 
 def lines_of(drawing: Drawing, every: list[Net]) -> list[list[list[Point]]]:
     """The lines to each net's targets."""
-    return [[whole(pieces, number) for number in range(len(net.targets))] for net, pieces in zip(every, drawing.lines)]
+    return [
+        [whole(pieces, number) for number in range(len(net.targets))]
+        for net, pieces in zip(every, drawing.lines)
+    ]
 
 
-def some_graph(seed: int, count: int = 40) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
+def some_graph(
+    seed: int, count: int = 40
+) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
     random = Random(seed)
-    edges = {(random.randrange(max(0, at - 9), at), at) for at in range(1, count) for _ in range(random.randrange(3))}
+    edges = {
+        (random.randrange(max(0, at - 9), at), at)
+        for at in range(1, count)
+        for _ in range(random.randrange(3))
+    }
     return sorted(edges), [random.choice(SIZES) for _ in range(count)]
 
 
-def overlaps(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+def overlaps(
+    one: tuple[float, float, float, float], other: tuple[float, float, float, float]
+) -> bool:
     (left, top, right, bottom), (left2, top2, right2, bottom2) = one, other
     return left < right2 and left2 < right and top < bottom2 and top2 < bottom
 
@@ -58,7 +71,10 @@ def test_boxes_keep_apart_and_lines_pass_them(seed: int) -> None:
     boxes = [box(corner, size) for corner, size in zip(drawing.corners, sizes)]
     assert not [pair for pair in combinations(boxes, 2) if overlaps(*pair)]
     whole = (-0.1, -0.1, drawing.width + 0.1, drawing.height)
-    assert all(whole[0] <= left and right <= whole[2] and bottom <= whole[3] for left, _, right, bottom in boxes)
+    assert all(
+        whole[0] <= left and right <= whole[2] and bottom <= whole[3]
+        for left, _, right, bottom in boxes
+    )
     every = nets(edges, sizes)
     for net, lines in zip(every, lines_of(drawing, every)):
         for (target, _), line in zip(net.targets, lines):
@@ -67,7 +83,9 @@ def test_boxes_keep_apart_and_lines_pass_them(seed: int) -> None:
             for (x, y), (x2, y2) in pairwise(line):
                 assert y <= y2, "a line goes up"
                 piece = (min(x, x2) - 0.2, y + 0.1, max(x, x2) + 0.2, y2 - 0.1)
-                assert not [at for at, each in enumerate(boxes) if overlaps(piece, each)], "a line crosses a box"
+                assert not [at for at, each in enumerate(boxes) if overlaps(piece, each)], (
+                    "a line crosses a box"
+                )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -75,11 +93,15 @@ def test_a_row_is_as_far_down_as_the_longest_path(seed: int) -> None:
     edges, sizes = some_graph(seed)
     longest: dict[int, int] = {}
     for at in range(len(sizes)):
-        longest[at] = max((longest[source] + 1 for source, target in edges if target == at), default=0)
+        longest[at] = max(
+            (longest[source] + 1 for source, target in edges if target == at), default=0
+        )
     rows = sorted({y for _, y in drawn(len(sizes), edges, sizes).corners})
     for at, (_, y) in enumerate(drawn(len(sizes), edges, sizes).corners):
         below = [longest[target] for source, target in edges if source == at]
-        expected = longest[at] if longest[at] or not below else min(below) - 1  # a source stands at what takes it
+        expected = (
+            longest[at] if longest[at] or not below else min(below) - 1
+        )  # a source stands at what takes it
         assert rows.index(y) == expected
 
 
@@ -88,7 +110,9 @@ def test_crossings_are_counted_and_undone() -> None:
     assert count_crossings(8, ladder, [[0, 1, 2, 3], [4, 5, 6, 7]]) == 3
     lines = [line for (line,) in lines_of(drawn(8, ladder), nets(ladder, [SIZES[0]] * 8))]
     ends = [(line[0][0], line[-1][0]) for line in lines]
-    assert not [1 for one, other in combinations(ends, 2) if (one[0] - other[0]) * (one[1] - other[1]) < 0]
+    assert not [
+        1 for one, other in combinations(ends, 2) if (one[0] - other[0]) * (one[1] - other[1]) < 0
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -101,9 +125,13 @@ def test_crossings_are_those_of_every_pair(seed: int) -> None:
 
 def count_crossings(count: int, edges: list[tuple[int, int]], rows: list[list[int]]) -> int:
     found, _ = sugiyama._rows(
-        [0 if at in rows[0] else 1 for at in range(count)], [80.0] * count, nets(edges, [SIZES[0]] * count)
+        [0 if at in rows[0] else 1 for at in range(count)],
+        [80.0] * count,
+        nets(edges, [SIZES[0]] * count),
     )
-    return sugiyama.crossings(found, [float(row.index(at)) for at in range(count) for row in rows if at in row])
+    return sugiyama.crossings(
+        found, [float(row.index(at)) for at in range(count) for row in rows if at in row]
+    )
 
 
 def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
@@ -112,7 +140,9 @@ def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
     assert len({x for x, _ in plain.corners}) == 1
     residual = drawn(10, [*chain, (1, 8)])
     (_, around), *_ = (
-        lines for lines in lines_of(residual, nets([*chain, (1, 8)], [SIZES[0]] * 10)) if len(lines) == 2
+        lines
+        for lines in lines_of(residual, nets([*chain, (1, 8)], [SIZES[0]] * 10))
+        if len(lines) == 2
     )
     beside = {x for x, _ in around[2:-1]}
     assert len(beside) == 1, "the line is upright"
@@ -121,7 +151,9 @@ def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
 
 def test_places_at_the_edges_keep_their_row() -> None:
     sizes = [(0.0, 0.0), SIZES[0], SIZES[0], SIZES[0], (0.0, 0.0)]
-    drawing = arrange(sizes, [Net(0, 0.0, ((3, 40.0),)), Net(1, 40.0, ((2, 40.0), (4, 0.0)))], tops=1, bottoms=1)
+    drawing = arrange(
+        sizes, [Net(0, 0.0, ((3, 40.0),)), Net(1, 40.0, ((2, 40.0), (4, 0.0)))], tops=1, bottoms=1
+    )
     heights = [y for _, y in drawing.corners]
     assert heights[0] == 0.0 < min(heights[1:4])
     assert heights[4] == drawing.height > max(heights[1:4])
@@ -143,7 +175,10 @@ def test_what_lines_of_a_net_share_is_there_once() -> None:
     steps = [step for piece in pieces for step in pairwise(piece.points) if step[0] != step[1]]
     assert [target for target, _ in net.targets] == [1, 5, 5, 9, 20, 30]
     stub = steps[0]
-    assert {step for step in steps if steps.count(step) > 1} <= {stub, *(pairwise(pieces[1].points))}
+    assert {step for step in steps if steps.count(step) > 1} <= {
+        stub,
+        *(pairwise(pieces[1].points)),
+    }
     assert sum(len(piece.points) for piece in pieces) < 2 * 30 + 4 * len(pieces)
 
 

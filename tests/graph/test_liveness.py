@@ -22,7 +22,9 @@ def profiled(model: nn.Module, *inputs: Tensor) -> GraphProfile:
 
 
 def rows(profile: GraphProfile) -> dict[str, tuple[int, int, int]]:
-    return {row.name: (row.new_bytes, row.alive_bytes, row.freed_bytes) for row in profile.memory.nodes}
+    return {
+        row.name: (row.new_bytes, row.alive_bytes, row.freed_bytes) for row in profile.memory.nodes
+    }
 
 
 class Chain(nn.Module):
@@ -30,7 +32,11 @@ class Chain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.three = nn.Linear(64, 256), nn.Linear(256, 512), nn.Linear(512, 768)
+        self.one, self.two, self.three = (
+            nn.Linear(64, 256),
+            nn.Linear(256, 512),
+            nn.Linear(512, 768),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.three(self.two(self.one(x)))
@@ -47,7 +53,10 @@ def test_a_chain_by_hand() -> None:
     }
     memory = profile.memory
     assert (memory.peak_bytes, memory.peak_node, memory.input_bytes) == (5 * KIB, "three", 256)
-    assert [tuple(row) for row in memory.at_peak] == [("three", 3 * KIB, None), ("two", 2 * KIB, "three")]
+    assert [tuple(row) for row in memory.at_peak] == [
+        ("three", 3 * KIB, None),
+        ("two", 2 * KIB, "three"),
+    ]
     assert memory.model_bytes == 4 * sum(parameter.numel() for parameter in Chain().parameters())
     assert str(memory) == (
         "Activations take 5.00 KiB at the most, at three (held by three 3.00 KiB, two 2.00 KiB), besides 256 B of "
@@ -77,7 +86,9 @@ def test_what_shares_memory_is_counted_once() -> None:
     assert found.pop("mul") == (KIB, KIB, 0)
     assert found.pop("add") == (KIB // 2, KIB + KIB // 2, KIB), "the last view of the product dies"
     assert found.pop("output") == (0, KIB // 2, 0)
-    assert {name: (new, freed) for name, (new, _, freed) in found.items()} == dict.fromkeys(found, (0, 0))
+    assert {name: (new, freed) for name, (new, _, freed) in found.items()} == dict.fromkeys(
+        found, (0, 0)
+    )
     assert {"relu_", "flatten", "view", "chunk", "getitem"} <= set(found)
 
 
@@ -92,7 +103,10 @@ def test_a_residual_is_held_until_it_is_added() -> None:
         {"name": "unused", "inputs": "add"},
         {"name": "output", "op": "output", "inputs": "add"},
     )
-    memory = liveness(table, [[(0, 7)], [(6, 5)], [(1, 10)], [(2, 20)], [(3, 40)], [(4, 80)], [(5, 160)], [(4, 80)]])
+    memory = liveness(
+        table,
+        [[(0, 7)], [(6, 5)], [(1, 10)], [(2, 20)], [(3, 40)], [(4, 80)], [(5, 160)], [(4, 80)]],
+    )
     assert memory.nodes.column("alive_bytes") == [0, 0, 10, 30, 70, 130, 240, 240]
     assert memory.nodes.column("freed_bytes") == [0, 0, 0, 0, 20, 50, 0, 0]
     assert [row.last_use for row in memory.at_peak] == [None, None]
@@ -112,7 +126,9 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
     with torch.no_grad():
         profiler.run(x)
         profiler.run(x)
-        with Session("memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path), export="inline") as session:
+        with Session(
+            "memory", wait=0, warmup=0, active=1, output_dir=str(tmp_path), export="inline"
+        ) as session:
             held = profiler.run(x)
             session.step()
     assert held.nbytes == 4 * x.numel()
@@ -120,7 +136,9 @@ def test_the_peak_is_the_allocators(tmp_path: Path) -> None:
     memory = profiler.profile().memory
     assert memory.peak_bytes == device.peak_net_bytes > 4 * 4 * x.numel()
     assert memory.nodes.column("alive_bytes")[-1] == device.net_bytes
-    assert sum(memory.nodes.column("new_bytes")) <= device.allocated_bytes, "nodes have scratch memory besides"
+    assert sum(memory.nodes.column("new_bytes")) <= device.allocated_bytes, (
+        "nodes have scratch memory besides"
+    )
 
 
 def test_memory_that_the_result_lies_in_is_kept_whoever_else_takes_a_part_of_it() -> None:
@@ -132,5 +150,7 @@ def test_memory_that_the_result_lies_in_is_kept_whoever_else_takes_a_part_of_it(
         }
     )
     found = liveness(nodes, [[(0, 8)], [(1, 64)], [(1, 64)], [(2, 4)]])
-    assert found.nodes.column("freed_bytes") == [0, 0, 0, 0], "`made` is a result, and `part` lies in it"
+    assert found.nodes.column("freed_bytes") == [0, 0, 0, 0], (
+        "`made` is a result, and `part` lies in it"
+    )
     assert found.nodes.column("alive_bytes") == [0, 64, 64, 68]

@@ -93,7 +93,9 @@ def test_it_is_measured_once(clock: Measuring, cache: Path) -> None:
     assert len(clock.runs) == 5
 
 
-def test_other_threads_are_another_machine(clock: Measuring, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_are_another_machine(
+    clock: Measuring, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {measured().device}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     names.add(measured().device)
@@ -114,7 +116,9 @@ def test_a_damaged_cache_is_made_anew(clock: Measuring, cache: Path, kept: str) 
     assert [path.name for path in cache.parent.iterdir()] == ["machine.json"]
 
 
-def test_without_a_place_to_keep_them_rates_are_measured_again(clock: Measuring, cache: Path) -> None:
+def test_without_a_place_to_keep_them_rates_are_measured_again(
+    clock: Measuring, cache: Path
+) -> None:
     cache.parent.write_text("no folder")
     assert measured() == measured()
     assert len(clock.runs) == 4
@@ -131,5 +135,7 @@ def test_the_clock_of_the_machine_at_hand(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_type_that_cannot_be_measured() -> None:
     with pytest.raises(ConfigError) as error:
         measured(dtypes=["int8"])
-    sentence = "The rate of 'int8' cannot be measured; choose of float32, float64, bfloat16, float16."
+    sentence = (
+        "The rate of 'int8' cannot be measured; choose of float32, float64, bfloat16, float16."
+    )
     assert str(error.value) == sentence

@@ -29,11 +29,28 @@ GRAPH = nodes(
     {"name": "shared", **WEIGHT, "target": "shared", "module_path": "block.one"},
     {"name": "weight", **WEIGHT, "target": f"block.one.{HOSTILE}", "module_path": "block.one"},
     {"name": "x", "op": "placeholder", "target": "x", "module_path": None, "median_ns": 10},
-    {"name": "linear", "inputs": "x, weight, weight, shared", "module_path": "block.one", "median_ns": 600},
+    {
+        "name": "linear",
+        "inputs": "x, weight, weight, shared",
+        "module_path": "block.one",
+        "median_ns": 600,
+    },
     {"name": "relu", "inputs": "linear", "module_path": "block.one", "median_ns": 100},
-    {"name": "add", "inputs": "relu, x", "module_path": "block", "median_ns": 90, "target": HOSTILE},
+    {
+        "name": "add",
+        "inputs": "relu, x",
+        "module_path": "block",
+        "median_ns": 90,
+        "target": HOSTILE,
+    },
     {"name": "twice", "inputs": "add, add, shared", "module_path": HOSTILE, "median_ns": 200},
-    {"name": "untimed", "inputs": "twice", "module_path": HOSTILE, "median_ns": None, "output_shape": None},
+    {
+        "name": "untimed",
+        "inputs": "twice",
+        "module_path": HOSTILE,
+        "median_ns": None,
+        "output_shape": None,
+    },
     {"name": "output", "op": "output", "inputs": "untimed", "module_path": None, "median_ns": 0},
 )
 VOID = {"meta", "input"}
@@ -80,14 +97,27 @@ def test_every_node_has_a_row_and_every_input_a_line() -> None:
     made = Page(page(GRAPH, "Graph"))
     names = [text for attrs, text in made.all("a") if attrs["href"].startswith("#n-")]
     assert names == GRAPH.column("name")
-    assert [attrs["id"] for attrs, _ in made.all("tr") if "id" in attrs] == [f"r-{at}" for at in range(len(GRAPH))]
-    drawn = {attrs["id"]: text for attrs, text in made.all("a") if attrs.get("id", "").startswith("n-")}
+    assert [attrs["id"] for attrs, _ in made.all("tr") if "id" in attrs] == [
+        f"r-{at}" for at in range(len(GRAPH))
+    ]
+    drawn = {
+        attrs["id"]: text for attrs, text in made.all("a") if attrs.get("id", "").startswith("n-")
+    }
     assert set(drawn) == {f"n-{at}" for at in range(len(GRAPH))}
     assert all(f"name: {row.name}\n" in drawn[f"n-{at}"] for at, row in enumerate(GRAPH))
     index = {name: str(at) for at, name in enumerate(GRAPH.column("name"))}
-    wanted = {(index[source], str(at)) for at, row in enumerate(GRAPH) for source in row.inputs.split(", ") if source}
+    wanted = {
+        (index[source], str(at))
+        for at, row in enumerate(GRAPH)
+        for source in row.inputs.split(", ")
+        if source
+    }
     assert edges(views(GRAPH)[-1].svg) == dict.fromkeys(wanted, 1)
-    assert [attrs["id"] for attrs, _ in made.all("a") if "chip" in attrs.get("class", "") and "id" in attrs] == ["n-1"]
+    assert [
+        attrs["id"]
+        for attrs, _ in made.all("a")
+        if "chip" in attrs.get("class", "") and "id" in attrs
+    ] == ["n-1"]
 
 
 def test_every_link_has_its_target_and_no_name_is_given_twice() -> None:
@@ -101,7 +131,10 @@ def test_every_link_has_its_target_and_no_name_is_given_twice() -> None:
 
 def test_twice_the_takers_of_one_value_are_twice_the_page() -> None:
     def size(takers: int) -> int:
-        chain = [{"name": f"n{at}", "inputs": f"n{at - 1}, x", "median_ns": 100} for at in range(1, takers)]
+        chain = [
+            {"name": f"n{at}", "inputs": f"n{at - 1}, x", "median_ns": 100}
+            for at in range(1, takers)
+        ]
         return len(page(nodes({"name": "x"}, {"name": "n0", "inputs": "x"}, *chain), "Graph"))
 
     once, twice, four = map(size, (200, 400, 800))
@@ -119,7 +152,11 @@ def test_what_lines_go_on_from_is_there() -> None:
 
 def test_the_more_time_the_more_colour() -> None:
     links = views(GRAPH)[-1].svg.split("</a>")
-    found = [re.findall(r'data-n="(\d+)"|fill-opacity="([\d.]+)"', link) for link in links if "fill-opacity" in link]
+    found = [
+        re.findall(r'data-n="(\d+)"|fill-opacity="([\d.]+)"', link)
+        for link in links
+        if "fill-opacity" in link
+    ]
     colours = {GRAPH[int(node)].share or 0: float(colour) for (node, _), (_, colour) in found}
     ordered = [colours[share] for share in sorted(colours)]
     assert len(ordered) == 6, "0 and unknown look the same"
@@ -152,7 +189,11 @@ def test_nothing_of_the_model_is_markup() -> None:
 
 def test_what_does_not_print_stands_as_an_escape() -> None:
     evil = "\x1b[2J\u202e"
-    text = page(nodes({"name": "x"}, {"name": "y", "inputs": "x", "target": evil, "module_path": evil}), evil, [evil])
+    text = page(
+        nodes({"name": "x"}, {"name": "y", "inputs": "x", "target": evil, "module_path": evil}),
+        evil,
+        [evil],
+    )
     assert "<h1>\\x1b[2J\\u202e</h1>" in text
     assert all(line.isprintable() for line in text.split("\n"))
 
@@ -201,17 +242,27 @@ def test_a_profile_shows_itself(tmp_path: Path) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
     path = profile.save_html(tmp_path / "graph.html", machine)
     made = Page(path.read_text(encoding="utf-8"))
-    assert [text for attrs, text in made.all("a") if attrs["href"].startswith("#n-")] == profile.nodes.column("name")
+    assert [
+        text for attrs, text in made.all("a") if attrs["href"].startswith("#n-")
+    ] == profile.nodes.column("name")
     heads = [text for _, text in made.all("th")]
     assert {"alive memory", "freed memory", "bound", "roof", "of roof"} <= set(heads)
     assert f"Captured by {profile.how}." in [text for _, text in made.all("p")]
-    assert {str(profile.memory), f"The roof is that of {machine}."} <= {text for _, text in made.all("p")}
+    assert {str(profile.memory), f"The roof is that of {machine}."} <= {
+        text for _, text in made.all("p")
+    }
     assert str(machine) == "this one: 10.00 G float32 FLOPs, 953.67 MiB a second"
     frame = re.fullmatch(r'<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>', profile._repr_html_())
     assert frame
-    assert "bound" not in [text for _, text in Page(unescape(frame[1])).all("th")], "a notebook measures nothing"
+    assert "bound" not in [text for _, text in Page(unescape(frame[1])).all("th")], (
+        "a notebook measures nothing"
+    )
 
 
-@pytest.mark.parametrize("table", [nodes({"name": "output", "op": "output"}), Table({n: [] for n in GRAPH.columns})])
+@pytest.mark.parametrize(
+    "table", [nodes({"name": "output", "op": "output"}), Table({n: [] for n in GRAPH.columns})]
+)
 def test_the_smallest_graphs(table: Table) -> None:
-    assert len([1 for attrs, _ in Page(page(table, "Graph")).all("a") if "id" in attrs]) == len(table)
+    assert len([1 for attrs, _ in Page(page(table, "Graph")).all("a") if "id" in attrs]) == len(
+        table
+    )

@@ -31,7 +31,9 @@ class Small(nn.Module):
         super().__init__()
         self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, *, mask: Tensor | None = None) -> dict[str, Any]:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> dict[str, Any]:
         x = functional.relu(self.norm(self.conv(x)), inplace=True)
         x = functional.dropout(x, 0.5, self.training).mean((2, 3))
         if mask is not None:
@@ -61,7 +63,9 @@ def resnet() -> tuple[nn.Module, Tensor, GraphProfile]:
         return model, x, profile_graph(model, x, runs=3, warmup=0)
 
 
-def test_the_table_of_a_resnet_has_the_tutorials_form(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+def test_the_table_of_a_resnet_has_the_tutorials_form(
+    resnet: tuple[nn.Module, Tensor, GraphProfile],
+) -> None:
     nodes = resnet[2].nodes
     assert (nodes[0].op, nodes[0].name) == ("placeholder", "x")
     assert (nodes[-1].op, nodes[-1].name, nodes[-1].inputs) == ("output", "output", "fc")
@@ -72,12 +76,18 @@ def test_the_table_of_a_resnet_has_the_tutorials_form(resnet: tuple[nn.Module, T
     assert file == str(EXAMPLE)
     assert "self.conv1(x)" in EXAMPLE.read_text().splitlines()[int(line) - 1]
     (add,) = nodes.where(name="add")
-    assert (add.op, add.target, add.inputs) == ("call_function", "operator.add", "layer1_0_bn2, layer1_0_shortcut")
+    assert (add.op, add.target, add.inputs) == (
+        "call_function",
+        "operator.add",
+        "layer1_0_bn2, layer1_0_shortcut",
+    )
     assert (add.module_path, add.module_type) == ("layer1.0", "BasicBlock")
     assert resnet[2].how == "torch.fx.symbolic_trace"
 
 
-def test_shapes_and_bytes_are_those_that_hooks_see(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+def test_shapes_and_bytes_are_those_that_hooks_see(
+    resnet: tuple[nn.Module, Tensor, GraphProfile],
+) -> None:
     model, x, profile = resnet
     seen: dict[str, Tensor] = {}
     hooks = [
@@ -104,10 +114,19 @@ def test_flops_are_those_of_torchs_counter(resnet: tuple[nn.Module, Tensor, Grap
     model, x, profile = resnet
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(x)
-    assert sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
-    assert {row.module_type for row in profile.nodes if row.flops is not None} == {"Conv2d", "Linear"}
+    assert (
+        sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
+    )
+    assert {row.module_type for row in profile.nodes if row.flops is not None} == {
+        "Conv2d",
+        "Linear",
+    }
     (row,) = profile.nodes.where(target="layer1.0.conv1")
-    counted = next(counts for name, counts in counter.get_flop_counts().items() if name.endswith("layer1.0.conv1"))
+    counted = next(
+        counts
+        for name, counts in counter.get_flop_counts().items()
+        if name.endswith("layer1.0.conv1")
+    )
     assert row.flops == sum(counted.values())
     assert row.flops_per_second == row.flops * 10**9 // row.median_ns
 
@@ -117,20 +136,28 @@ def test_flops_of_attention() -> None:
     with FlopCounterMode(display=False) as counter:
         model(x)
     profile = profile_graph(model, x, runs=1, warmup=0)
-    assert sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
-    assert [row.flops for row in profile.nodes.where(target="operator.matmul")] == [2 * 2 * 6 * 16 * 6] * 2
+    assert (
+        sum(n for n in profile.nodes.column("flops") if n is not None) == counter.get_total_flops()
+    )
+    assert [row.flops for row in profile.nodes.where(target="operator.matmul")] == [
+        2 * 2 * 6 * 16 * 6
+    ] * 2
     (softmax,) = profile.nodes.where(name="softmax")
     assert (softmax.flops, softmax.flops_per_second, softmax.intensity) == (None, None, None)
 
 
-def test_flops_are_unknown_where_something_else_records(tmp_path: Path, inline_export: None) -> None:
+def test_flops_are_unknown_where_something_else_records(
+    tmp_path: Path, inline_export: None
+) -> None:
     with Session(output_dir=tmp_path):
         nodes = profile_graph(Attention(), torch.randn(2, 6, 16), runs=1, warmup=0).nodes
     assert set(nodes.column("flops")) == {None}
     assert set(nodes.column("calls")) == {1}
 
 
-def test_times_and_overhead_are_of_the_same_runs(resnet: tuple[nn.Module, Tensor, GraphProfile]) -> None:
+def test_times_and_overhead_are_of_the_same_runs(
+    resnet: tuple[nn.Module, Tensor, GraphProfile],
+) -> None:
     _, _, profile = resnet
     assert set(profile.nodes.column("calls")) == {3}
     assert sum(profile.nodes.column("share")) == pytest.approx(1)
@@ -142,12 +169,21 @@ def test_times_and_overhead_are_of_the_same_runs(resnet: tuple[nn.Module, Tensor
 
 
 def test_the_overhead_of_known_runs() -> None:
-    times_ns = np.array([[10, 90], [20, 180], [10, 90]])  # a machine that was slow meanwhile counts in both
+    times_ns = np.array(
+        [[10, 90], [20, 180], [10, 90]]
+    )  # a machine that was slow meanwhile counts in both
     overhead = _overhead(times_ns, [120, 230, 130], [100, 190, 80], 5)
-    assert (overhead.nodes, overhead.nodes_ns, overhead.interpreted_ns, overhead.model_ns) == (2, 100, 130, 100)
+    assert (overhead.nodes, overhead.nodes_ns, overhead.interpreted_ns, overhead.model_ns) == (
+        2,
+        100,
+        130,
+        100,
+    )
     assert overhead.of_model == 1.0
     assert overhead.quartiles == ((0.9 + 1) / 2, (1 + 90 / 80) / 2)
-    assert str(overhead).endswith(" they are 100.0% (95.0–106.2%) of the 100 ns of the model as it is.")
+    assert str(overhead).endswith(
+        " they are 100.0% (95.0–106.2%) of the 100 ns of the model as it is."
+    )
     single = _overhead(times_ns[:1], [120], [100], 5)
     assert str(single).endswith(" they are 90.0% of the 100 ns of the model as it is.")
     assert _overhead(times_ns, [120], [], 5).of_model is None
@@ -155,7 +191,9 @@ def test_the_overhead_of_known_runs() -> None:
 
 def test_runs_too_unequal_to_tell_are_said_to_be() -> None:
     times_ns = np.array([[50], [50], [50]])
-    equal, unequal = (_overhead(times_ns, [60] * 3, model_ns, 0) for model_ns in ([45, 50, 54], [25, 50, 100]))
+    equal, unequal = (
+        _overhead(times_ns, [60] * 3, model_ns, 0) for model_ns in ([45, 50, 54], [25, 50, 100])
+    )
     assert str(equal).endswith("of the 50 ns of the model as it is.")
     assert str(unequal).endswith(
         " they are 100.0% (75.0–150.0%) of the 50 ns of the model as it is, but the runs are too unequal to tell."
@@ -182,7 +220,11 @@ def table(*times_ns: list[int]) -> NodeTable:
         "inputs": ["", "x", "a", "b_c"],
     }
     facts: dict[str, list[Any]] = dict.fromkeys(("output_shape", "output_dtype"), [None] * 4)
-    facts |= {"output_bytes": [8, 8, 4, 4], "new_bytes": [0, 8, 4, 0], "moved_bytes": [0, 20, 10, 0]}
+    facts |= {
+        "output_bytes": [8, 8, 4, 4],
+        "new_bytes": [0, 8, 4, 0],
+        "moved_bytes": [0, 20, 10, 0],
+    }
     return NodeTable(labels, np.array(times_ns), facts | {"flops": [None, 40, 20, None]})
 
 
@@ -199,8 +241,19 @@ def test_the_statistics_of_known_times() -> None:
 def test_groups_are_summed_in_each_run() -> None:
     nodes = table([0, 10, 100, 0], [0, 30, 100, 0], [0, 20, 400, 0])
     (linear,) = nodes.by("module_type").where(module_type="Linear")
-    assert (linear.nodes, linear.calls, linear.mean_ns, linear.median_ns, linear.p95_ns) == (2, 3, 220, 130, 420)
-    assert (linear.output_bytes, linear.new_bytes, linear.moved_bytes, linear.flops) == (12, 12, 30, 60)
+    assert (linear.nodes, linear.calls, linear.mean_ns, linear.median_ns, linear.p95_ns) == (
+        2,
+        3,
+        220,
+        130,
+        420,
+    )
+    assert (linear.output_bytes, linear.new_bytes, linear.moved_bytes, linear.flops) == (
+        12,
+        12,
+        30,
+        60,
+    )
     assert (linear.flops_per_second, linear.intensity) == (60 * 10**9 // 130, 2.0)
     assert nodes.by("op").column("op") == ["placeholder", "call_module", "output"]
     assert nodes.by("target").column("flops") == [None, 40, 20, None]
@@ -250,7 +303,13 @@ def test_what_is_read_is_read_once_and_no_more_than_is_picked() -> None:
 
     nodes = profile_graph(Picks(), torch.tensor([1, 0]), runs=1, warmup=0).nodes
     ids, rows = 2 * 8, 2 * 8 * 4
-    assert [row.moved_bytes for row in nodes] == [0, ids + rows + rows, rows + rows, rows + ids + rows, 0]
+    assert [row.moved_bytes for row in nodes] == [
+        0,
+        ids + rows + rows,
+        rows + rows,
+        rows + ids + rows,
+        0,
+    ]
 
 
 def test_a_model_in_training_is_left_as_it_was() -> None:
@@ -258,10 +317,14 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     before, generator = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     profile = profile_graph(model, x, runs=2)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), before.values()))
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.state_dict().values(), before.values())
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert "dropout" in profile.nodes.column("name")
-    torch.testing.assert_close(profile.outputs["logits"], model(x)["logits"])  # the draws are those of the next call
+    torch.testing.assert_close(
+        profile.outputs["logits"], model(x)["logits"]
+    )  # the draws are those of the next call
 
 
 def test_inputs_that_a_model_writes_to_are_put_back() -> None:
@@ -303,7 +366,9 @@ def test_a_node_profiler_stands_in_for_the_model() -> None:
 
 
 def test_runs_must_be_some() -> None:
-    with pytest.raises(ConfigError, match="profile_graph was given runs=0, warmup=2: at least 1 run"):
+    with pytest.raises(
+        ConfigError, match="profile_graph was given runs=0, warmup=2: at least 1 run"
+    ):
         profile_graph(Small(), torch.ones(1), runs=0)
 
 
@@ -321,5 +386,7 @@ def test_a_nodes_range_is_seen_by_what_records(tmp_path: Path, inline_export: No
     (capture,) = session.captures
     assert capture.ranges.column("path") == profiler.profile().nodes.column("name")
     (up,) = capture.ranges.where(name="up")
-    assert up.flops == 3 * 2 * 2 * 6 * 16 * 32  # the forward, and the gradients of its input and weights
+    assert (
+        up.flops == 3 * 2 * 2 * 6 * 16 * 32
+    )  # the forward, and the gradients of its input and weights
     assert up.backward_ns > 0

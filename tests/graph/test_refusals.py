@@ -56,10 +56,15 @@ class Data:
 
 def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
     model = Counting(lambda self, data: counted(self, data.x))
-    with pytest.raises(GraphError, match=r"^Counting takes a Data, of which a graph cannot tell what is in it: pass "):
+    with pytest.raises(
+        GraphError,
+        match=r"^Counting takes a Data, of which a graph cannot tell what is in it: pass ",
+    ):
         profile_graph(model, Data(X))
     assert not RUNS
-    profiler = NodeProfiler(Counting(lambda self, x: self.layer(x if isinstance(x, Tensor) else x.x)))
+    profiler = NodeProfiler(
+        Counting(lambda self, x: self.layer(x if isinstance(x, Tensor) else x.x))
+    )
     profiler.run(X)
     with pytest.raises(GraphError, match="takes a Data"):
         profiler.run(Data(X))
@@ -67,7 +72,9 @@ def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
 
 def test_a_dict_that_the_model_empties_is_refused_and_stays_full() -> None:
     batch = {"x": X, "y": 1}
-    with pytest.raises(GraphError, match="changes the dicts or lists that it is given, which no graph does"):
+    with pytest.raises(
+        GraphError, match="changes the dicts or lists that it is given, which no graph does"
+    ):
         profile_graph(Counting(lambda self, batch: self.layer(batch.pop("x"))), batch)
     assert batch == {"x": X, "y": 1}
 
@@ -103,10 +110,15 @@ def test_a_buffer_written_in_place_needs_export_and_is_put_back() -> None:
     assert model.n.item() == 2
 
 
-@pytest.mark.parametrize(("forward", "name"), [(counts_in_python, "alpha"), (remembers, "last"), (appends, "runs")])
+@pytest.mark.parametrize(
+    ("forward", "name"), [(counts_in_python, "alpha"), (remembers, "last"), (appends, "runs")]
+)
 def test_attributes_that_a_call_changes_are_no_graphs(forward: Forward, name: str) -> None:
     model = Counting(forward)
-    with pytest.raises(GraphError, match=f"symbolic_trace (leaves another {name} in a module than|.*; torch.export)"):
+    with pytest.raises(
+        GraphError,
+        match=f"symbolic_trace (leaves another {name} in a module than|.*; torch.export)",
+    ):
         profile_graph(model, X)
     assert (model.alpha, model.last) == (1, None)
 
@@ -137,7 +149,8 @@ def test_a_branch_on_gradients_and_autocast_is_followed() -> None:
 def test_checkpointing_within_is_refused(reentrant: bool) -> None:
     model = Counting(lambda self, x: checkpoint(self.layer, x, use_reentrant=reentrant))
     with pytest.raises(
-        GraphError, match=r"packs what autograd saves \(checkpointing, offloading\), which no graph does"
+        GraphError,
+        match=r"packs what autograd saves \(checkpointing, offloading\), which no graph does",
     ):
         profile_graph(model, X.clone().requires_grad_())
 
@@ -184,6 +197,8 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it() -> None:
             model(X)
             overlapping[:1] = 1
 
-    with pytest.raises(GraphError, match="1 tensors that the model writes to could not be put back"):
+    with pytest.raises(
+        GraphError, match="1 tensors that the model writes to could not be put back"
+    ):
         write()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

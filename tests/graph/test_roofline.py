@@ -29,8 +29,14 @@ MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10
         ),  # both take as long, from a cache
         ({"flops": 5_000, "moved_bytes": 1_000, "output_dtype": "float64"}, ("compute", 200, 0.2)),
         ({"flops": None, "moved_bytes": 1_000}, ("bandwidth", 100, 0.1)),
-        ({"flops": 9_000_000, "moved_bytes": 1_000, "output_dtype": "int8"}, (None, 100, 0.1)),  # no rate for it
-        ({"flops": 100_000, "moved_bytes": 1_000, "output_dtype": "int64, float32"}, ("compute", 1_000, 1.0)),
+        (
+            {"flops": 9_000_000, "moved_bytes": 1_000, "output_dtype": "int8"},
+            (None, 100, 0.1),
+        ),  # no rate for it
+        (
+            {"flops": 100_000, "moved_bytes": 1_000, "output_dtype": "int64, float32"},
+            ("compute", 1_000, 1.0),
+        ),
         ({"flops": None, "moved_bytes": 0}, (None, None, None)),
         ({"flops": None, "moved_bytes": None, "output_dtype": None}, (None, None, None)),
         ({"flops": None, "moved_bytes": 1_000, "median_ns": None}, ("bandwidth", 100, None)),

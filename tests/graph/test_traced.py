@@ -74,7 +74,9 @@ def leaves(value: Any) -> list[Any]:
         (lambda self, x: x + torch.ones(4), (X,), {}),
     ],
 )
-def test_calls_that_tracing_follows(forward: Callable[..., Any], inputs: tuple[Any, ...], kwargs: Any) -> None:
+def test_calls_that_tracing_follows(
+    forward: Callable[..., Any], inputs: tuple[Any, ...], kwargs: Any
+) -> None:
     assert how(forward, *inputs, **kwargs) == TRACED
 
 
@@ -99,13 +101,19 @@ def keywords(self: Any, x: Tensor, **rest: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("forward", "kwargs", "why"),
     [
-        (branch_on_shape, {}, "cannot follow {file}:{line} (TraceError: symbolically traced variables cannot be used"),
+        (
+            branch_on_shape,
+            {},
+            "cannot follow {file}:{line} (TraceError: symbolically traced variables cannot be used",
+        ),
         (keywords, {"b": X, "a": X * 2}, "cannot follow {file}:{line} (TraceError: "),
         (noise, {}, "gives other numbers than the model (Tensor-likes are not close!)"),
         (part_without_gradients, {}, "gives other gradients than the model"),
     ],
 )
-def test_what_export_can_capture_and_tracing_cannot(forward: Callable[..., Any], kwargs: Any, why: str) -> None:
+def test_what_export_can_capture_and_tracing_cannot(
+    forward: Callable[..., Any], kwargs: Any, why: str
+) -> None:
     line = forward.__code__.co_firstlineno + 1
     torch.manual_seed(0)
     model, generator = Holder(forward), torch.get_rng_state()
@@ -128,7 +136,9 @@ def branch_on_values(self: Any, x: Tensor) -> Tensor:
     return x * 2 if x.sum() > 0 else x
 
 
-def test_what_neither_can_capture_is_one_sentence_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_neither_can_capture_is_one_sentence_with_its_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(GraphError) as raised:
         profile_graph(Holder(branch_on_values), X)
     at = f"cannot follow {__file__}:{branch_on_values.__code__.co_firstlineno + 1} ("
@@ -151,10 +161,14 @@ def test_a_draw_of_pythons_is_no_constant() -> None:
 def test_hooks_of_others_are_not_left_out() -> None:
     model = Holder(lambda self, x: self.layer(x))
     hook = model.layer.register_forward_hook(lambda module, inputs, output: None)
-    with pytest.raises(GraphError, match=r"symbolic_trace leaves out the hooks of layer; torch.export leaves out"):
+    with pytest.raises(
+        GraphError, match=r"symbolic_trace leaves out the hooks of layer; torch.export leaves out"
+    ):
         profile_graph(model, X)
     hook.remove()
-    model.layer[0].register_forward_hook(lambda module, inputs, output: output + 1)  # of a module that the graph calls
+    model.layer[0].register_forward_hook(
+        lambda module, inputs, output: output + 1
+    )  # of a module that the graph calls
     profile = profile_graph(model, X, runs=1, warmup=0)
     torch.testing.assert_close(profile.outputs, model(X))
     assert profile.how == TRACED

@@ -49,7 +49,9 @@ def accelerated(**options: Any) -> tuple[Accelerator, nn.Module, Any, Any]:
     return accelerator, *accelerator.prepare(model, optimizer, loader)
 
 
-def train_step(accelerator: Accelerator, model: nn.Module, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
+def train_step(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any, batch: torch.Tensor
+) -> torch.Tensor:
     with accelerator.accumulate(model):
         with profiled("forward"):
             loss = model(batch).mean()
@@ -61,7 +63,9 @@ def train_step(accelerator: Accelerator, model: nn.Module, optimizer: Any, batch
     return loss
 
 
-def test_a_step_is_a_batch_or_with_sync_gradients_an_update(tmp_path: Path, inline_export: None) -> None:
+def test_a_step_is_a_batch_or_with_sync_gradients_an_update(
+    tmp_path: Path, inline_export: None
+) -> None:
     accelerator, model, optimizer, loader = accelerated(gradient_accumulation_steps=3)
     with Session(wait=1, active=2, output_dir=tmp_path / "updates") as updates:
         for batch in loader:
@@ -96,16 +100,25 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
     for capture in session.captures:
         values = windows[capture.metadata["window"]["last_step"]]
         (backward,) = capture.ranges.where(name="backward")
-        assert values["profiler/ranges/backward/cpu_ms"] == pytest.approx(backward.cpu_ns_per_step / 1e6)
+        assert values["profiler/ranges/backward/cpu_ms"] == pytest.approx(
+            backward.cpu_ns_per_step / 1e6
+        )
         assert values["profiler/window/steps"] == 2
         assert (capture.folder / "table.txt").exists()
-        assert "trackers" in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]
+        assert (
+            "trackers"
+            in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch's own, to them
-def test_all_windows_are_kept_where_accelerates_own_profiling_keeps_the_last(tmp_path: Path) -> None:
+def test_all_windows_are_kept_where_accelerates_own_profiling_keeps_the_last(
+    tmp_path: Path,
+) -> None:
     accelerator, model, optimizer, loader = accelerated()
-    kept = ProfileKwargs(activities=["cpu"], schedule_option=CYCLES, output_trace_dir=str(tmp_path / "theirs"))
+    kept = ProfileKwargs(
+        activities=["cpu"], schedule_option=CYCLES, output_trace_dir=str(tmp_path / "theirs")
+    )
     with accelerator.profile(kept) as profiler:
         for batch in loader:
             train_step(accelerator, model, optimizer, batch)
@@ -116,13 +129,19 @@ def test_all_windows_are_kept_where_accelerates_own_profiling_keeps_the_last(tmp
     (theirs,) = [Capture.load(file) for file in (tmp_path / "theirs").iterdir()]
     ours = [capture.steps.column("number") for capture in session.captures]
     assert ours == [[2, 3], [6, 7], [10, 11]]
-    assert theirs.steps.column("number") in ([10, 11], [2, 3, 6, 7, 10, 11]), "as of Accelerate 1.15: the last cycle"
+    assert theirs.steps.column("number") in ([10, 11], [2, 3, 6, 7, 10, 11]), (
+        "as of Accelerate 1.15: the last cycle"
+    )
 
 
-def test_too_few_steps_end_well_where_accelerates_own_profiling_may_raise(tmp_path: Path, log: Log) -> None:
+def test_too_few_steps_end_well_where_accelerates_own_profiling_may_raise(
+    tmp_path: Path, log: Log
+) -> None:
     accelerator, model, optimizer, loader = accelerated()
     late = {**CYCLES, "wait": 50}
-    kept = ProfileKwargs(activities=["cpu"], schedule_option=late, output_trace_dir=str(tmp_path / "theirs"))
+    kept = ProfileKwargs(
+        activities=["cpu"], schedule_option=late, output_trace_dir=str(tmp_path / "theirs")
+    )
     try:
         with accelerator.profile(kept) as profiler:
             train_step(accelerator, model, optimizer, next(iter(loader)))

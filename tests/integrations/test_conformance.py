@@ -72,22 +72,33 @@ def test_windows_without_end_are_all_delivered(trainer: Trainer, tmp_path: Path,
     trainer.fit(adapter, Job(tmp_path, steps=10))
     found = sorted(out.glob("steps_*"))
     assert [batches(Capture.load(folder)) for folder in found] == [[1], [3], [5], [7], [9]]
-    assert [capture.name for capture in trainer.session(adapter).captures] == [folder.name for folder in found]
+    assert [capture.name for capture in trainer.session(adapter).captures] == [
+        folder.name for folder in found
+    ]
 
 
 def installed(job: Job) -> dict[str, Any]:
     """What somebody has put on the process, a job's optimizers and its model."""
-    of_steps = [(len(each._optimizer_step_pre_hooks), len(each._optimizer_step_post_hooks)) for each in job.optimizers]
+    of_steps = [
+        (len(each._optimizer_step_pre_hooks), len(each._optimizer_step_post_hooks))
+        for each in job.optimizers
+    ]
     return {
-        "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in job.model.modules()],
+        "module hooks": [
+            len(m._forward_hooks) + len(m._forward_pre_hooks) for m in job.model.modules()
+        ],
         "calls of modules": nn.Module.__call__,
         "forward": ["forward" in vars(module) for module in job.model.modules()],
         # the first tells of all threads together, the second of this one
-        "profiler": torch.autograd.profiler._is_profiler_enabled or torch.autograd._profiler_enabled(),
+        "profiler": torch.autograd.profiler._is_profiler_enabled
+        or torch.autograd._profiler_enabled(),
         "annotations": backends.armed,
-        "signals": [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)],
+        "signals": [
+            signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+        ],
         "threads": {thread.name for thread in threading.enumerate()},
-        "optimizer hooks": len(optimizers._global_optimizer_pre_hooks) + len(optimizers._global_optimizer_post_hooks),
+        "optimizer hooks": len(optimizers._global_optimizer_pre_hooks)
+        + len(optimizers._global_optimizer_post_hooks),
         "hooks of an optimizer": sum(map(sum, of_steps)),
         "children": list(children()),
     }
@@ -122,7 +133,9 @@ def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_nothing_is_left_installed(
     trainer: Trainer, tmp_path: Path, out: Path, at_exit: list[Any], raises_at: int | None
 ) -> None:
-    trainer.fit(trainer.make(None), Job(tmp_path))  # what the trainer itself leaves, it has left now
+    trainer.fit(
+        trainer.make(None), Job(tmp_path)
+    )  # what the trainer itself leaves, it has left now
     job = Job(tmp_path, raises_at=raises_at)
 
     def present() -> dict[str, Any]:
@@ -131,7 +144,9 @@ def test_nothing_is_left_installed(
     before = present()
     during: list[dict[str, Any]] = []
     job.at_batch = lambda number: during.append(present()) if number == 3 else None
-    adapter = trainer.make(wait=1, active=4, export="process", triggers=["file", "signal"], output_dir=out)
+    adapter = trainer.make(
+        wait=1, active=4, export="process", triggers=["file", "signal"], output_dir=out
+    )
     try:
         trainer.fit(adapter, job)
     except ZeroDivisionError:
@@ -142,9 +157,14 @@ def test_nothing_is_left_installed(
         time.sleep(0.1)
     assert left == before
     differs = {name for name in before if during[0][name] != before[name]}
-    assert {"calls of modules", "profiler", "annotations", "signals", "atexit", "threads"} <= differs, (
-        "the test sees them"
-    )
+    assert {
+        "calls of modules",
+        "profiler",
+        "annotations",
+        "signals",
+        "atexit",
+        "threads",
+    } <= differs, "the test sees them"
     assert len(trainer.session(adapter).captures) == 1
 
 
@@ -167,7 +187,9 @@ class Calls:
     """Counts the calls into this package, from batch to batch; ranges that the model marks are the user's own."""
 
     home = Path(instrument.__file__).parent
-    marks = frozenset({"annotate/profiled.py", "annotate/wrapper.py", "annotate/backends.py", "range_names.py"})
+    marks = frozenset(
+        {"annotate/profiled.py", "annotate/wrapper.py", "annotate/backends.py", "range_names.py"}
+    )
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.seen = first, last, []
@@ -186,8 +208,12 @@ class Calls:
             self.seen.append(f"{file.name}:{frame.f_code.co_name}")
 
 
-@pytest.mark.parametrize("config", [None, "disabled", {"enabled": False, "active": 2}], ids=["none", "preset", "false"])
-def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any) -> None:
+@pytest.mark.parametrize(
+    "config", [None, "disabled", {"enabled": False, "active": 2}], ids=["none", "preset", "false"]
+)
+def test_off_is_off(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     job, calls = Job(tmp_path), Calls(2, 7)
     before = installed(job)
@@ -217,7 +243,9 @@ def test_off_is_off(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_second_fit_is_recorded_like_the_first(trainer: Trainer, tmp_path: Path, out: Path) -> None:
+def test_a_second_fit_is_recorded_like_the_first(
+    trainer: Trainer, tmp_path: Path, out: Path
+) -> None:
     adapter = trainer.make(wait=1, active=2, output_dir=out)
     for _ in range(2):
         trainer.fit(adapter, Job(tmp_path, steps=5))
@@ -233,5 +261,7 @@ def test_too_few_steps_are_a_warning(trainer: Trainer, tmp_path: Path, out: Path
 
 
 def test_an_unknown_argument_is_refused_in_a_sentence(trainer: Trainer) -> None:
-    with pytest.raises(ConfigError, match=r"^profiler\.actve is not an option; did you mean profiler\.active\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^profiler\.actve is not an option; did you mean profiler\.active\?$"
+    ):
         trainer.make(actve=3)

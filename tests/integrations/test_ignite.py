@@ -63,7 +63,9 @@ def test_the_wait_for_a_batch_is_a_range_also_where_the_length_is_unknown(tmp_pa
 def test_detaching_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     trainer = engine()
     session = attach(trainer, active=1, output_dir=tmp_path)
-    with pytest.raises(ConfigError, match=r"^This engine has a session attached already: detach\(engine\) first\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^This engine has a session attached already: detach\(engine\) first\.$"
+    ):
         attach(trainer, active=1)
     detach(trainer)
     detach(trainer)
@@ -109,13 +111,17 @@ def test_a_handler_of_exceptions_still_decides_what_becomes_of_them(tmp_path: Pa
 def test_a_terminated_run_ends_the_session(tmp_path: Path, terminate: str) -> None:
     trainer = engine()
     session = attach(trainer, wait=1, active=20, output_dir=tmp_path)
-    trainer.add_event_handler(Events.ITERATION_COMPLETED(every=3), lambda: getattr(trainer, terminate)())
+    trainer.add_event_handler(
+        Events.ITERATION_COMPLETED(every=3), lambda: getattr(trainer, terminate)()
+    )
     trainer.run(range(8), max_epochs=2)
     assert numbers(session) == [[1, 2] if terminate == "terminate" else [1, 2, 3, 4, 5]]
     assert not session.running
 
 
-def test_a_run_goes_on_at_the_iteration_of_its_checkpoint_or_interruption(tmp_path: Path, log: Log) -> None:
+def test_a_run_goes_on_at_the_iteration_of_its_checkpoint_or_interruption(
+    tmp_path: Path, log: Log
+) -> None:
     trainer = engine()
     session = attach(trainer, at_steps=[4, 9], active=2, output_dir=tmp_path)
     trainer.load_state_dict({"iteration": 4, "epoch_length": 6, "max_epochs": 2})
@@ -129,14 +135,18 @@ def test_a_run_goes_on_at_the_iteration_of_its_checkpoint_or_interruption(tmp_pa
     assert log.at("WARNING") == []
 
 
-def test_an_evaluator_is_a_phase_within_the_run_and_nothing_outside(tmp_path: Path, log: Log) -> None:
+def test_an_evaluator_is_a_phase_within_the_run_and_nothing_outside(
+    tmp_path: Path, log: Log
+) -> None:
     trainer, evaluator = engine(), engine()
     session = attach(trainer, active=2, phases=["validation"], output_dir=tmp_path)
     assert attach(evaluator, session, phase="validation") is session
     evaluator.run(range(3))
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(range(3)))
     trainer.run(range(4), max_epochs=2)
-    assert [capture.name for capture in session.captures] == ["validation_steps_000000-000001_rank0"]
+    assert [capture.name for capture in session.captures] == [
+        "validation_steps_000000-000001_rank0"
+    ]
     assert session.step_number == 8
     assert log.at("WARNING") == []
 
@@ -152,7 +162,9 @@ def test_an_evaluator_is_a_phase_within_the_run_and_nothing_outside(tmp_path: Pa
         (None, None),
     ],
 )
-def test_the_loss_of_the_output_reaches_triggers(tmp_path: Path, log: Log, output: Any, seen: float | None) -> None:
+def test_the_loss_of_the_output_reaches_triggers(
+    tmp_path: Path, log: Log, output: Any, seen: float | None
+) -> None:
     losses = []
 
     class Remembers:
@@ -173,7 +185,9 @@ def test_options_beside_a_session_are_refused() -> None:
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
-def test_a_copied_engine_has_a_session_of_its_own(tmp_path: Path, copied: Callable[[Engine], Engine]) -> None:
+def test_a_copied_engine_has_a_session_of_its_own(
+    tmp_path: Path, copied: Callable[[Engine], Engine]
+) -> None:
     trainer = Engine(print)
     session = attach(trainer, wait=1, active=2, output_dir=tmp_path)
     other = copied(trainer)

@@ -34,7 +34,9 @@ from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallba
 pytestmark = [
     pytest.mark.usefixtures("inline_export"),
     pytest.mark.filterwarnings("ignore::Warning:pytorch_lightning.*"),
-    pytest.mark.filterwarnings("ignore::Warning:lightning.*"),  # advice on workers and loggers, not about us
+    pytest.mark.filterwarnings(
+        "ignore::Warning:lightning.*"
+    ),  # advice on workers and loggers, not about us
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
@@ -100,11 +102,19 @@ def numbers(*captures: Capture) -> list[list[int]]:
 
 
 def test_every_window_of_a_real_fit_is_delivered(tmp_path: Path) -> None:
-    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "output_dir": str(tmp_path / "profile")}
+    options = {
+        "wait": 1,
+        "warmup": 1,
+        "active": 2,
+        "repeat": 2,
+        "output_dir": str(tmp_path / "profile"),
+    }
     callback = ProfilerCallback(options)
     fit(tmp_path, callback, Tiny(), num_sanity_val_steps=2)
     captures = callback.session.captures
-    assert [(c.metadata["window"]["first_step"], c.metadata["window"]["last_step"]) for c in captures] == [
+    assert [
+        (c.metadata["window"]["first_step"], c.metadata["window"]["last_step"]) for c in captures
+    ] == [
         (2, 3),
         (6, 7),
     ]
@@ -131,7 +141,9 @@ def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
     assert callback.session.step_number == 20
 
 
-@pytest.mark.parametrize(("most", "last"), [({"max_epochs": 1}, 9), ({"max_epochs": 3, "max_steps": 12}, 11)])
+@pytest.mark.parametrize(
+    ("most", "last"), [({"max_epochs": 1}, 9), ({"max_epochs": 3, "max_steps": 12}, 11)]
+)
 def test_a_fit_too_short_for_its_window_is_told_at_the_start(
     tmp_path: Path, log: Log, most: dict[str, int], last: int
 ) -> None:
@@ -163,7 +175,8 @@ def test_the_loss_reaches_triggers(tmp_path: Path) -> None:
             return False
 
     callback = ProfilerCallback(
-        {"skip_first": 50, "active": 1, "output_dir": str(tmp_path / "profile")}, triggers={"r": Remembers()}
+        {"skip_first": 50, "active": 1, "output_dir": str(tmp_path / "profile")},
+        triggers={"r": Remembers()},
     )
     fit(tmp_path, callback, Tiny())
     assert seen[0] is None
@@ -177,7 +190,11 @@ def test_an_exception_keeps_the_window_and_comes_out_unchanged(tmp_path: Path) -
         fit(tmp_path, callback, Tiny(fails_at=3))
     (capture,) = callback.session.captures
     window = capture.metadata["window"]
-    assert (window["last_step"], window["truncated"], window["reason"]) == (2, True, "exception ZeroDivisionError")
+    assert (window["last_step"], window["truncated"], window["reason"]) == (
+        2,
+        True,
+        "exception ZeroDivisionError",
+    )
 
 
 SINKS = """
@@ -192,7 +209,9 @@ class Where(Sink):
 """
 
 
-def test_a_trainer_that_hydra_builds_with_our_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_hydra_builds_with_our_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hydras_sinks.py").write_text(SINKS)
     monkeypatch.syspath_prepend(tmp_path)
     callback = {
@@ -207,10 +226,24 @@ def test_a_trainer_that_hydra_builds_with_our_callback(tmp_path: Path, monkeypat
             "where": {"_target_": "hydras_sinks.Where", "tags": ["${steps}", "b"]},
         },
     }
-    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
     for convert in ("all", "object", "partial", "none"):
-        trainer = {"_target_": "lightning.pytorch.Trainer", "_convert_": convert, "accelerator": "cpu", **options}
-        node = {**trainer, "callbacks": [{**callback, "_convert_": convert}], "enable_model_summary": False}
+        trainer = {
+            "_target_": "lightning.pytorch.Trainer",
+            "_convert_": convert,
+            "accelerator": "cpu",
+            **options,
+        }
+        node = {
+            **trainer,
+            "callbacks": [{**callback, "_convert_": convert}],
+            "enable_model_summary": False,
+        }
         built = instantiate(OmegaConf.create({"steps": "2", "trainer": node}).trainer)
         (ours,) = (each for each in built.callbacks if isinstance(each, ProfilerCallback))
         config = ours.session.config
@@ -236,7 +269,9 @@ PARTS = {"data", "batch_to_device", "training_step", "backward", "optimizer_step
 
 @pytest.mark.parametrize("kind", ["callback", "profiler"])
 def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str) -> None:
-    ours = (ProfilerCallback if kind == "callback" else InstrumentProfiler)(wait=4, active=2, output_dir=tmp_path / "p")
+    ours = (ProfilerCallback if kind == "callback" else InstrumentProfiler)(
+        wait=4, active=2, output_dir=tmp_path / "p"
+    )
     callbacks, profiler = ([ours], None) if kind == "callback" else ([], ours)
     trainer = a_trainer(tmp_path, *callbacks, profiler=profiler, val_check_interval=5)
     trainer.fit(Unmarked(), loader(), loader(3))
@@ -246,7 +281,9 @@ def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str)
     assert {name: found[name] for name in PARTS - {"data", "batch_to_device"}} == dict.fromkeys(
         PARTS - {"data", "batch_to_device"}, 2
     )
-    assert (found["validation"], found["validation_step"]) == (1, 3), "validation ran between steps 4 and 5"
+    assert (found["validation"], found["validation_step"]) == (1, 3), (
+        "validation ran between steps 4 and 5"
+    )
     assert (found["data"], found["batch_to_device"]) == (2 + 3, 2 + 3)
     rows = {row.name: row for row in capture.ranges if row.name in PARTS}
     assert rows["training_step"].optimizer_ns == rows["backward"].optimizer_ns == 0
@@ -259,7 +296,9 @@ def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_all_ranges_are_nested_in_each_other_and_in_their_steps(tmp_path: Path, manual: bool) -> None:
+def test_all_ranges_are_nested_in_each_other_and_in_their_steps(
+    tmp_path: Path, manual: bool
+) -> None:
     """From the raw trace: a range that is half in another would be put anywhere."""
     profiler = InstrumentProfiler(wait=3, active=4, output_dir=tmp_path / "p")
     module = Manual() if manual else Unmarked()
@@ -276,7 +315,9 @@ def test_all_ranges_are_nested_in_each_other_and_in_their_steps(tmp_path: Path, 
     ]
     halves = [(a, b) for a in spans for b in spans if a[0] < b[0] < a[1] < b[1]]
     assert not halves
-    assert "[Callback]ModelCheckpoint.on_train_batch_end" in calls(capture), "without what it is configured to do"
+    assert "[Callback]ModelCheckpoint.on_train_batch_end" in calls(capture), (
+        "without what it is configured to do"
+    )
     assert len(spans) > 100
 
 
@@ -307,7 +348,10 @@ def test_manual_optimization_has_the_same_parts(tmp_path: Path) -> None:
         **dict.fromkeys(("backward", "optimizer_step"), 6),
     }
     paths = set(capture.ranges.column("path"))
-    assert {"training_step/backward", "training_step/Optimizer.step#Adam.step/optimizer_step"} <= paths
+    assert {
+        "training_step/backward",
+        "training_step/Optimizer.step#Adam.step/optimizer_step",
+    } <= paths
 
 
 def test_with_both_the_callback_and_the_profiler_one_session_records(tmp_path: Path) -> None:
@@ -321,13 +365,18 @@ def test_with_both_the_callback_and_the_profiler_one_session_records(tmp_path: P
 
 
 def test_a_profiler_of_lightnings_own_keeps_its_place(tmp_path: Path) -> None:
-    callback, theirs = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p"), SimpleProfiler()
+    callback, theirs = (
+        ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p"),
+        SimpleProfiler(),
+    )
     a_trainer(tmp_path, callback, profiler=theirs).fit(Unmarked(), loader(5))
     assert theirs.recorded_durations["run_training_batch"][4:]
     assert {"backward", "optimizer_step"} == PARTS & calls(callback.session.captures[0]).keys()
 
 
-def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(tmp_path: Path, log: Log) -> None:
+def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(
+    tmp_path: Path, log: Log
+) -> None:
     callback = ProfilerCallback(at_steps=[2, 6], active=1, output_dir=tmp_path / "p")
     loaders = CombinedLoader({"a": loader(7), "b": loader(3)}, mode="max_size_cycle")
 
@@ -345,7 +394,10 @@ def test_several_loaders_and_accumulated_gradients_are_counted_by_batches(tmp_pa
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"accumulate_grad_batches": 4}, 10),  # three steps of the optimizer, the last after two batches
+        (
+            {"accumulate_grad_batches": 4},
+            10,
+        ),  # three steps of the optimizer, the last after two batches
         ({"limit_train_batches": 3, "max_epochs": 2}, 6),
         ({"max_epochs": 5, "max_steps": 6, "accumulate_grad_batches": 2}, 12),
         ({"max_epochs": -1, "max_steps": 4}, 4),
@@ -401,7 +453,10 @@ def test_ctrl_c_keeps_the_window(tmp_path: Path) -> None:
             if batch_idx == 3:
                 raise KeyboardInterrupt
 
-    callback, handler = ProfilerCallback(active=8, output_dir=tmp_path / "p"), signal.getsignal(signal.SIGINT)
+    callback, handler = (
+        ProfilerCallback(active=8, output_dir=tmp_path / "p"),
+        signal.getsignal(signal.SIGINT),
+    )
     with pytest.raises(SystemExit):  # what Lightning makes of it
         fit(tmp_path, callback, Interrupted())
     signal.signal(signal.SIGINT, handler)  # which Lightning leaves ignored
@@ -420,7 +475,10 @@ def test_a_fit_that_goes_on_counts_on(tmp_path: Path) -> None:
     trainer.fit(module, loader(), loader(1))
     assert numbers(*first.session.captures) == [[3], [13]]
     assert first.session.step_number == 20
-    assert not any("Profiler" in key for key in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"])
+    assert not any(
+        "Profiler" in key
+        for key in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]
+    )
 
     resumed = ProfilerCallback(at_steps=[3, 13], active=1, output_dir=tmp_path / "q")
     again = a_trainer(tmp_path, resumed, max_epochs=2)
@@ -428,12 +486,16 @@ def test_a_fit_that_goes_on_counts_on(tmp_path: Path) -> None:
     assert numbers(*resumed.session.captures) == [[13]]
 
 
-@pytest.mark.parametrize(("run", "phase"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize(
+    ("run", "phase"), [("validate", "validation"), ("test", "test"), ("predict", "predict")]
+)
 def test_a_run_without_training_is_recorded_where_its_phase_is_named(
     tmp_path: Path, log: Log, run: str, phase: str
 ) -> None:
     without = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "without")
-    callback = ProfilerCallback(wait=1, active=2, phases=["train", phase], output_dir=tmp_path / "with")
+    callback = ProfilerCallback(
+        wait=1, active=2, phases=["train", phase], output_dir=tmp_path / "with"
+    )
     for each in (without, callback):
         trainer = a_trainer(tmp_path, each)
         for _ in range(2):
@@ -450,13 +512,17 @@ def test_a_run_without_training_is_recorded_where_its_phase_is_named(
 
 
 def test_a_run_too_short_in_its_phase_is_told_of_that_phase(tmp_path: Path, log: Log) -> None:
-    callback = ProfilerCallback(wait=8, active=2, phases=["train", "test"], output_dir=tmp_path / "p")
+    callback = ProfilerCallback(
+        wait=8, active=2, phases=["train", "test"], output_dir=tmp_path / "p"
+    )
     a_trainer(tmp_path, callback).test(Tiny(), loader(4))
     (said,) = log.at("WARNING")
     assert said.startswith("The run ended after 4 steps, before the first window (steps 8–9)")
 
 
-def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(tmp_path: Path) -> None:
+def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(
+    tmp_path: Path,
+) -> None:
     callback, profiler = ProfilerCallback(None), InstrumentProfiler(None)
     trainer = a_trainer(tmp_path, callback, profiler=profiler)
     trainer.fit(Tiny(), loader(2), loader(2))
@@ -500,18 +566,28 @@ class Watched(Unmarked):
 def test_five_windows_are_five_traces_where_lightnings_profiler_keeps_fewer(tmp_path: Path) -> None:
     callback = ProfilerCallback(wait=1, active=1, repeat=5, output_dir=tmp_path / "p")
     a_trainer(tmp_path, callback).fit(Tiny(), loader(12))
-    theirs = Lightnings(tmp_path, Tiny(), schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=5))
-    assert len(callback.session.captures) == len(list((tmp_path / "p").glob("*/trace.json.gz"))) == 5
+    theirs = Lightnings(
+        tmp_path, Tiny(), schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=5)
+    )
+    assert (
+        len(callback.session.captures) == len(list((tmp_path / "p").glob("*/trace.json.gz"))) == 5
+    )
     assert len(theirs.traces) <= 5
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ({"wait": 50, "active": 1}, {"schedule": torch.profiler.schedule(wait=50, warmup=1, active=1)}),
+        (
+            {"wait": 50, "active": 1},
+            {"schedule": torch.profiler.schedule(wait=50, warmup=1, active=1)},
+        ),
         (
             {"wait": 1, "active": 1, "with_stack": True, "sinks": ["stacks"]},
-            {"export_to_flame_graph": True, "schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)},
+            {
+                "export_to_flame_graph": True,
+                "schedule": torch.profiler.schedule(wait=1, warmup=1, active=1),
+            },
         ),
     ],
     ids=["a schedule that never records", "flame graphs"],
@@ -529,7 +605,9 @@ def test_what_ends_a_fit_with_lightnings_profiler_does_not_with_ours(
 
 def test_modules_bear_no_hooks_of_ours(tmp_path: Path) -> None:
     ours, theirs = Watched(), Watched()
-    a_trainer(tmp_path, ProfilerCallback(wait=9, active=2, output_dir=tmp_path / "p")).fit(ours, loader(12))
+    a_trainer(tmp_path, ProfilerCallback(wait=9, active=2, output_dir=tmp_path / "p")).fit(
+        ours, loader(12)
+    )
     Lightnings(tmp_path, theirs, schedule=torch.profiler.schedule(wait=8, warmup=1, active=2))
     assert ours.hooks == [0] * 12
     assert sum(theirs.hooks[:9]) >= sum(ours.hooks[:9])
@@ -542,10 +620,14 @@ def test_after_an_exception_nothing_nests_under_the_module_that_failed(tmp_path:
         a_trainer(tmp_path, callback).fit(module, loader(4))
     module.fails_at = None
     a_trainer(tmp_path, callback).fit(module, loader(4))
-    failed, whole = ({row.path.removeprefix(STEP) for row in c.ranges} for c in callback.session.captures)
+    failed, whole = (
+        {row.path.removeprefix(STEP) for row in c.ranges} for c in callback.session.captures
+    )
     layers = {f"training_step/{path}" for path in ("layer", "layer/layer.0", "layer/layer.1")}
     assert layers <= failed & whole
-    assert not [path for path in failed | whole if "layer.0/" in path or path.count("training_step") > 1]
+    assert not [
+        path for path in failed | whole if "layer.0/" in path or path.count("training_step") > 1
+    ]
 
 
 STEP = "Optimizer.step#SGD.step/"
@@ -554,7 +636,9 @@ STEP = "Optimizer.step#SGD.step/"
 @pytest.mark.parametrize("kind", [ProfilerCallback, InstrumentProfiler])
 def test_an_argument_that_lightnings_profiler_takes_in_silence_is_refused(kind: Any) -> None:
     PyTorchProfiler(actve=3)
-    with pytest.raises(ConfigError, match=r"profiler\.actve is not an option; did you mean profiler\.active\?"):
+    with pytest.raises(
+        ConfigError, match=r"profiler\.actve is not an option; did you mean profiler\.active\?"
+    ):
         kind(actve=3)
 
 
@@ -570,18 +654,27 @@ def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
             self.net = nn.Linear(8, 1)
 
     profiler = InstrumentProfiler(wait=1, active=2, output_dir=tmp_path / "p")
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    options = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "max_epochs": 1,
+    }
     other.Trainer(profiler=profiler, accelerator="cpu", **options).fit(Module(), loader(4))
     (capture,) = profiler.session.captures
     assert {name: calls(capture)[name] for name in PARTS} == dict.fromkeys(PARTS, 2)
 
 
 @pytest.mark.parametrize("place", ["callbacks", "profiler"])
-def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(tmp_path: Path, place: str) -> None:
+def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(
+    tmp_path: Path, place: str
+) -> None:
     made = {"callbacks": ProfilerCallback, "profiler": InstrumentProfiler}[place](
         active=2, output_dir=tmp_path / "profile"
     )
-    trainer = a_trainer(tmp_path, made) if place == "callbacks" else a_trainer(tmp_path, profiler=made)
+    trainer = (
+        a_trainer(tmp_path, made) if place == "callbacks" else a_trainer(tmp_path, profiler=made)
+    )
     sent = pickle.loads(pickle.dumps(trainer))
     sent.fit(Tiny(), loader(4))
     (callback,) = (each for each in sent.callbacks if isinstance(each, ProfilerCallback))
@@ -606,7 +699,9 @@ def test_without_lightning_the_command_that_installs_it_is_named() -> None:
 
 def test_a_model_given_to_the_callback_is_the_one_with_ranges(tmp_path: Path) -> None:
     module = Tiny()
-    callback = ProfilerCallback("summary", active=2, output_dir=tmp_path / "profile", model=module.layer)
+    callback = ProfilerCallback(
+        "summary", active=2, output_dir=tmp_path / "profile", model=module.layer
+    )
     fit(tmp_path, callback, module, num_sanity_val_steps=0, limit_val_batches=0)
     (capture,) = callback.session.captures
     assert {"Linear"} <= {row.name for row in capture.ranges}

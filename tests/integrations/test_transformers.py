@@ -12,7 +12,9 @@ import pytest
 import torch
 from collected import Log
 
-pytest.importorskip("transformers", reason="the extra torch-instrument[transformers] is not installed")
+pytest.importorskip(
+    "transformers", reason="the extra torch-instrument[transformers] is not installed"
+)
 
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -26,11 +28,20 @@ pytestmark = pytest.mark.usefixtures("inline_export")
 EXAMPLE = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
 
 
-def tiny(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, data: Any = None, **options: Any) -> Trainer:
+def tiny(
+    folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, data: Any = None, **options: Any
+) -> Trainer:
     """A trainer of twelve steps: three epochs of eight batches, two to a step."""
-    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "save_strategy": "no", **options}
+    options = {
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 3,
+        "save_strategy": "no",
+        **options,
+    }
     return kind(
-        model=GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16, n_positions=8)),
+        model=GPT2LMHeadModel(
+            GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16, n_positions=8)
+        ),
         args=TrainingArguments(
             output_dir=str(folder / "out"),
             use_cpu=True,
@@ -76,13 +87,19 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
     assert optimizer.cpu_ns > torchs_own.cpu_ns
 
 
-def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(tmp_path: Path) -> None:
-    callback = ProfilerCallback(at_steps=[4], active=4, phases=["train", "validation"], output_dir=tmp_path / "profile")
+def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(
+    tmp_path: Path,
+) -> None:
+    callback = ProfilerCallback(
+        at_steps=[4], active=4, phases=["train", "validation"], output_dir=tmp_path / "profile"
+    )
     trainer = tiny(tmp_path, callback, eval_strategy="epoch", eval_on_start=True)
     trainer.eval_dataset = {"a": [EXAMPLE] * 6, "b": [EXAMPLE] * 4}
     trainer.train()
     assert numbers(callback) == {
-        "validation_steps_000004-000004_rank0": [4],  # the second of two of the dataset b, at the start
+        "validation_steps_000004-000004_rank0": [
+            4
+        ],  # the second of two of the dataset b, at the start
         "steps_000004-000007_rank0": [4, 5, 6, 7],
     }
     train = callback.session.captures[1]
@@ -90,7 +107,9 @@ def test_evaluation_is_a_phase_with_its_own_count_for_each_of_several_datasets(t
     assert calls(train)["validation/forward"] == 5
 
 
-def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(tmp_path: Path, log: Log) -> None:
+def test_evaluation_and_prediction_alone_are_runs_of_their_own_where_asked_for(
+    tmp_path: Path, log: Log
+) -> None:
     callback = ProfilerCallback(active=2, phases=["predict"], output_dir=tmp_path / "profile")
     trainer = tiny(tmp_path, callback)
     trainer.evaluate()
@@ -110,8 +129,13 @@ def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path) 
     trainer.train()
     assert numbers(callback) == {"steps_000001-000002_rank0": [1, 2]}
     trainer.args.max_steps = 12
-    trainer.train(resume_from_checkpoint=True)  # at the very number with which the run before has ended
-    assert numbers(callback) == {"steps_000001-000002_rank0": [1, 2], "steps_000007-000008_rank0": [7, 8]}
+    trainer.train(
+        resume_from_checkpoint=True
+    )  # at the very number with which the run before has ended
+    assert numbers(callback) == {
+        "steps_000001-000002_rank0": [1, 2],
+        "steps_000007-000008_rank0": [7, 8],
+    }
     assert callback.session.step_number == trainer.state.global_step == 12
 
 
@@ -140,14 +164,22 @@ class Fails(TrainerCallback):
 
 
 @pytest.mark.parametrize("event", ["on_optimizer_step", "on_prediction_step"])
-def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(tmp_path: Path, event: str) -> None:
+def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(
+    tmp_path: Path, event: str
+) -> None:
     callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
-    trainer = tiny(tmp_path, callback, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3)
+    trainer = tiny(
+        tmp_path, callback, Fails(event), eval_strategy="steps", eval_steps=3, logging_steps=3
+    )
     with pytest.raises(ZeroDivisionError, match=r"^mine$"):
         trainer.train()
     (capture,) = callback.session.captures
     window = capture.metadata["window"]
-    assert (window["last_step"], window["truncated"], window["reason"]) == (2, True, "exception ZeroDivisionError")
+    assert (window["last_step"], window["truncated"], window["reason"]) == (
+        2,
+        True,
+        "exception ZeroDivisionError",
+    )
     assert not {"training_step", "get_batch_samples", "compute_loss"} & set(vars(trainer))
     assert "backward" not in vars(trainer.accelerator)
     assert not any(module._forward_hooks for module in trainer.model.modules())
@@ -155,7 +187,9 @@ def test_an_exception_of_another_callback_keeps_the_window_and_leaves_nothing(tm
 
 
 def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_path: Path) -> None:
-    trainer = tiny(tmp_path, ProfilerCallback(active=1, output_dir=tmp_path / "profile"), max_steps=2)
+    trainer = tiny(
+        tmp_path, ProfilerCallback(active=1, output_dir=tmp_path / "profile"), max_steps=2
+    )
     given, called = trainer.compute_loss, []
 
     def mine(*args: Any, **kwargs: Any) -> Any:
@@ -168,19 +202,27 @@ def test_a_method_that_a_user_has_put_on_the_trainer_is_called_and_stays(tmp_pat
     assert trainer.compute_loss is mine
 
 
-def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_out(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_reaches_its_trigger_though_the_logs_leave_it_out(
+    tmp_path: Path,
+) -> None:
     class Explodes(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(*args, **kwargs) * (float("nan") if self.state.global_step == 5 else 1)
+            return super().compute_loss(*args, **kwargs) * (
+                float("nan") if self.state.global_step == 5 else 1
+            )
 
-    callback = ProfilerCallback(active=2, triggers=["non_finite_loss"], at_steps=[], output_dir=tmp_path / "profile")
+    callback = ProfilerCallback(
+        active=2, triggers=["non_finite_loss"], at_steps=[], output_dir=tmp_path / "profile"
+    )
     tiny(tmp_path, callback, kind=Explodes).train()
     (capture,) = callback.session.captures
     assert capture.metadata["window"]["trigger"] == "non_finite_loss"
     assert "step 5" in capture.metadata["window"]["trigger_reason"]
 
 
-def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(tmp_path: Path) -> None:
+def test_an_iterable_dataset_without_a_length_and_a_stop_by_another_callback(
+    tmp_path: Path,
+) -> None:
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[Any]:
             return iter([EXAMPLE] * 10)
@@ -201,15 +243,23 @@ def test_a_copied_trainer_has_a_callback_of_its_own(tmp_path: Path) -> None:
     other = deepcopy(trainer)
     other.train()
     assert callback.session.captures == []
-    (copied,) = (each for each in other.callback_handler.callbacks if isinstance(each, ProfilerCallback))
+    (copied,) = (
+        each for each in other.callback_handler.callbacks if isinstance(each, ProfilerCallback)
+    )
     assert list(numbers(copied).values()) == [[0, 1]]
     trainer.train()
     assert list(numbers(callback).values()) == [[0, 1]]
 
 
-def test_a_callback_that_comes_from_another_process_accompanies_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_that_comes_from_another_process_accompanies_trainers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sent = [pickle.dumps(ProfilerCallback(active=2, enabled=enabled)) for enabled in (True, False)]
     accompanied = []
     monkeypatch.setattr(transformers, "_accompany_trainers", lambda: accompanied.append(1))
     one, other = map(pickle.loads, sent)
-    assert (one.session.config.enabled, other.session.config.enabled, accompanied) == (True, False, [1])
+    assert (one.session.config.enabled, other.session.config.enabled, accompanied) == (
+        True,
+        False,
+        [1],
+    )

@@ -195,7 +195,9 @@ def fit_transformers(callback: Any, job: Job) -> None:
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             return named(job.validation())
 
-        def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(
+            self, model: nn.Module, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any
+        ) -> Any:
             return model(**inputs).mean()
 
     def named(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -227,7 +229,9 @@ def fit_with_accelerate(session: Session | None, job: Job) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model, optimizer, steps, unseen = accelerator.prepare(job.model, job.optimizer(), job.batches(), job.validation())
+    model, optimizer, steps, unseen = accelerator.prepare(
+        job.model, job.optimizer(), job.batches(), job.validation()
+    )
     with ExitStack() as stack:
         if session is not None:
             stack.push(session.start(model))
@@ -270,13 +274,22 @@ def fit_ignite(session: Session | None, job: Job) -> None:
 
 
 TRAINERS = [
-    Trainer("plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20),
+    Trainer(
+        "plain loop", None, Session, fit_plainly, session=lambda session: session, calls_when_off=20
+    ),
     Trainer("lightning", "lightning", make_lightning, fit_lightning),
-    Trainer("lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60),
+    Trainer(
+        "lightning profiler", "lightning", make_lightning_profiler, fit_lightning, calls_when_off=60
+    ),
     Trainer("pytorch_lightning", "pytorch_lightning", make_lightning, fit_pytorch_lightning),
     Trainer("transformers", "transformers", make_transformers, fit_transformers, calls_when_off=20),
     Trainer(
-        "accelerate", "accelerate", Session, fit_with_accelerate, session=lambda session: session, calls_when_off=20
+        "accelerate",
+        "accelerate",
+        Session,
+        fit_with_accelerate,
+        session=lambda session: session,
+        calls_when_off=20,
     ),
     Trainer("ignite", "ignite", Session, fit_ignite, session=lambda session: session),
 ]

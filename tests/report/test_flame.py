@@ -25,19 +25,27 @@ def boxes(picture: str) -> dict[str, tuple[float, float, float]]:
     found = {}
     for group in root.iter("{http://www.w3.org/2000/svg}g"):
         title, rect = group[0].text or "", group[1]
-        found[title.rpartition(" (")[0]] = tuple(float(rect.get(side) or 0) for side in ("x", "y", "width"))
+        found[title.rpartition(" (")[0]] = tuple(
+            float(rect.get(side) or 0) for side in ("x", "y", "width")
+        )
     return found
 
 
 def test_boxes_are_as_wide_as_their_time_and_lie_on_their_callers() -> None:
     found = boxes(svg(STACKS, "title"))
-    assert found.keys() == {"all", "main", "forward", "aten::mm", "<b>&\\x1b[31m"}, "and no box too narrow to be seen"
+    assert found.keys() == {"all", "main", "forward", "aten::mm", "<b>&\\x1b[31m"}, (
+        "and no box too narrow to be seen"
+    )
     assert found["all"][::2] == (10, 1180)
     assert found["main"][2] == 1180
     assert found["forward"][2] == pytest.approx(1180 * 0.70999, abs=0.1)
     assert found["aten::mm"][2] == pytest.approx(1180 * 0.60999, abs=0.1)
-    assert found["aten::mm"][0] == found["forward"][0] > found["<b>&\\x1b[31m"][0] == 10, "by name, from the left"
-    assert found["forward"][1] - found["aten::mm"][1] == found["main"][1] - found["forward"][1] == 17
+    assert found["aten::mm"][0] == found["forward"][0] > found["<b>&\\x1b[31m"][0] == 10, (
+        "by name, from the left"
+    )
+    assert (
+        found["forward"][1] - found["aten::mm"][1] == found["main"][1] - found["forward"][1] == 17
+    )
 
 
 def test_names_and_times_stand_in_tooltips_and_names_where_they_fit() -> None:

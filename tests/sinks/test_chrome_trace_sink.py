@@ -37,7 +37,11 @@ def test_left_alone_it_does_nothing(capture: Capture) -> None:
     before = capture.trace_path.stat()
     ChromeTrace().write(capture, capture.folder)
     after = capture.trace_path.stat()
-    assert (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size)
+    assert (before.st_ino, before.st_mtime_ns, before.st_size) == (
+        after.st_ino,
+        after.st_mtime_ns,
+        after.st_size,
+    )
     assert names(capture.folder) == ["capture.json", "trace.json.gz"]
 
 
@@ -61,7 +65,9 @@ def test_metadata_goes_to_the_top_and_loses_nothing(capture: Capture) -> None:
     assert after == notes | before
     assert list(after)[:3] == list(notes)
     assert told(capture) == rows
-    assert loaded(capture.folder / "opened.json.gz") == before, "a file that somebody reads is not written over"
+    assert loaded(capture.folder / "opened.json.gz") == before, (
+        "a file that somebody reads is not written over"
+    )
     assert names(capture.folder) == ["capture.json", "opened.json.gz", "trace.json.gz"]
 
 
@@ -70,7 +76,9 @@ def test_a_copy_is_named_after_the_capture(capture: Capture, tmp_path: Path) -> 
     packed = capture.trace_path.read_bytes()
     ChromeTrace(copy_to=str(into)).write(capture, capture.folder)
     assert (into / "steps_3-4.json.gz").read_bytes() == packed
-    ChromeTrace(copy_to=str(into), gzip=False, metadata={"run": "a7"}).write(capture, capture.folder)
+    ChromeTrace(copy_to=str(into), gzip=False, metadata={"run": "a7"}).write(
+        capture, capture.folder
+    )
     assert names(into) == ["steps_3-4.json", "steps_3-4.json.gz"]
     assert loaded(into / "steps_3-4.json")["run"] == "a7"
     assert (into / "steps_3-4.json").read_bytes() == (capture.folder / "trace.json").read_bytes()
@@ -81,13 +89,20 @@ def test_dropping_the_trace_leaves_the_copy(capture: Capture, tmp_path: Path) ->
     sink = ChromeTrace(keep=False, copy_to=str(tmp_path / "copies"))
     sink.write(capture, capture.folder)
     assert names(capture.folder) == ["capture.json"]
-    assert [tuple(row) for row in Capture.load(tmp_path / "copies" / "steps_3-4.json.gz").operators] == before
-    with pytest.raises(CaptureError, match=r"^The trace of steps_3-4 has been dropped, so there is nothing to write"):
+    assert [
+        tuple(row) for row in Capture.load(tmp_path / "copies" / "steps_3-4.json.gz").operators
+    ] == before
+    with pytest.raises(
+        CaptureError,
+        match=r"^The trace of steps_3-4 has been dropped, so there is nothing to write",
+    ):
         sink.write(Capture.load(capture.folder), capture.folder)
 
 
 def test_dropping_rewrites_nothing_first(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_trace, "rewrite", lambda *_: pytest.fail("a trace that goes needs no new form"))
+    monkeypatch.setattr(
+        chrome_trace, "rewrite", lambda *_: pytest.fail("a trace that goes needs no new form")
+    )
     ChromeTrace(keep=False, gzip=False, metadata={"run": 1}).write(capture, capture.folder)
     assert names(capture.folder) == ["capture.json"]
 
@@ -103,7 +118,9 @@ def test_a_bare_trace_elsewhere_is_never_touched(tmp_path: Path) -> None:
     assert trace.read_bytes() == before
 
 
-def test_what_fails_halfway_leaves_the_trace_whole(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_halfway_leaves_the_trace_whole(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = capture.trace_path.read_bytes()
 
     def full(*_: object) -> None:
@@ -122,7 +139,9 @@ def test_metadata_needs_an_object_to_go_into(tmp_path: Path) -> None:
     listed.write_text(json.dumps(steps()))
     with pytest.raises(TraceError) as error:
         rewrite(listed, target, {"run": 1})
-    assert str(error.value) == (f"{listed} does not begin with '{{', so it is no trace that metadata can be added to.")
+    assert str(error.value) == (
+        f"{listed} does not begin with '{{', so it is no trace that metadata can be added to."
+    )
     assert names(tmp_path) == ["list.json"]
 
 
@@ -178,7 +197,11 @@ def test_negative_times_become_json(
 ) -> None:
     """As Kineto writes them where the clock is set back while it records; what only looks like one stays."""
     monkeypatch.setattr(chrome_trace, "_LOOKED_AT", looked_at)
-    times = ['"ts": 5.000, "dur": -1918637.-566', '"ts": -7.-05, "dur": 0.-001', '"ts":-1.500,"dur" : 2.25']
+    times = [
+        '"ts": 5.000, "dur": -1918637.-566',
+        '"ts": -7.-05, "dur": 0.-001',
+        '"ts":-1.500,"dur" : 2.25',
+    ]
     name = r'"name": "-1.-5 a.-b \"dur\": -1.-5"'
     events = ",".join(f'{{{name}, {each}, "args": {{"x": -1}}}}' for each in times * 20)
     source, target = tmp_path / "trace.json", tmp_path / "trace.json.gz"
@@ -190,7 +213,11 @@ def test_negative_times_become_json(
     ] * 20  # fmt: skip
     assert found == metadata
     assert gzip.decompress(target.read_bytes()).decode().count(name) == 60
-    assert Capture.load(target).events.negative_durations == Capture.load(source).events.negative_durations == 0
+    assert (
+        Capture.load(target).events.negative_durations
+        == Capture.load(source).events.negative_durations
+        == 0
+    )
 
 
 def test_what_the_session_wrote_is_not_written_twice(tmp_path: Path) -> None:
@@ -199,4 +226,6 @@ def test_what_the_session_wrote_is_not_written_twice(tmp_path: Path) -> None:
     ChromeTrace(gzip=False, metadata={"run": 2, "mine": 3}).write(capture, capture.folder)
     text = (capture.folder / "trace.json").read_text()
     assert json.loads(text)["mine"] == 3
-    assert '"run"' not in text, "it is already there in a real one, put in when the window was delivered"
+    assert '"run"' not in text, (
+        "it is already there in a real one, put in when the window was delivered"
+    )

@@ -88,7 +88,11 @@ def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> No
     assert ("24.00 MiB", "1", "24.00 MiB", "0") in rows
     areas = [attributes for tag, attributes in page.tags if tag == "polygon"]
     assert len(areas) == 3, "before, and two ranges"
-    assert [attributes["class"] for attributes in areas] == ["series-before", "series-0", "series-1"]
+    assert [attributes["class"] for attributes in areas] == [
+        "series-before",
+        "series-0",
+        "series-1",
+    ]
     assert all(f".series-{name} {{" in text for name in (*range(8), "before", "others", "unknown"))
     for tag, attributes in page.tags:
         for point in re.findall(r"[-\d.]+,[-\d.]+", attributes.get("points") or ""):
@@ -114,14 +118,32 @@ def test_the_data_are_what_the_views_say(written: Capture) -> None:
         assert data[name] == [row._asdict() for row in getattr(memory, name)]
     assert data["live_at_peak"]["cuda:0"] == [row._asdict() for row in memory.live("range")]
     (curve,) = data["curves"]
-    assert (curve["device"], curve["by"], curve["reserved_bytes"]) == ("cuda:0", "range", [64 * MIB] * 5)
+    assert (curve["device"], curve["by"], curve["reserved_bytes"]) == (
+        "cuda:0",
+        "range",
+        [64 * MIB] * 5,
+    )
     assert curve["times_ns"] == [260_000, 650_000, 900_000, 1_300_000, 1_500_000]
-    assert [sum(values) // MIB for values in zip(*curve["live_bytes"].values())] == [32, 38, 14, 24, 16]
+    assert [sum(values) // MIB for values in zip(*curve["live_bytes"].values())] == [
+        32,
+        38,
+        14,
+        24,
+        16,
+    ]
 
 
 def test_the_raw_form_has_every_event(written: Capture) -> None:
     raw = json.loads(gzip.decompress((written.folder / "memory.raw.json.gz").read_bytes()))
-    assert raw["columns"] == ["device", "time_ns", "size_bytes", "address", "operator", "range", "module"]
+    assert raw["columns"] == [
+        "device",
+        "time_ns",
+        "size_bytes",
+        "address",
+        "operator",
+        "range",
+        "module",
+    ]
     assert raw["events"] == [
         ["cuda:0", 260_000, 24 * MIB, 1, "aten::mm", "forward/attention", None],
         ["cuda:0", 650_000, 6 * MIB, 2, "[no operator]", 'forward/<script>"&', None],
@@ -144,7 +166,8 @@ def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
 
 def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     old = [
-        {**event, "args": {k: v for k, v in event["args"].items() if "To" not in k and k != "Addr"}} for event in MEMORY
+        {**event, "args": {k: v for k, v in event["args"].items() if "To" not in k and k != "Addr"}}
+        for event in MEMORY
     ]
     capture = write_capture(tmp_path, [*steps(), *old])
     Memory().write(capture, capture.folder)
@@ -163,7 +186,9 @@ def test_a_recording_of_torchs(tmp_path: Path) -> None:
     made = {path.name for path in folder.iterdir()}
     assert made >= {"memory.html", "memory.json", "memory.raw.json.gz", "table.txt"}
     (device,) = json.loads((folder / "memory.json").read_text())["devices"]
-    assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), "two that are added, and their sum"
+    assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), (
+        "two that are added, and their sum"
+    )
     Page((folder / "memory.html").read_text(encoding="utf-8"))
 
 
@@ -175,7 +200,10 @@ def record_like_a_user() -> None:
 
 def test_without_memory_events_nothing_is_written(tmp_path: Path) -> None:
     capture = Capture.load(record(tmp_path / "bare.json"))
-    with pytest.raises(CaptureError, match=r"^The trace holds no memory events; record it with profile_memory=true\.$"):
+    with pytest.raises(
+        CaptureError,
+        match=r"^The trace holds no memory events; record it with profile_memory=true\.$",
+    ):
         Memory().write(capture, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
 
@@ -184,8 +212,14 @@ def test_without_memory_events_nothing_is_written(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"form": ["json"]}, "The memory sink has no option 'form'; did you mean 'forms'?"),
-        ({"by": "modul"}, "The memory sink's option 'by' cannot be 'modul'; did you mean 'module'?"),
-        ({"rows": 0}, "The memory sink's option 'rows' should be greater than or equal to 1, not 0."),
+        (
+            {"by": "modul"},
+            "The memory sink's option 'by' cannot be 'modul'; did you mean 'module'?",
+        ),
+        (
+            {"rows": 0},
+            "The memory sink's option 'rows' should be greater than or equal to 1, not 0.",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
@@ -195,5 +229,8 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_it_needs_memory_events() -> None:
-    with pytest.raises(ConfigError, match=r"^The memory sink needs profiler\.profile_memory=true, but it is false\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^The memory sink needs profiler\.profile_memory=true, but it is false\.$",
+    ):
         Session(sinks={"memory": {}})

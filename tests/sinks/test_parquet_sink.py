@@ -18,7 +18,16 @@ from typing import Any
 import duckdb
 import polars
 import pytest
-from made_captures import annotation, kernels, record, span, steps, synchronous_steps, write_capture, write_rank
+from made_captures import (
+    annotation,
+    kernels,
+    record,
+    span,
+    steps,
+    synchronous_steps,
+    write_capture,
+    write_rank,
+)
 from pyarrow import dataset, parquet
 
 from instrument.analysis.operators import UNLAUNCHED_ROW
@@ -29,7 +38,9 @@ from instrument.sinks.parquet import Parquet
 
 Write = Callable[..., Capture]
 TRACES = os.environ.get("INSTRUMENT_TRACES")
-needs_traces = pytest.mark.skipif(TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces")
+needs_traces = pytest.mark.skipif(
+    TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 
 
 def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -38,8 +49,22 @@ def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def allocation(at_us: int, size: int, total: int) -> dict[str, Any]:
-    args = {"Bytes": size, "Device Type": 1, "Device Id": 2, "Total Allocated": total, "Total Reserved": 0}
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": at_us, "args": args}
+    args = {
+        "Bytes": size,
+        "Device Type": 1,
+        "Device Id": 2,
+        "Total Allocated": total,
+        "Total Reserved": 0,
+    }
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "pid": 1,
+        "tid": 1,
+        "ts": at_us,
+        "args": args,
+    }
 
 
 def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> None:
@@ -54,13 +79,18 @@ def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> No
         for rank in (0, 1)
         for window in ("steps_3-4", "steps_9-9")
     ]
-    rows = ask(beside, """SELECT rank, "window", count(*), run FROM 'lake/**/*.parquet' GROUP BY ALL ORDER BY ALL""")
+    rows = ask(
+        beside,
+        """SELECT rank, "window", count(*), run FROM 'lake/**/*.parquet' GROUP BY ALL ORDER BY ALL""",
+    )
     assert rows[0] == (0, "steps_3-4_rank0", 10, tmp_path.name)
     assert [row[0] for row in rows] == [0, 0, 1, 1]
 
 
 def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
-    Parquet(dir=str(tmp_path / "lake")).write(write([*steps(), *kernels(), allocation(260, 512, 2048)]), tmp_path)
+    Parquet(dir=str(tmp_path / "lake")).write(
+        write([*steps(), *kernels(), allocation(260, 512, 2048)]), tmp_path
+    )
     (path,) = (tmp_path / "lake").rglob("*.parquet")
     rows = parquet.ParquetFile(path).read().to_pylist()
     assert [row["event"] for row in rows] == list(range(15))
@@ -91,7 +121,9 @@ def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_names(write: Write, tmp_path: Path) -> None:
+def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_names(
+    write: Write, tmp_path: Path
+) -> None:
     events = [
         annotation("block", 0, 100),
         span("aten::mm", 10, 50, **{"External id": 9}),
@@ -104,15 +136,27 @@ def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_name
         span("bare", 90, 7, "kernel", correlation=7),
     ]
     Parquet(dir=str(tmp_path / "lake")).write(write(events), tmp_path)
-    found = ask(tmp_path / "lake", "SELECT name, launched_by FROM 'lake/**/*.parquet' WHERE category = 'kernel'")
+    found = ask(
+        tmp_path / "lake",
+        "SELECT name, launched_by FROM 'lake/**/*.parquet' WHERE category = 'kernel'",
+    )
     assert dict(found) == {"gemm": 1, "around": 0, "named": 1, "bare": None}
 
 
 def test_categories_are_todays(write: Write, tmp_path: Path) -> None:
     old = ["Operator", "Runtime", "Kernel", "Memcpy", "Memset", "Trace"]
-    Parquet(dir=str(tmp_path / "lake")).write(write([span("x", k, 1, name) for k, name in enumerate(old)]), tmp_path)
+    Parquet(dir=str(tmp_path / "lake")).write(
+        write([span("x", k, 1, name) for k, name in enumerate(old)]), tmp_path
+    )
     found = ask(tmp_path / "lake", "SELECT category FROM 'lake/**/*.parquet' ORDER BY event")
-    assert [name for (name,) in found] == ["cpu_op", "cuda_runtime", "kernel", "gpu_memcpy", "gpu_memset", "Trace"]
+    assert [name for (name,) in found] == [
+        "cpu_op",
+        "cuda_runtime",
+        "kernel",
+        "gpu_memcpy",
+        "gpu_memset",
+        "Trace",
+    ]
 
 
 @pytest.fixture
@@ -133,8 +177,13 @@ def of_our_tables(folder: Path) -> list[tuple[int, ...]]:
     """The same rows from the ranks' summaries and captures."""
     (window,) = Run.load(folder / "run").windows
     calls = [sum(Capture.load(path).kernels.column("calls")) for path in window.paths]
-    rows = [(row.rank, row.communication_ns, row.compute_ns, n) for row, n in zip(window.breakdown, calls)]
-    assert rows == [(rank, 2 * (870 - own) * 1000, 2000 * own, 4) for rank, own in enumerate((100, 300, 120))]
+    rows = [
+        (row.rank, row.communication_ns, row.compute_ns, n)
+        for row, n in zip(window.breakdown, calls)
+    ]
+    assert rows == [
+        (rank, 2 * (870 - own) * 1000, 2000 * own, 4) for rank, own in enumerate((100, 300, 120))
+    ]
     return rows
 
 
@@ -159,10 +208,18 @@ spark.stop()
 
 
 @pytest.mark.skipif(
-    shutil.which("java") is None or find_spec("pyspark") is None, reason="Spark needs a Java runtime and pyspark"
+    shutil.which("java") is None or find_spec("pyspark") is None,
+    reason="Spark needs a Java runtime and pyspark",
 )
 def test_spark_finds_the_same(of_ranks: Path) -> None:
-    command = [sys.executable, "-c", SPARK, str(of_ranks / "lake"), KERNELS, str(of_ranks / "warehouse")]
+    command = [
+        sys.executable,
+        "-c",
+        SPARK,
+        str(of_ranks / "lake"),
+        KERNELS,
+        str(of_ranks / "warehouse"),
+    ]
     done = subprocess.run(command, cwd=of_ranks, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [tuple(row) for row in json.loads(done.stdout)] == of_our_tables(of_ranks)
@@ -204,20 +261,35 @@ def test_every_reader_takes_odd_names_and_an_unknown_rank(write: Write, tmp_path
     Parquet(dir=str(lake), run="other").write(write(steps(), rank=12), tmp_path)
     expected = {(run, None, "theirs"), ("other", 12, "steps_3-4")}
     keys = ["run", "rank", "window"]
-    assert set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/*.parquet'""")) == expected
+    assert (
+        set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/*.parquet'"""))
+        == expected
+    )
     arrow = dataset.dataset(lake, partitioning="hive").to_table(keys).to_pylist()
     assert {tuple(row.values()) for row in arrow} == expected
-    frame = polars.scan_parquet(lake / "**" / "*.parquet", hive_partitioning=True).select(keys).unique().collect()
+    frame = (
+        polars.scan_parquet(lake / "**" / "*.parquet", hive_partitioning=True)
+        .select(keys)
+        .unique()
+        .collect()
+    )
     assert set(frame.rows()) == expected
 
 
-def test_a_rank_can_be_told_and_a_second_time_replaces_the_first(write: Write, tmp_path: Path) -> None:
+def test_a_rank_can_be_told_and_a_second_time_replaces_the_first(
+    write: Write, tmp_path: Path
+) -> None:
     capture = write(steps())
     for events in (steps(), steps()[:3]):
-        Parquet(dir=str(tmp_path / "lake"), rank=5).write(write(events, f"of_{len(events)}"), tmp_path)
+        Parquet(dir=str(tmp_path / "lake"), rank=5).write(
+            write(events, f"of_{len(events)}"), tmp_path
+        )
     for _ in range(2):
         Parquet(dir=str(tmp_path / "lake"), rank=5).write(capture, capture.folder)
-    found = ask(tmp_path / "lake", """SELECT "window", rank, count(*) FROM 'lake/**/*.parquet' GROUP BY ALL""")
+    found = ask(
+        tmp_path / "lake",
+        """SELECT "window", rank, count(*) FROM 'lake/**/*.parquet' GROUP BY ALL""",
+    )
     assert sorted(found) == [("of_10", 5, 10), ("of_3", 5, 3), ("steps_3-4", 5, 10)]
 
 
@@ -242,7 +314,9 @@ def test_a_failure_halfway_leaves_the_dataset_as_it_was(
         with pytest.raises(OSError, match="No space left"):
             sink.write(each, tmp_path)
     assert seen == [[(10,)], 10, [(10,)], 10], "no reader sees the half that is being written"
-    assert {path: path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file()} == whole
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file()
+    } == whole
 
 
 def test_an_empty_window_is_a_file_without_rows(write: Write, tmp_path: Path) -> None:
@@ -255,20 +329,29 @@ def test_an_empty_window_is_a_file_without_rows(write: Write, tmp_path: Path) ->
 
 
 def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path) -> None:
-    capture = write([span("aten::mm", 0, 1, **{"Concrete Inputs": ["a?b"]}), span("aten::relu", 5, 1)])
+    capture = write(
+        [span("aten::mm", 0, 1, **{"Concrete Inputs": ["a?b"]}), span("aten::relu", 5, 1)]
+    )
     (capture.folder / "trace.json.gz").write_bytes(
         gzip.compress(gzip.decompress(capture.trace_path.read_bytes()).replace(b"a?b", b"a\xffb"))
     )
     Parquet(dir=str(tmp_path / "lake")).write(Capture.load(capture.folder), tmp_path)
-    found = ask(tmp_path / "lake", "SELECT name, concrete_inputs FROM 'lake/**/*.parquet' ORDER BY event")
+    found = ask(
+        tmp_path / "lake", "SELECT name, concrete_inputs FROM 'lake/**/*.parquet' ORDER BY event"
+    )
     assert found == [("aten::mm", '["a\N{REPLACEMENT CHARACTER}b"]'), ("aten::relu", None)]
 
 
 def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
-    described = ask(tmp_path / "lake", "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'")
+    described = ask(
+        tmp_path / "lake",
+        "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'",
+    )
     told = {}
-    for names, kind in re.findall(r"^ *\| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE):
+    for names, kind in re.findall(
+        r"^ *\| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE
+    ):
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
     kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
     assert {name: kinds[kind] for name, kind, *_ in described} == told
@@ -281,7 +364,10 @@ def test_a_missing_package_and_a_wrong_option(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as missing:
         Parquet()
-    assert str(missing.value) == "The parquet sink needs the package pyarrow: pip install 'torch-instrument[parquet]'."
+    assert (
+        str(missing.value)
+        == "The parquet sink needs the package pyarrow: pip install 'torch-instrument[parquet]'."
+    )
 
 
 def test_writing_loads_no_torch(write: Write) -> None:
@@ -293,16 +379,22 @@ def test_writing_loads_no_torch(write: Write) -> None:
         Parquet().write(capture, capture.folder)
         print("torch" in sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", code, str(write(steps()).folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(write(steps()).folder)], capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @needs_traces
-@pytest.mark.parametrize("name", ["v100_216k_events", "v100_resnet50_workers4", "mi300x_resnet_checkpoint_train"])
+@pytest.mark.parametrize(
+    "name", ["v100_216k_events", "v100_resnet50_workers4", "mi300x_resnet_checkpoint_train"]
+)
 def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> None:
     capture = Capture.load(Path(str(TRACES)) / f"{name}.json.gz")
     Parquet(dir=str(tmp_path)).write(capture, tmp_path)
-    events = json.loads(gzip.decompress((Path(str(TRACES)) / f"{name}.json.gz").read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress((Path(str(TRACES)) / f"{name}.json.gz").read_bytes()))[
+        "traceEvents"
+    ]
     expected = Counter((e["name"], str(e["pid"]), str(e["tid"])) for e in events if e["ph"] == "X")
     found = ask(
         tmp_path,
@@ -319,7 +411,9 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
 
 
 @needs_traces
-def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for(tmp_path: Path) -> None:
+def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for(
+    tmp_path: Path,
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     for rank in range(8):

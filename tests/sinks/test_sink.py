@@ -60,7 +60,10 @@ class Letter(Sink):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"to": "ann", "copes": 2}, "The Letter sink has no option 'copes'; did you mean 'copies'?"),
+        (
+            {"to": "ann", "copes": 2},
+            "The Letter sink has no option 'copes'; did you mean 'copies'?",
+        ),
         (
             {"to": "ann", "zzz": 2},
             "The Letter sink has no option 'zzz'; it knows 'to', 'copies', 'paper', 'colours'.",
@@ -123,7 +126,9 @@ def test_a_sink_that_writes_nothing_is_refused_when_it_is_built() -> None:
     class Silent(Sink):
         pass
 
-    with pytest.raises(ConfigError, match=r"^The sink Silent must define write\(self, capture, folder\)\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^The sink Silent must define write\(self, capture, folder\)\.$"
+    ):
         Silent()
 
 
@@ -133,7 +138,10 @@ def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
     )
     assert instantiate(config) == TableSink(columns=["calls", "cpu_ns"], rows=3)
     trace = OmegaConf.create(
-        {"_target_": "instrument.sinks.chrome_trace.ChromeTrace", "metadata": {"run": {"tags": ["a", "b"]}}}
+        {
+            "_target_": "instrument.sinks.chrome_trace.ChromeTrace",
+            "metadata": {"run": {"tags": ["a", "b"]}},
+        }
     )
     metadata = instantiate(trace).metadata
     assert metadata == {"run": {"tags": ["a", "b"]}}
@@ -150,7 +158,9 @@ def test_what_they_need_and_when_they_run() -> None:
 
 
 def test_every_sink_has_a_config_file() -> None:
-    assert sorted(p.name for p in GROUP.iterdir() if p.name.endswith(".yaml")) == sorted(f"{n}.yaml" for n in SHIPPED)
+    assert sorted(p.name for p in GROUP.iterdir() if p.name.endswith(".yaml")) == sorted(
+        f"{n}.yaml" for n in SHIPPED
+    )
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -13,8 +13,16 @@ from instrument.errors import CaptureError, ConfigError
 from instrument.sinks.stacks import Stacks
 
 
-def frame(name: str, start_us: int, length_us: int, number: int, parent: int | None = None) -> dict[str, object]:
-    return span(name, start_us, length_us, "python_function", **{"Python id": number, "Python parent id": parent})
+def frame(
+    name: str, start_us: int, length_us: int, number: int, parent: int | None = None
+) -> dict[str, object]:
+    return span(
+        name,
+        start_us,
+        length_us,
+        "python_function",
+        **{"Python id": number, "Python parent id": parent},
+    )
 
 
 def by_hand(output: Path, events: list[dict[str, object]], name: str = "stacked") -> Capture:
@@ -35,7 +43,13 @@ def test_cpu_time_by_hand(tmp_path: Path) -> None:
     capture = by_hand(tmp_path, steps())
     Stacks().write(capture, capture.folder)
     step = "train.py(1):_main;ProfilerStep*"
-    each = {"": 700, ";forward": 400, ";forward;attention": 200, ";forward;attention;aten::mm": 600, ";aten::relu": 100}
+    each = {
+        "": 700,
+        ";forward": 400,
+        ";forward;attention": 200,
+        ";forward;attention;aten::mm": 600,
+        ";aten::relu": 100,
+    }
     expected = {step + path: value for path, value in each.items()}
     assert lines(capture.folder) == {"train.py(1):_main": 500} | expected
     assert sum(lines(capture.folder).values()) == 2500
@@ -60,24 +74,36 @@ def test_a_recording_of_torchs(tmp_path: Path) -> None:
     assert product, "the matrix product has a path"
     for path in product:
         frames = path.split(";")
-        order = [next(i for i, f in enumerate(frames) if name in f) for name in ("outer_function", "inner_function")]
+        order = [
+            next(i for i, f in enumerate(frames) if name in f)
+            for name in ("outer_function", "inner_function")
+        ]
         assert order == sorted(order)
         assert "block" in frames[order[0] : order[1]], "the range lies between the two functions"
     whole_ns = sum(stack.value_ns for stack in capture.stacks())
-    assert abs(sum(found.values()) * 1000 - whole_ns) <= 1000 * len(capture.stacks()), "rounded to µs, nothing lost"
+    assert abs(sum(found.values()) * 1000 - whole_ns) <= 1000 * len(capture.stacks()), (
+        "rounded to µs, nothing lost"
+    )
 
 
 def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     bare = write_capture(tmp_path, steps(), "bare")
-    with pytest.raises(CaptureError, match=r"^The trace was recorded without with_stack and holds no Python frames; "):
+    with pytest.raises(
+        CaptureError,
+        match=r"^The trace was recorded without with_stack and holds no Python frames; ",
+    ):
         Stacks().write(bare, bare.folder)
     cpu = by_hand(tmp_path, steps(), "cpu")
-    with pytest.raises(CaptureError, match=r"^The trace holds no device activity, so it has no device stacks; "):
+    with pytest.raises(
+        CaptureError, match=r"^The trace holds no device activity, so it has no device stacks; "
+    ):
         Stacks(metric="device").write(cpu, cpu.folder)
     short = write_capture(tmp_path, [frame("train.py(1): main", 0, 0, 1)], "short")
     with pytest.raises(CaptureError) as error:
         Stacks().write(short, short.folder)
-    assert str(error.value) == "No call path of short has CPU time, so there are no stacks to write."
+    assert (
+        str(error.value) == "No call path of short has CPU time, so there are no stacks to write."
+    )
     for capture in (bare, cpu, short):
         assert not (capture.folder / "stacks.txt").exists()
 
@@ -85,7 +111,10 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
 def test_a_wrong_metric() -> None:
     with pytest.raises(ConfigError) as error:
         Stacks(metric="devcie")
-    assert str(error.value) == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
+    assert (
+        str(error.value)
+        == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
+    )
 
 
 def test_a_picture_where_it_is_asked_for(tmp_path: Path) -> None:

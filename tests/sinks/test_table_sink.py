@@ -15,7 +15,14 @@ from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.table import TORCH_NAMES
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
-from instrument.report.text import OPERATOR_COLUMNS, RANGE_COLUMNS, By, check_sort, render, render_view
+from instrument.report.text import (
+    OPERATOR_COLUMNS,
+    RANGE_COLUMNS,
+    By,
+    check_sort,
+    render,
+    render_view,
+)
 from instrument.sinks.table import TableSink
 
 Write = Callable[..., Capture]
@@ -68,7 +75,14 @@ def test_it_is_logged_once_and_written(capture: Capture, log: Log) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "rank", "lowest"),
-    [("all", 0, 0), ("all", 3, 0), ("first_per_node", 8, 0), ([2, 5], 2, 2), ([5, 2], 5, 2), (None, 1, 0)],
+    [
+        ("all", 0, 0),
+        ("all", 3, 0),
+        ("first_per_node", 8, 0),
+        ([2, 5], 2, 2),
+        ([5, 2], 5, 2),
+        (None, 1, 0),
+    ],
 )
 def test_of_several_ranks_the_lowest_logs_it(
     write: Write, tmp_path: Path, log: Log, ranks: Any, rank: int, lowest: int
@@ -88,11 +102,23 @@ def test_braces_and_tags_in_names_do_not_disturb_the_log(write: Write, log: Log)
 
 
 def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
-    text = render(write(steps() + kernels(), devices=["NVIDIA H200", "NVIDIA H200"], rank=1, world_size=4))
-    assert text.splitlines()[0] == "steps_3-4: steps 3–4, torch 2.13.0+cpu, NVIDIA H200, rank 1 of 4"
+    text = render(
+        write(steps() + kernels(), devices=["NVIDIA H200", "NVIDIA H200"], rank=1, world_size=4)
+    )
+    assert (
+        text.splitlines()[0] == "steps_3-4: steps 3–4, torch 2.13.0+cpu, NVIDIA H200, rank 1 of 4"
+    )
     assert headings(text, "Ranges")[-1] == "device"
-    assert [re.split(r"  +", line.strip())[-1] for line in block(text, "Ranges")] == ["100.000 µs", "100.000 µs", "-"]
-    assert [re.split(r"  +", line.strip())[5] for line in block(text, "Ranges")] == ["0.0%", "100.0%", "0.0%"]
+    assert [re.split(r"  +", line.strip())[-1] for line in block(text, "Ranges")] == [
+        "100.000 µs",
+        "100.000 µs",
+        "-",
+    ]
+    assert [re.split(r"  +", line.strip())[5] for line in block(text, "Ranges")] == [
+        "0.0%",
+        "100.0%",
+        "0.0%",
+    ]
     assert {"self device", "device", "device share"} <= set(headings(text))
     by_device = render(write(steps() + kernels(), "again"), sort="self_cuda_time_total", rows=1)
     assert names(by_device) == ["aten::mm"]
@@ -106,14 +132,17 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
 
     assert (
         "Of 500.000 µs on the device, 400.000 µs (80.0%) has no launch in the trace, as what was launched before the "
-        "recording began: it is in no range, and among the operators is [no launch]." in shown("much", 400)
+        "recording began: it is in no range, and among the operators is [no launch]."
+        in shown("much", 400)
     )
     assert "(no launch)" in shown("again", 400), "among the ranges"
     assert "has no launch" not in shown("little", 1)
     assert "has no launch" not in render(write(steps(), "none"))
 
 
-def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_so(write: Write) -> None:
+def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_so(
+    write: Write,
+) -> None:
     events = [
         *steps(),
         annotation("enumerate(DataLoader)#_Iter.__next__", 150, 20),
@@ -147,7 +176,11 @@ def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_
 
 def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     node = {"Sequence number": 5, "Fwd thread id": 1}
-    events = [*steps(), span("aten::t", 210, 5, **{"Sequence number": 5}), span("TBackward0", 1700, 60, **node)]
+    events = [
+        *steps(),
+        span("aten::t", 210, 5, **{"Sequence number": 5}),
+        span("TBackward0", 1700, 60, **node),
+    ]
     unknown = span("AddBackward0", 1770, 7, **{"Sequence number": 99, "Fwd thread id": 1})
     text = render(write([*events, unknown]))
     assert headings(text, "Ranges")[-5:] == ["share", "self total", "total", "forward", "backward"]
@@ -157,18 +190,27 @@ def test_backward_is_shown_where_there_was_any(write: Write) -> None:
         ["0.4%", "7.000 µs", "-", "-", "-"],
         ["36.6%", "733.000 µs", "-", "-", "-"],
     ]
-    assert [line[:23].strip() for line in block(text, "Ranges")][2:] == ["(backward of no range)", "(no range)"]
+    assert [line[:23].strip() for line in block(text, "Ranges")][2:] == [
+        "(backward of no range)",
+        "(no range)",
+    ]
     assert "backward" not in headings(render(write(steps(), "without")), "Ranges")
 
 
 def test_a_window_cut_short_says_so(write: Write) -> None:
-    window = {"first_step": 3, "last_step": 4, "steps": 2, "truncated": True, "reason": "exception ValueError"}
+    window = {
+        "first_step": 3,
+        "last_step": 4,
+        "steps": 2,
+        "truncated": True,
+        "reason": "exception ValueError",
+    }
     assert render(write(steps(), window={**window, "planned_steps": 5})).splitlines()[1] == (
         "Truncated after 2 of 5 steps: exception ValueError."
     )
-    assert render(write(steps(), "endless", window={**window, "planned_steps": None})).splitlines()[1] == (
-        "Truncated after 2 steps: exception ValueError."
-    )
+    assert render(write(steps(), "endless", window={**window, "planned_steps": None})).splitlines()[
+        1
+    ] == ("Truncated after 2 steps: exception ValueError.")
 
 
 def test_options_that_leave_out(capture: Capture) -> None:
@@ -189,12 +231,24 @@ def test_rows_and_sort(capture: Capture) -> None:
 
 
 def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write) -> None:
-    events = [annotation("short", 0, 10), annotation("outer", 100, 900), annotation("inner", 200, 500)]
+    events = [
+        annotation("short", 0, 10),
+        annotation("outer", 100, 900),
+        annotation("inner", 200, 500),
+    ]
     events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
     text = render(write(events), rows=3)
     assert "Ranges, 3 of 5: the largest shares and what is around them" in text
-    assert [line[:12].rstrip() for line in block(text, "Ranges")] == ["outer", "  inner", "late", "(2 other ran"]
-    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == ["2.5%", "30.000 µs"]
+    assert [line[:12].rstrip() for line in block(text, "Ranges")] == [
+        "outer",
+        "  inner",
+        "late",
+        "(2 other ran",
+    ]
+    assert [re.split(r"  +", line.strip())[-2:] for line in block(text, "Ranges")][3] == [
+        "2.5%",
+        "30.000 µs",
+    ]
 
 
 def test_columns_asked_for(capture: Capture) -> None:
@@ -229,7 +283,9 @@ def test_by_stack_shows_the_innermost_frames(tmp_path: Path) -> None:
     capture = Capture.load(record(tmp_path / "real.json", with_stack=True))
     lines = block(render(capture, by="stack", stack_depth=2, rows=50), "Operators")
     at = next(i for i, line in enumerate(lines) if line.startswith("aten::mm"))
-    assert lines[at + 1].startswith("    <built-in method matmul") or "inner_function" in lines[at + 1]
+    assert (
+        lines[at + 1].startswith("    <built-in method matmul") or "inner_function" in lines[at + 1]
+    )
     frames = [line for line in lines[at + 1 : at + 4] if line.startswith("    ")]
     assert len(frames) <= 2
     assert any("inner_function" in line for line in frames)
@@ -243,7 +299,10 @@ def test_what_is_short_has_a_column_and_a_path_a_line_of_its_own(write: Write) -
         text = render(capture, by=by, sort="name", columns=["calls"], rows=50)
         return [re.split(r"  +", line.strip()) for line in block(text, "Operators")]
 
-    products = {"step": [["aten::mm", "3", "1"], ["aten::mm", "4", "1"]], "thread": [["aten::mm", "1/1", "2"]]}
+    products = {
+        "step": [["aten::mm", "3", "1"], ["aten::mm", "4", "1"]],
+        "thread": [["aten::mm", "1/1", "2"]],
+    }
     products["device"] = [["aten::mm", "0", "2"]]
     for by, rows in products.items():
         assert [row for row in shown(by) if row[0] == "aten::mm"] == rows
@@ -315,7 +374,15 @@ def memory(time_us: int, size: int, device: int) -> dict[str, Any]:
         "Total Reserved": 0,
         "Addr": 1,
     }
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": time_us, "s": "t", "args": args, **CPU}
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "ts": time_us,
+        "s": "t",
+        "args": args,
+        **CPU,
+    }
 
 
 def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(write: Write) -> None:
@@ -326,7 +393,15 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     assert text.endswith("\nToo wide to show: cpu_bytes, device_bytes, device_share.")
     assert "Not recorded" not in text
     assert "CPU memory" in headings(render(capture, sort="cpu_bytes")), "what decides is shown"
-    asked = ["cpu_bytes", "device_bytes", "self_cpu_bytes", "self_device_bytes", "cpu_ns", "device_ns", "flops"]
+    asked = [
+        "cpu_bytes",
+        "device_bytes",
+        "self_cpu_bytes",
+        "self_device_bytes",
+        "cpu_ns",
+        "device_ns",
+        "flops",
+    ]
     text = render(capture, columns=[*asked, "self_cpu_ns", "self_device_ns", "share", "calls"])
     assert len(headings(text)) == 12, "what was asked for is shown, however wide"
     assert "Too wide" not in text
@@ -344,7 +419,9 @@ def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write
     text = render_view(write(events), "kernels")
     assert max(map(len, text.splitlines()[:-1])) <= 140
     assert text.splitlines()[-1] == "Too wide to show: occupancy_covered, block, grid."
-    assert "grid" in headings(render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels")
+    assert "grid" in headings(
+        render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
+    )
 
 
 def test_a_column_sorted_by_is_shown(write: Write) -> None:
@@ -361,19 +438,39 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
     ("options", "sentence"),
     [
         ({"row": 3}, "The table sink has no option 'row'; did you mean 'rows'?"),
-        ({"rows": 0}, "The table sink's option 'rows' should be a positive number, or -1 for all, not 0."),
-        ({"rows": -2}, "The table sink's option 'rows' should be a positive number, or -1 for all, not -2."),
-        ({"by": "shapes"}, "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?"),
-        ({"sort": "self_cup_ns"}, "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?"),
+        (
+            {"rows": 0},
+            "The table sink's option 'rows' should be a positive number, or -1 for all, not 0.",
+        ),
+        (
+            {"rows": -2},
+            "The table sink's option 'rows' should be a positive number, or -1 for all, not -2.",
+        ),
+        (
+            {"by": "shapes"},
+            "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?",
+        ),
+        (
+            {"sort": "self_cup_ns"},
+            "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?",
+        ),
         (
             {"sort": "self_cpu_total"},
             "The table cannot be sorted by 'self_cpu_total'; did you mean 'self_cpu_time_total'?",
         ),
-        ({"columns": ["calls", "cup_ns"]}, "The table has no column 'cup_ns'; did you mean 'cpu_ns'?"),
-        ({"columns": "calls"}, "The table sink's option 'columns' should be a valid list, not 'calls'."),
+        (
+            {"columns": ["calls", "cup_ns"]},
+            "The table has no column 'cup_ns'; did you mean 'cpu_ns'?",
+        ),
+        (
+            {"columns": "calls"},
+            "The table sink's option 'columns' should be a valid list, not 'calls'.",
+        ),
     ],
 )
-def test_wrong_options_are_told_when_the_sink_is_built(options: dict[str, Any], sentence: str) -> None:
+def test_wrong_options_are_told_when_the_sink_is_built(
+    options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         TableSink(**options)
     assert str(error.value) == sentence
@@ -382,7 +479,9 @@ def test_wrong_options_are_told_when_the_sink_is_built(options: dict[str, Any], 
 def test_a_word_far_from_all_gets_the_whole_list(capture: Capture) -> None:
     with pytest.raises(ConfigError) as error:
         render(capture, sort="zzz")
-    assert str(error.value).startswith("The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_cpu_ns',")
+    assert str(error.value).startswith(
+        "The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_cpu_ns',"
+    )
 
 
 def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture) -> None:
@@ -396,7 +495,13 @@ def test_every_column_of_the_capture_can_be_shown_and_sorted_by(capture: Capture
 
 
 def test_torch_calls_a_device_by_its_kind() -> None:
-    for key in ("{}_time", "{}_time_total", "self_{}_time_total", "{}_memory_usage", "self_{}_memory_usage"):
+    for key in (
+        "{}_time",
+        "{}_time_total",
+        "self_{}_time_total",
+        "{}_memory_usage",
+        "self_{}_memory_usage",
+    ):
         for kind in ("xpu", "mtia", "hpu", "privateuse1", "device"):
             assert check_sort(key.format(kind)) == check_sort(key.format("cuda"))
 

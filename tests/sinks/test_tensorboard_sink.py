@@ -79,29 +79,43 @@ def test_traces_lie_where_torchs_handler_puts_them(capture: Capture, tmp_path: P
     (trace,) = beside.glob("*.json*")
     assert trace.name == f"box_77.{STARTED_NS}.pt.trace.json"
     assert trace.read_bytes() == gzip.decompress(capture.trace_path.read_bytes())
-    TensorBoard(dir=str(tmp_path / "tb"), worker_name="w0", use_gzip=True).write(capture, capture.folder)
+    TensorBoard(dir=str(tmp_path / "tb"), worker_name="w0", use_gzip=True).write(
+        capture, capture.folder
+    )
     (packed,) = (tmp_path / "tb").glob("*.json*")
     assert packed.name == f"w0.{STARTED_NS}.pt.trace.json.gz"
     assert packed.read_bytes() == capture.trace_path.read_bytes()
     # the plugin's own pattern for a worker, a time and its two endings
-    assert all(re.match(r"^(.*?)(?:\.(\d+))?\.pt\.trace\.json(?:\.gz)?$", path.name) for path in (trace, packed))
+    assert all(
+        re.match(r"^(.*?)(?:\.(\d+))?\.pt\.trace\.json(?:\.gz)?$", path.name)
+        for path in (trace, packed)
+    )
 
 
 def test_only_traces_or_only_scalars(capture: Capture, tmp_path: Path) -> None:
     TensorBoard(dir=str(tmp_path / "t"), scalars=False).write(capture, capture.folder)
     assert [p.suffixes[-3:] for p in (tmp_path / "t").iterdir()] == [[".pt", ".trace", ".json"]]
     TensorBoard(dir=str(tmp_path / "s"), trace=False).write(capture, capture.folder)
-    assert [p.name for p in (tmp_path / "s").iterdir()] == ["events.out.tfevents.1767323045.box.77.steps_3-4"]
+    assert [p.name for p in (tmp_path / "s").iterdir()] == [
+        "events.out.tfevents.1767323045.box.77.steps_3-4"
+    ]
 
 
 def window(last: int) -> dict[str, Any]:
     return {"first_step": last - 1, "last_step": last, "truncated": False}
 
 
-def test_windows_become_points_of_one_curve_and_twice_changes_nothing(write: Write, tmp_path: Path) -> None:
+def test_windows_become_points_of_one_curve_and_twice_changes_nothing(
+    write: Write, tmp_path: Path
+) -> None:
     longer = [{**event, "dur": event["dur"] * 2, "ts": event["ts"] * 2} for event in steps()]
     captures = [
-        write(events, f"steps_{last}", window=window(last), started_at=f"2026-01-02T03:04:{second:02}+00:00")
+        write(
+            events,
+            f"steps_{last}",
+            window=window(last),
+            started_at=f"2026-01-02T03:04:{second:02}+00:00",
+        )
         for last, second, events in ((4, 9, steps()), (9, 10, longer), (14, 10, steps()))
     ]
     for _ in range(2):
@@ -118,11 +132,21 @@ def test_ranks_have_runs_of_their_own(write: Write, tmp_path: Path) -> None:
         TensorBoard().write(each, each.folder)
     beside = tmp_path / "profile" / "tensorboard"
     assert len(list(beside.glob("*.pt.trace.json"))) == 2
-    assert len(list(beside.glob("*tfevents*"))) == len(list((beside / "rank1").glob("*tfevents*"))) == 1
+    assert (
+        len(list(beside.glob("*tfevents*")))
+        == len(list((beside / "rank1").glob("*tfevents*")))
+        == 1
+    )
 
 
 def test_a_window_without_a_whole_step_stands_at_its_first(write: Write, tmp_path: Path) -> None:
-    cut = {"first_step": 7, "last_step": None, "steps": 0, "truncated": True, "reason": "exception ValueError"}
+    cut = {
+        "first_step": 7,
+        "last_step": None,
+        "steps": 0,
+        "truncated": True,
+        "reason": "exception ValueError",
+    }
     capture = write(steps()[1:3], window=cut)
     TensorBoard(trace=False).write(capture, capture.folder)
     assert points(tmp_path / "profile" / "tensorboard")["ranges/forward/cpu_ms"] == [(7, 0.6)]
@@ -136,7 +160,9 @@ def test_a_dropped_trace(capture: Capture) -> None:
 
 
 @pytest.mark.parametrize("spec", [None, "a folder"])
-def test_a_missing_package_is_told_when_the_sink_is_built(monkeypatch: pytest.MonkeyPatch, spec: str | None) -> None:
+def test_a_missing_package_is_told_when_the_sink_is_built(
+    monkeypatch: pytest.MonkeyPatch, spec: str | None
+) -> None:
     folder = type("Spec", (), {"origin": None})()
     monkeypatch.setattr("instrument.errors.find_spec", lambda name: folder if spec else None)
     with pytest.raises(MissingPackage) as error:
@@ -156,18 +182,32 @@ def test_writing_loads_no_torch_and_starts_no_thread(capture: Capture) -> None:
         TensorBoard().write(capture, capture.folder)
         print("torch" in sys.modules, "tensorflow" in sys.modules, threading.active_count())
     """
-    done = subprocess.run([sys.executable, "-c", code, str(capture.folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(capture.folder)], capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("False False 1\n", "")
 
 
 @contextmanager
 def served(logdir: Path, output: Path) -> Iterator[str]:
     """A TensorBoard on a free port of this machine, as its address; ended in any case."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(logdir),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
     with output.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        yield until(lambda: re.search(r"http://127\.0\.0\.1:\d+", output.read_text()), output).group()
+        yield until(
+            lambda: re.search(r"http://127\.0\.0\.1:\d+", output.read_text()), output
+        ).group()
     finally:
         process.terminate()
         try:
@@ -188,13 +228,20 @@ def until(ready: Callable[[], Any], output: Path) -> Any:
 
 def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> None:
     for last, second in ((4, 9), (9, 10)):
-        each = write(steps(), f"steps_{last}", window=window(last), started_at=f"2026-01-02T03:04:{second:02}+00:00")
+        each = write(
+            steps(),
+            f"steps_{last}",
+            window=window(last),
+            started_at=f"2026-01-02T03:04:{second:02}+00:00",
+        )
         TensorBoard().write(each, each.folder)
     output = tmp_path / "tensorboard.log"
     with served(tmp_path / "profile" / "tensorboard", output) as address:
 
         def ask(path: str) -> Any:
-            with urllib.request.urlopen(f"{address}/data/plugin/scalars/{path}", timeout=30) as answer:
+            with urllib.request.urlopen(
+                f"{address}/data/plugin/scalars/{path}", timeout=30
+            ) as answer:
                 return json.load(answer)
 
         def curve() -> Any:

@@ -120,8 +120,15 @@ print(json.dumps(found))
 
 def story(tmp_path: Path, code: str) -> str:
     """What a program prints that runs in a folder of its own, where it finds no account of anybody's."""
-    quiet = {"WANDB_SILENT": "true", "HOME": str(tmp_path), "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
-    paths = os.pathsep.join([*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")])
+    quiet = {
+        "WANDB_SILENT": "true",
+        "HOME": str(tmp_path),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "1",
+    }
+    paths = os.pathsep.join(
+        [*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")]
+    )
     command = [sys.executable, "-c", TRAIN + code, str(tmp_path)]
     environment = {**os.environ, **quiet, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -167,9 +174,15 @@ def wandb_run(folder: Path, project: str) -> tuple[list[dict[str, Any]], dict[st
                 run = record.run
             elif kind == "history":
                 items = record.history.item
-                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-            elif kind == "artifact" or (kind == "request" and record.request.HasField("log_artifact")):
-                artifact = record.artifact if kind == "artifact" else record.request.log_artifact.artifact
+                rows.append(
+                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+                )
+            elif kind == "artifact" or (
+                kind == "request" and record.request.HasField("log_artifact")
+            ):
+                artifact = (
+                    record.artifact if kind == "artifact" else record.request.log_artifact.artifact
+                )
                 assert (artifact.type, artifact.name) == ("profile", f"profile-{run.run_id}")
                 (name,) = set(artifact.aliases) - {"latest"}
                 artifacts[name] = {entry.path for entry in artifact.manifest.contents}
@@ -180,7 +193,9 @@ def wandb_run(folder: Path, project: str) -> tuple[list[dict[str, Any]], dict[st
 
 def profiled_rows(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
     """The scalars of each window by its step on the axis of its own."""
-    found = [{tag: value for tag, value in row.items() if tag.startswith("profile/")} for row in rows]
+    found = [
+        {tag: value for tag, value in row.items() if tag.startswith("profile/")} for row in rows
+    ]
     return {row.pop("profile/step"): row for row in found if row}
 
 
@@ -189,16 +204,27 @@ def test_wandb(tmp_path: Path) -> None:
     story(tmp_path, WANDB)
 
     rows, artifacts, run = wandb_run(tmp_path, "mine")
-    assert profiled_rows(rows) == {3: expected(tmp_path / "live", FIRST), 7: expected(tmp_path / "live", SECOND)}
+    assert profiled_rows(rows) == {
+        3: expected(tmp_path / "live", FIRST),
+        7: expected(tmp_path / "live", SECOND),
+    }
     assert [row["loss"] for row in rows if "loss" in row] == [number * 1.5 for number in range(8)]
-    assert [row["_step"] for row in rows if "after" in row] == [8], "the program's step is not ours to move"
+    assert [row["_step"] for row in rows if "after" in row] == [8], (
+        "the program's step is not ours to move"
+    )
     assert artifacts == {
-        name: {"capture.json", "summary.json", "table.txt", "trace.json.gz"} for name in (FIRST, SECOND)
+        name: {"capture.json", "summary.json", "table.txt", "trace.json.gz"}
+        for name in (FIRST, SECOND)
     }
 
     rows, artifacts, run = wandb_run(tmp_path, "own")
-    assert profiled_rows(rows) == {3: expected(tmp_path / "own", FIRST), 7: expected(tmp_path / "own", SECOND)}
-    assert artifacts == {name: {"capture.json", "summary.json", "table.txt"} for name in (FIRST, SECOND)}
+    assert profiled_rows(rows) == {
+        3: expected(tmp_path / "own", FIRST),
+        7: expected(tmp_path / "own", SECOND),
+    }
+    assert artifacts == {
+        name: {"capture.json", "summary.json", "table.txt"} for name in (FIRST, SECOND)
+    }
     assert run.display_name == "profiles"
 
     rows, artifacts, run = wandb_run(tmp_path, "ranks")
@@ -221,7 +247,10 @@ def test_mlflow(tmp_path: Path) -> None:
     ):
         _, status, metrics, attached = found[run]
         assert status == "FINISHED"
-        assert attached == {f"profile/{name}": [f"profile/{name}/{file}" for file in files] for name in (FIRST, SECOND)}
+        assert attached == {
+            f"profile/{name}": [f"profile/{name}/{file}" for file in files]
+            for name in (FIRST, SECOND)
+        }
         for name, step in ((FIRST, 3), (SECOND, 7)):
             for tag, value in expected(tmp_path / folder, name).items():
                 assert [step, value] in metrics[tag.replace("(é)", "_é_")], tag
@@ -251,7 +280,12 @@ class Remembers(Tracker):
 
 
 def record(tmp_path: Path, sink: Tracker, **options: Any) -> Session:
-    config = {"active": 1, "repeat": 2, "output_dir": str(tmp_path / "profile"), "sinks": {"tracker": sink}}
+    config = {
+        "active": 1,
+        "repeat": 2,
+        "output_dir": str(tmp_path / "profile"),
+        "sinks": {"tracker": sink},
+    }
     with Session(config, **options) as session:
         for _ in session.steps(range(3)):
             pass
@@ -263,24 +297,31 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
     sink = Remembers(timeout_s=0.01)
     sink._free.clear()
     session = record(tmp_path, sink)
-    assert [capture.name for capture in session.captures] == ["steps_000000-000000_rank0", "steps_000001-000001_rank0"]
+    assert [capture.name for capture in session.captures] == [
+        "steps_000000-000000_rank0",
+        "steps_000001-000001_rank0",
+    ]
     (said,) = log.at("ERROR")
-    start = (
-        "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 0.01): "
-    )
+    start = "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 0.01): "
     assert start in said
     names = [capture.folder for capture in session.captures]
     for name in names:
-        command = f"`instrument export {name} --sink {Remembers.__module__}.Remembers` sends it later"
+        command = (
+            f"`instrument export {name} --sink {Remembers.__module__}.Remembers` sends it later"
+        )
         assert command in said
     sink._free.set()
 
 
-def test_it_is_said_what_the_end_waits_for(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_said_what_the_end_waits_for(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tracker, "_SILENT_S", 0.01)
     sink = Remembers()
     sink._free.clear()
-    handler = logger.add(lambda message: sink._free.set() if "has yet to send" in message else None, level="INFO")
+    handler = logger.add(
+        lambda message: sink._free.set() if "has yet to send" in message else None, level="INFO"
+    )
     record(tmp_path, sink)
     logger.remove(handler)
     (said,) = [line for line in log.at("INFO") if "has yet to send" in line]
@@ -294,7 +335,13 @@ def test_it_is_said_what_the_end_waits_for(tmp_path: Path, log: Log, monkeypatch
 def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
     sink = Remembers()
     sink._free.clear()
-    config = {"active": 1, "repeat": 3, "keep": 1, "output_dir": str(tmp_path), "sinks": {"tracker": sink}}
+    config = {
+        "active": 1,
+        "repeat": 3,
+        "keep": 1,
+        "output_dir": str(tmp_path),
+        "sinks": {"tracker": sink},
+    }
     with Session(config) as session:
         for _ in session.steps(range(3)):
             pass
@@ -315,9 +362,15 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
     monkeypatch.setattr(capture_queue, "_CLOSING_S", 0.01)
     sink = Remembers(timeout_s=10_000)
     sink._free.clear()
-    with pytest.raises(ValueError, match="training"), Session(active=1, output_dir=tmp_path, sinks={"t": sink}):
+    with (
+        pytest.raises(ValueError, match="training"),
+        Session(active=1, output_dir=tmp_path, sinks={"t": sink}),
+    ):
         raise ValueError("training")
-    assert "is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 10000)" in log.at("ERROR")[0]
+    assert (
+        "is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 10000)"
+        in log.at("ERROR")[0]
+    )
     sink._free.set()
 
 
@@ -374,5 +427,8 @@ def test_a_missing_package_is_told_when_the_sink_is_built(
 def test_failures_of_the_last_window_come_out_at_the_end(write: Write) -> None:
     sink, capture = Remembers(fails_on=4), write(steps())
     sink.write(capture, capture.folder or Path())
-    with pytest.raises(CaptureError, match=r"^The Remembers sink could not send steps_3-4 \(ConnectionError: nobody"):
+    with pytest.raises(
+        CaptureError,
+        match=r"^The Remembers sink could not send steps_3-4 \(ConnectionError: nobody",
+    ):
         sink.close()

@@ -28,23 +28,45 @@ class Held(NamedTuple):
 
 def held(output: Path) -> Held:
     gc.collect()
-    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    children = [
+        pid
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
     exporter = sum(resident_mb(pid) for pid in children)
-    return Held(resident_mb("self"), exporter, len(list(Path("/proc/self/fd").iterdir())), len(list(output.iterdir())))
+    return Held(
+        resident_mb("self"),
+        exporter,
+        len(list(Path("/proc/self/fd").iterdir())),
+        len(list(output.iterdir())),
+    )
 
 
 def resident_mb(process: str) -> float:
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return (
+        int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / 1e6
+    )
 
 
 @pytest.mark.parametrize(("export", "windows"), [("inline", 10_000), ("process", 200)])
 def test_many_windows_leave_nothing_behind(tmp_path: Path, export: str, windows: int) -> None:
     """After a fifth of the windows everything has been made once; from then on nothing may be left of any."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    options = {"wait": 1, "active": 1, "repeat": windows, "keep": KEPT, "export": export, "export_queue": WAITING}
+    options = {
+        "wait": 1,
+        "active": 1,
+        "repeat": windows,
+        "keep": KEPT,
+        "export": export,
+        "export_queue": WAITING,
+    }
     sinks = ["table"] if export == "process" else []
     with Session(options, output_dir=str(tmp_path), sinks=sinks, model=model) as session:
-        samples = [held(tmp_path) for _ in range(5) if train(session, model, windows // 5, tmp_path)]
+        samples = [
+            held(tmp_path) for _ in range(5) if train(session, model, windows // 5, tmp_path)
+        ]
     print(export, *samples, sep="\n")
     assert len(session.captures) == len(list(tmp_path.iterdir())) == KEPT
     first, last = samples[0], samples[-1]

@@ -91,7 +91,9 @@ def test_the_command_asks_anew_each_time(tmp_path: Path) -> None:
         assert listening.polled() == []
 
 
-def test_ranks_and_runs_that_share_a_folder_all_see_it_and_the_end_of_one_is_none_of_the_others(tmp_path: Path) -> None:
+def test_ranks_and_runs_that_share_a_folder_all_see_it_and_the_end_of_one_is_none_of_the_others(
+    tmp_path: Path,
+) -> None:
     first, second = Listening(tmp_path), Listening(tmp_path)
     assert first.polled() == []
     assert ask(tmp_path, 3) == [tmp_path]
@@ -133,8 +135,12 @@ def test_through_a_link_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").read_text() == "5"
 
 
-def test_where_nobody_listens_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CaptureError, match=r"No run listens in or below .*'profiler/triggers=\[file\]'"):
+def test_where_nobody_listens_the_command_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        CaptureError, match=r"No run listens in or below .*'profiler/triggers=\[file\]'"
+    ):
         ask(tmp_path, None)
     assert main(["trigger", str(tmp_path)]) == 2
     assert f"instrument: No run listens in or below {tmp_path}" in capsys.readouterr().err
@@ -154,5 +160,11 @@ def test_the_command_has_a_running_session_record(
     assert len(session.captures[0].steps) == 3
     assert session.captures[0].metadata["window"]["trigger_reason"] == ASKED
     out = capsys.readouterr().out
-    assert out == f"Asked for the next 3 steps in {folder}; the run looks there every half second.\n"
-    assert [each.name for each in folder.iterdir() if each.is_file() and each.name.startswith(".listens")] == []
+    assert (
+        out == f"Asked for the next 3 steps in {folder}; the run looks there every half second.\n"
+    )
+    assert [
+        each.name
+        for each in folder.iterdir()
+        if each.is_file() and each.name.startswith(".listens")
+    ] == []

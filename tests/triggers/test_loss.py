@@ -21,7 +21,16 @@ def test_it_fires_when_the_loss_turns_bad_and_not_again_until_it_was_good() -> N
     fires = NonFiniteLoss().begin(Path(), [].append).fires
     given = [None, 1.0, math.inf, math.nan, None, math.nan, 2.0, -math.inf]
     said = [fires(Step(number, 1, loss, number - 1)) for number, loss in enumerate(given)]
-    assert said == [None, None, "the loss of step 1 is inf", None, None, None, None, "the loss of step 6 is -inf"]
+    assert said == [
+        None,
+        None,
+        "the loss of step 1 is inf",
+        None,
+        None,
+        None,
+        None,
+        "the loss of step 6 is -inf",
+    ]
 
 
 def test_a_run_whose_loss_turns_nan_records_what_comes_after(tmp_path: Path) -> None:
@@ -84,7 +93,9 @@ def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
         return torch.tensor(value).as_subclass(OnDevice)
 
     assert losses.seen_after(0, on_device(7.0)) == (None, None)
-    assert losses.seen_after(1, on_device(8.0)) == (None, None), "not there yet, and 8.0 is left out"
+    assert losses.seen_after(1, on_device(8.0)) == (None, None), (
+        "not there yet, and 8.0 is left out"
+    )
     device.done = True
     assert losses.seen_after(2, on_device(9.0)) == (7.0, 0)
     device.done = True

@@ -15,7 +15,9 @@ from instrument.triggers.memory_growth import MemoryGrowth
 MIB = 1024**2
 
 
-def said(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], recorded: Sequence[int] = ()) -> dict[int, str]:
+def said(
+    monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], recorded: Sequence[int] = ()
+) -> dict[int, str]:
     """What it says after which steps, for a process of these sizes, over 20 steps."""
     now = iter(sizes)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -42,7 +44,9 @@ def test_a_leak_is_found_and_told_in_words(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_leak_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     saw = [100 * MIB + (number % 15) * MIB for number in range(100)]
     assert said(monkeypatch, saw) == {}, "falls again and again"
-    assert said(monkeypatch, [100 * MIB + number * MIB // 4 for number in range(100)]) == {}, "too little"
+    assert said(monkeypatch, [100 * MIB + number * MIB // 4 for number in range(100)]) == {}, (
+        "too little"
+    )
     assert said(monkeypatch, [100 * MIB] * 50 + [500 * MIB] * 50) == {}, "made once"
 
 
@@ -54,20 +58,32 @@ def test_windows_make_it_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_a_device_the_allocator_is_asked_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: asked.append(1) or len(asked) * 20 * MIB)
+    monkeypatch.setattr(
+        torch.cuda, "memory_allocated", lambda: asked.append(1) or len(asked) * 20 * MIB
+    )
     hooks = MemoryGrowth(over=50).begin(Path(), [].append)
     assert hooks.poll is None
     answers = [hooks.fires(Step(number, 1)) for number in range(51)]
-    assert answers[50] == "memory grew by 200.00 MiB from step 0 to 50, from 20.00 MiB to 220.00 MiB"
+    assert (
+        answers[50] == "memory grew by 200.00 MiB from step 0 to 50, from 20.00 MiB to 220.00 MiB"
+    )
     assert not any(answers[:50])
     assert len(asked) == 11
 
 
-def test_its_windows_record_memory_and_those_of_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_windows_record_memory_and_those_of_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grown = iter(range(100, 10_000, 20))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(grown) * MIB)
-    options = {"at_steps": [2], "active": 1, "output_dir": tmp_path, "export": "inline", "sinks": {}}
+    options = {
+        "at_steps": [2],
+        "active": 1,
+        "output_dir": tmp_path,
+        "export": "inline",
+        "sinks": {},
+    }
     with Session(options, triggers={"memory_growth": {"over": 10}}) as session:
         hooks = {each.name: each.hooks for each in session.loop.run.triggers._begun}
         for _ in session.steps(range(30)):
@@ -88,5 +104,9 @@ def test_the_resident_size_is_that_which_the_system_tells() -> None:
         "status = Path('/proc/self/status').read_text()\n"
         "print(now() / 1024 / int(status.partition('VmRSS:')[2].split()[0]))"
     )
-    ratio = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    ratio = float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert 0.9 < ratio < 1.1

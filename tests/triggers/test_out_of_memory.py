@@ -31,16 +31,23 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was asked of an allocator that stands in for CUDA's."""
     calls: list[Any] = []
     stands_in = SimpleNamespace(
-        _snapshot=lambda: {"segments": [7]}, _record_memory_history=lambda **options: calls.append(options)
+        _snapshot=lambda: {"segments": [7]},
+        _record_memory_history=lambda **options: calls.append(options),
     )
     monkeypatch.setattr(torch.cuda, "memory", stands_in)
     return calls
 
 
-def test_the_snapshot_is_kept_in_a_folder_of_its_own(tmp_path: Path, memory: list[Any], log: Log) -> None:
+def test_the_snapshot_is_kept_in_a_folder_of_its_own(
+    tmp_path: Path, memory: list[Any], log: Log
+) -> None:
     for _ in range(2):
-        session = run_out(tmp_path, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB"))
-        assert [c.metadata["window"]["reason"] for c in session.captures] == ["exception OutOfMemoryError"]
+        session = run_out(
+            tmp_path, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB")
+        )
+        assert [c.metadata["window"]["reason"] for c in session.captures] == [
+            "exception OutOfMemoryError"
+        ]
     kept = sorted(tmp_path.glob("out_of_memory_*"))
     assert [folder.name for folder in kept] == [
         "out_of_memory_step_000001_rank0",

@@ -25,10 +25,14 @@ def received() -> Iterator[list[int]]:
 
 
 def session(folder: Path, **options: Any) -> Session:
-    return Session({"at_steps": [], "active": 2, "output_dir": folder, **options}, triggers=["signal"])
+    return Session(
+        {"at_steps": [], "active": 2, "output_dir": folder, **options}, triggers=["signal"]
+    )
 
 
-def test_the_next_window_is_recorded_and_the_handler_before_called(tmp_path: Path, received: list[int]) -> None:
+def test_the_next_window_is_recorded_and_the_handler_before_called(
+    tmp_path: Path, received: list[int]
+) -> None:
     before = signal.getsignal(SIGNAL)
     with session(tmp_path) as running:
         for number in range(6):

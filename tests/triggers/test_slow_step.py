@@ -27,7 +27,9 @@ def test_it_fires_exactly_where_the_definition_says() -> None:
 def test_it_says_why() -> None:
     fires = judge(factor=3, after=5)
     assert [fires(Step(number, 740_000_000)) for number in range(812)] == [None] * 812
-    assert fires(Step(812, 3_100_000_000)) == "step 812 took 3.100 s, 4.2 × the median of 740.000 ms"
+    assert (
+        fires(Step(812, 3_100_000_000)) == "step 812 took 3.100 s, 4.2 × the median of 740.000 ms"
+    )
 
 
 def test_recorded_steps_are_neither_judged_nor_counted() -> None:
@@ -43,7 +45,9 @@ def test_each_run_begins_with_no_step_known() -> None:
     trigger = SlowStep(factor=2, after=2, excess_ms=0)
     for _ in range(2):
         fires = trigger.begin(Path(), [].append).fires
-        assert [bool(fires(Step(number, took))) for number, took in enumerate((1, 1000, 1, 3000))] == [
+        assert [
+            bool(fires(Step(number, took))) for number, took in enumerate((1, 1000, 1, 3000))
+        ] == [
             False,
             False,
             False,

@@ -30,11 +30,21 @@ def fired(watch: TriggerRunner, steps: int) -> list[int]:
 
 
 def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None:
-    assert fired(TriggerRunner({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [0, 4, 8]
+    assert fired(TriggerRunner({"mine": Always(cooldown=3, max_windows=3)}, tmp_path), 20) == [
+        0,
+        4,
+        8,
+    ]
     assert log.at("WARNING") == [
         "The trigger mine fires again, but has had all windows that its max_windows gives: none is recorded."
     ]
-    assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [0, 1, 2, 3, 4]
+    assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Path) -> None:
@@ -49,7 +59,9 @@ def test_an_object_that_is_no_trigger_of_ours_gets_the_same_limits(tmp_path: Pat
 
 def test_of_two_that_fire_at_once_the_second_keeps_its_window(tmp_path: Path) -> None:
     watch = TriggerRunner({"one": Always(max_windows=1), "two": Always(max_windows=1)}, tmp_path)
-    names = [asked[0] for number in range(3) if (asked := watch.after(number, 1, None, recorded=False))]
+    names = [
+        asked[0] for number in range(3) if (asked := watch.after(number, 1, None, recorded=False))
+    ]
     assert names == ["one", "two"]
 
 
@@ -113,7 +125,9 @@ class Polled(Trigger):
         return TriggerCallbacks(poll=poll, end=lambda: calls.append("ended"))
 
 
-def test_polling_goes_on_off_the_training_thread_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_goes_on_off_the_training_thread_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.001)
     trigger = Polled(calls=[])
     calls = trigger.calls
@@ -147,7 +161,9 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
         def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
             raise OSError("no")
 
-    with Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Fails()}) as session:
+    with Session(
+        {"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Fails()}
+    ) as session:
         for _ in range(3):
             session.step()
     assert len(session.captures) == 1
@@ -172,7 +188,9 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
                 leave()
             return TriggerCallbacks(**{where: leave})
 
-    session = Session({"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Leaves()})
+    session = Session(
+        {"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Leaves()}
+    )
 
     def train() -> None:
         with session:
@@ -195,5 +213,8 @@ def test_an_interrupt_within_a_trigger_ends_training_as_ever(tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     options = {"at_steps": [], "output_dir": tmp_path}
-    with pytest.raises(KeyboardInterrupt), Session(options, triggers={"mine": Interrupted()}) as session:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Session(options, triggers={"mine": Interrupted()}) as session,
+    ):
         session.step()

@@ -22,16 +22,22 @@ def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:
     Cost: about 1 ms and 2 KB for each node, and 250 bytes for each value that it takes.
     """
     pictures = views(nodes)
-    columns = sorted(known_columns(nodes), key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    columns = sorted(
+        known_columns(nodes), key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)
+    )
     return render(
         "fx/draw/graph.html",
         title=title,
         notes=notes,
         views=pictures,
-        shown=max((view.number for view in pictures if view.boxes <= _FIRST_SHOWN_BOXES), default=0),
+        shown=max(
+            (view.number for view in pictures if view.boxes <= _FIRST_SHOWN_BOXES), default=0
+        ),
         nodes=nodes,
         columns=columns,
-        texts={name for name in columns if any(isinstance(cell, str) for cell in nodes.column(name))},
+        texts={
+            name for name in columns if any(isinstance(cell, str) for cell in nodes.column(name))
+        },
         highest=max((share for share in nodes.column("share") if share), default=1.0),
         heat=heat,
         heading=heading,

@@ -61,7 +61,9 @@ class Frame:
     sources: list[int] = field(default_factory=list)  # boxes outside, whose values come in
     results: list[int] = field(default_factory=list)  # boxes inside, whose values go out
     drawing: Drawing = field(default_factory=lambda: Drawing(0.0, 0.0, [], []))
-    lines: dict[int, tuple[list[int], list[Piece]]] = field(default_factory=dict)  # by source: where to, and the pieces
+    lines: dict[int, tuple[list[int], list[Piece]]] = field(
+        default_factory=dict
+    )  # by source: where to, and the pieces
 
     def holds(self, box: int) -> bool:
         """Whether the box stands in this frame or in one inside it."""
@@ -82,7 +84,9 @@ def frames(paths: Sequence[str]) -> Frame:
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
 
 
-def _children(parts: Sequence[tuple[str, ...]], first: int, last: int, depth: int) -> list[int | Frame]:
+def _children(
+    parts: Sequence[tuple[str, ...]], first: int, last: int, depth: int
+) -> list[int | Frame]:
     children: list[int | Frame] = []
     for key, run in groupby(range(first, last), key=lambda box: parts[box][: depth + 1]):
         boxes = list(run)
@@ -90,7 +94,9 @@ def _children(parts: Sequence[tuple[str, ...]], first: int, last: int, depth: in
             children += boxes
             continue
         inside = _children(parts, boxes[0], boxes[-1] + 1, depth + 1)
-        children += inside if len(inside) == 1 else [Frame(".".join(key), boxes[0], boxes[-1] + 1, inside)]
+        children += (
+            inside if len(inside) == 1 else [Frame(".".join(key), boxes[0], boxes[-1] + 1, inside)]
+        )
     return children
 
 
@@ -156,15 +162,24 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
             _arrange(child, boxes, targets)
     frame.sources.sort()
     frame.results.sort()
-    before, inside = len(frame.sources), [box for box in range(frame.first, frame.last) if box in targets]
+    before, inside = (
+        len(frame.sources),
+        [box for box in range(frame.first, frame.last) if box in targets],
+    )
     nets: dict[int, Net] = {}
     reached: list[list[int]] = []
     for source in [*frame.sources, *inside]:
         ends = _ends(frame, boxes, source, targets[source])
         if ends:
-            own = frame.child_of(source) if frame.holds(source) else frame.sources.index(source) - before
+            own = (
+                frame.child_of(source)
+                if frame.holds(source)
+                else frame.sources.index(source) - before
+            )
             x = _port(frame, boxes, own, source, into=False) if own >= 0 else 0.0
-            nets[source] = Net(before + own, x, tuple((before + child, at) for child, at in ends.items()))
+            nets[source] = Net(
+                before + own, x, tuple((before + child, at) for child, at in ends.items())
+            )
             reached.append([*ends])
     sizes = [_size(child, boxes) for child in frame.children]
     ports = [(0.0, 0.0)]
@@ -175,11 +190,15 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
     frame.height = frame.drawing.height + _HEADER + _PADDING
 
 
-def _ends(frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]) -> dict[int, float]:
+def _ends(
+    frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
+) -> dict[int, float]:
     """The children that a value goes to, and the place where it leaves the frame; where on each, from its left."""
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
-    ends = {child: _port(frame, boxes, child, source, into=True) for child in children if child != own}
+    ends = {
+        child: _port(frame, boxes, child, source, into=True) for child in children if child != own
+    }
     if source in frame.results:
         ends[len(frame.children) + frame.results.index(source)] = 0.0
     return ends
@@ -190,7 +209,9 @@ def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: 
     inner = frame.children[child]
     if not isinstance(inner, Frame):
         return boxes[inner].port_x
-    place = inner.sources.index(source) if into else inner.results.index(source) - len(inner.results)
+    place = (
+        inner.sources.index(source) if into else inner.results.index(source) - len(inner.results)
+    )
     return _PADDING + inner.drawing.corners[place][0]
 
 

@@ -75,7 +75,9 @@ class _Rows:
     below: list[list[_End]] = field(default_factory=list)
 
 
-def arrange(sizes: Sequence[tuple[float, float]], nets: Sequence[Net], tops: int = 0, bottoms: int = 0) -> Drawing:
+def arrange(
+    sizes: Sequence[tuple[float, float]], nets: Sequence[Net], tops: int = 0, bottoms: int = 0
+) -> Drawing:
     """Place boxes of these widths and heights.
 
     Boxes are in an order in which every net runs forward. The first `tops` stand in a row above all others, the last
@@ -99,7 +101,9 @@ def _ranks(count: int, nets: Iterable[Net], tops: int, bottoms: int) -> list[int
             rank[box] = max(rank[box], rank[net.source] + 1)
             takes[box] = True
     for net in ordered:
-        nearest[net.source] = min((rank[box] for box, _ in net.targets if box < count - bottoms), default=count)
+        nearest[net.source] = min(
+            (rank[box] for box, _ in net.targets if box < count - bottoms), default=count
+        )
     for box in range(tops, count - bottoms):
         if not takes[box] and nearest[box] < count:
             rank[box] = max(first, nearest[box] - 1)
@@ -107,7 +111,9 @@ def _ranks(count: int, nets: Iterable[Net], tops: int, bottoms: int) -> list[int
     return rank[: count - bottoms] + [last] * bottoms
 
 
-def _rows(rank: list[int], widths: list[float], nets: Sequence[Net]) -> tuple[_Rows, list[list[int]]]:
+def _rows(
+    rank: list[int], widths: list[float], nets: Sequence[Net]
+) -> tuple[_Rows, list[list[int]]]:
     """The rows with a place for each line in each row that it passes; and for each net its places, downwards.
 
     The lines of a net pass a row in one place, as one line, until they part.
@@ -118,7 +124,9 @@ def _rows(rank: list[int], widths: list[float], nets: Sequence[Net]) -> tuple[_R
         rows.above.append([])
         rows.below.append([])
     left = _PASSED_PER_BOX * len(rank)
-    passed = [max((rank[box] for box, _ in net.targets), default=0) - rank[net.source] - 1 for net in nets]
+    passed = [
+        max((rank[box] for box, _ in net.targets), default=0) - rank[net.source] - 1 for net in nets
+    ]
     chains: list[list[int]] = [[] for _ in nets]
     for which in sorted(range(len(nets)), key=passed.__getitem__):
         left -= max(passed[which], 0)
@@ -139,18 +147,27 @@ def _routed(rows: _Rows, net: Net, passed: int) -> list[int]:
         rows.above.append([])
         rows.below.append([])
         _join(
-            rows, chain[-1], place, source_x if len(chain) == 1 else 0.0, 0.0, _PLAIN if len(chain) == 1 else _STRAIGHT
+            rows,
+            chain[-1],
+            place,
+            source_x if len(chain) == 1 else 0.0,
+            0.0,
+            _PLAIN if len(chain) == 1 else _STRAIGHT,
         )
         chain.append(place)
     loose = not rows.above[net.source] and len(net.targets) == 1
     for box, x in net.targets:
         depth = rows.rank[box] - rows.rank[net.source] - 1
         own_x = x - rows.widths[box] / 2
-        _join(rows, chain[depth], box, 0.0 if depth else source_x, own_x, _LOOSE if loose else _PLAIN)
+        _join(
+            rows, chain[depth], box, 0.0 if depth else source_x, own_x, _LOOSE if loose else _PLAIN
+        )
     return chain[1:]
 
 
-def _join(rows: _Rows, upper: int, lower: int, upper_x: float, lower_x: float, weight: float) -> None:
+def _join(
+    rows: _Rows, upper: int, lower: int, upper_x: float, lower_x: float, weight: float
+) -> None:
     rows.below[upper].append(_End(lower, lower_x, upper_x, weight))
     rows.above[lower].append(_End(upper, upper_x, lower_x, weight))
 
@@ -179,7 +196,9 @@ def _number(row: Sequence[int], position: list[float]) -> None:
         position[item] = float(at)
 
 
-def _barycentre(item: int, ends: Sequence[_End], position: Sequence[float], widths: Sequence[float]) -> float:
+def _barycentre(
+    item: int, ends: Sequence[_End], position: Sequence[float], widths: Sequence[float]
+) -> float:
     if not ends:
         return position[item]
     return sum(_at(end.other, end.other_x, position, widths) for end in ends) / len(ends)
@@ -195,7 +214,10 @@ def crossings(rows: _Rows, position: Sequence[float]) -> int:
     total = 0
     for row in rows.rows:
         ends = sorted(
-            (_at(item, end.own_x, position, rows.widths), _at(end.other, end.other_x, position, rows.widths))
+            (
+                _at(item, end.own_x, position, rows.widths),
+                _at(end.other, end.other_x, position, rows.widths),
+            )
             for item in row
             for end in rows.below[item]
         )
@@ -238,9 +260,16 @@ def _centres(rows: _Rows) -> list[float]:
     return centres
 
 
-def _place(row: Sequence[int], ends: Sequence[Sequence[_End]], centres: list[float], widths: Sequence[float]) -> None:
+def _place(
+    row: Sequence[int],
+    ends: Sequence[Sequence[_End]],
+    centres: list[float],
+    widths: Sequence[float],
+) -> None:
     """Least squares under the row's order: where items would stand closer than they may, they move as one block."""
-    blocks: list[tuple[float, float, int]] = []  # the place of the block's first item, its weight, its items
+    blocks: list[
+        tuple[float, float, int]
+    ] = []  # the place of the block's first item, its weight, its items
     shifts: list[float] = []
     shift = 0.0
     for at, item in enumerate(row):
@@ -248,12 +277,16 @@ def _place(row: Sequence[int], ends: Sequence[Sequence[_End]], centres: list[flo
             shift += _distance(widths[row[at - 1]], widths[item])
         shifts.append(shift)
         pull = sum(end.weight for end in ends[item])
-        wanted = sum(end.weight * (centres[end.other] + end.other_x - end.own_x) for end in ends[item])
+        wanted = sum(
+            end.weight * (centres[end.other] + end.other_x - end.own_x) for end in ends[item]
+        )
         place, weight = (wanted / pull, pull) if pull else (centres[item], 1e-3)
         blocks.append((place - shift, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (one, heavy, some), (other, light, more) = blocks[-2:]
-            blocks[-2:] = [((one * heavy + other * light) / (heavy + light), heavy + light, some + more)]
+            blocks[-2:] = [
+                ((one * heavy + other * light) / (heavy + light), heavy + light, some + more)
+            ]
     places = (place for place, _, items in blocks for _ in range(items))
     for item, place, moved in zip(row, places, shifts):
         centres[item] = place + moved
@@ -280,7 +313,8 @@ def _drawn(
         bottoms.append(y + max((sizes[item][1] for item in row if item < len(sizes)), default=0.0))
         y = bottoms[-1] + _ROW_GAP + min(_WIDENED, _aside(rows, row, centres) // 10)
     corners = [
-        (round(centres[box] - width / 2 - left, 1), tops[rows.rank[box]]) for box, (width, _) in enumerate(sizes)
+        (round(centres[box] - width / 2 - left, 1), tops[rows.rank[box]])
+        for box, (width, _) in enumerate(sizes)
     ]
 
     def lines(net: Net, chain: Sequence[int]) -> list[Piece]:
@@ -291,7 +325,9 @@ def _drawn(
             through = round(centres[place] - left, 1)
             trunk += [(through, tops[rows.rank[place]]), (through, bottoms[rows.rank[place]])]
         passed = [min(rows.rank[box] - own - 1, len(chain)) for box, _ in net.targets]
-        return _pieces(trunk, passed, [(corners[box][0] + x, corners[box][1]) for box, x in net.targets])
+        return _pieces(
+            trunk, passed, [(corners[box][0] + x, corners[box][1]) for box, x in net.targets]
+        )
 
     drawn = [lines(net, chain) for net, chain in zip(nets, chains)]
     return Drawing(round(right - left, 1), bottoms[-1] if bottoms else 0.0, corners, drawn)
@@ -305,7 +341,9 @@ def _pieces(trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
 
     def piece(rows: int, forked: int, *end: Point) -> Piece:
         begin = 2 * forks[forked - 1] + 1 if forked else 0
-        return Piece([*trunk[begin : 2 * rows + 2], *end], len(ends) + forked - 1 if forked else None)
+        return Piece(
+            [*trunk[begin : 2 * rows + 2], *end], len(ends) + forked - 1 if forked else None
+        )
 
     branches = [piece(rows, bisect_right(forks, rows), end) for rows, end in zip(passed, ends)]
     return branches + [piece(rows, forked) for forked, rows in enumerate(forks)]
@@ -314,4 +352,7 @@ def _pieces(trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
 def _aside(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
     """How far the lines below a row go to one side at most."""
     ends = ((item, end) for item in row for end in rows.below[item])
-    return max((abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends), default=0.0)
+    return max(
+        (abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends),
+        default=0.0,
+    )

@@ -128,7 +128,10 @@ def views(nodes: Table) -> list[View]:
     root = frames(graph.paths)
     opened = list(nested(root))
     deepest = max((depth for depth, _ in opened), default=0)
-    depths = [*range(min(deepest, 4)), deepest]  # the pictures between tell little, and make the page large
+    depths = [
+        *range(min(deepest, 4)),
+        deepest,
+    ]  # the pictures between tell little, and make the page large
     return [_view(graph, root, opened, number, depth) for number, depth in enumerate(depths)]
 
 
@@ -145,10 +148,14 @@ def _graph(nodes: Table) -> _Graph:
         for source in dict.fromkeys(index[name] for name in (row.inputs or "").split(", ") if name):
             takers[source].append(at)
             graph.edges.append((source, at))
-    brought: dict[int, list[int]] = {}  # parameters that several nodes take are drawn before the first of these
+    brought: dict[
+        int, list[int]
+    ] = {}  # parameters that several nodes take are drawn before the first of these
     for at, row in enumerate(graph.rows):
         if row.op == "get_attr" and takers[at]:
-            (graph.beside if len(takers[at]) == 1 else brought).setdefault(takers[at][0], []).append(at)
+            (graph.beside if len(takers[at]) == 1 else brought).setdefault(
+                takers[at][0], []
+            ).append(at)
     moved = {at for several in (*graph.beside.values(), *brought.values()) for at in several}
     for at, row in enumerate(graph.rows):
         if at not in moved:
@@ -158,7 +165,9 @@ def _graph(nodes: Table) -> _Graph:
     return graph
 
 
-def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], number: int, depth: int) -> View:
+def _view(
+    graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], number: int, depth: int
+) -> View:
     """The picture with the frames open that lie at most `depth` deep."""
     units: list[_Unit] = []
     numbers = {id(frame): at for at, (_, frame) in enumerate(opened)}
@@ -181,12 +190,15 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], numbe
         frames=[_frame(inner, outer, at) for at, (inner, outer) in _frames(cut, opened, depth)],
         lines=_lines(lines, [unit.nodes[0] for unit in units]),
         nodes=[
-            _node(graph, units[at], boxes[at], corner, heat(shares[at], highest), number) for at, corner in corners(cut)
+            _node(graph, units[at], boxes[at], corner, heat(shares[at], highest), number)
+            for at, corner in corners(cut)
         ],
     )
 
 
-def _cut(graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]) -> Frame:
+def _cut(
+    graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
+) -> Frame:
     """The same frames with those deeper than `depth` closed; fills `units`, by whose numbers they hold boxes."""
     first = len(units)
     children: list[int | Frame] = []
@@ -196,13 +208,17 @@ def _cut(graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: d
             continue
         children.append(len(units))
         if isinstance(child, Frame):
-            units.append(_Unit(graph.order[child.first : child.last], child.path, numbers[id(child)]))
+            units.append(
+                _Unit(graph.order[child.first : child.last], child.path, numbers[id(child)])
+            )
         else:
             units.append(_Unit([graph.order[child]]))
     return Frame(frame.path, first, len(units), children)
 
 
-def _frames(cut: Frame, opened: Sequence[tuple[int, Frame]], depth: int) -> Iterable[tuple[int, tuple[Frame, str]]]:
+def _frames(
+    cut: Frame, opened: Sequence[tuple[int, Frame]], depth: int
+) -> Iterable[tuple[int, tuple[Frame, str]]]:
     """The open frames with their numbers and the paths of the frames around them."""
     kept = [at for at, (deep, _) in enumerate(opened) if deep <= depth]
     around = [""]
@@ -220,11 +236,18 @@ def _sum(values: Iterable[Any]) -> Any:
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     """What stands in a box."""
     row = graph.rows[unit.nodes[0]]
-    time, share = (_sum(getattr(graph.rows[node], name) for node in unit.nodes) for name in ("median_ns", "share"))
+    time, share = (
+        _sum(getattr(graph.rows[node], name) for node in unit.nodes)
+        for name in ("median_ns", "share")
+    )
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
     if unit.frame is not None:
         return [_short(unit.path, _LABEL), *cost, f"{len(unit.nodes)} nodes"]
-    return [_short(row.name, _LABEL), *cost, *([_short(row.output_shape, _LABEL)] if row.output_shape else [])]
+    return [
+        _short(row.name, _LABEL),
+        *cost,
+        *([_short(row.output_shape, _LABEL)] if row.output_shape else []),
+    ]
 
 
 def _short(text: str, most: int) -> str:
@@ -255,13 +278,19 @@ def _chip_width(graph: _Graph, node: int) -> float:
     return len(_chip_text(graph, node)) * _SMALL_CHARACTER + 8
 
 
-def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, view: int) -> DrawnNode:
+def _node(
+    graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, view: int
+) -> DrawnNode:
     x, y = corner
     texts, width, first = _texts(graph, unit), 2 * box.port_x, unit.nodes[0]
     if unit.frame is None:
         kind, target, tooltip = graph.rows[first].op, f"r-{first}", _tooltip(graph.rows[first])
     else:
-        kind, target, tooltip = "module", f"m-{view + 1}-{unit.frame}", f"{unit.path}: {len(unit.nodes)} nodes"
+        kind, target, tooltip = (
+            "module",
+            f"m-{view + 1}-{unit.frame}",
+            f"{unit.path}: {len(unit.nodes)} nodes",
+        )
     top = y + (box.height - _LINE * len(texts)) / 2 + 11
     chips = [
         DrawnParameter(
@@ -280,9 +309,22 @@ def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, 
 
 
 def _tooltip(row: Any) -> str:
-    columns = ("name", "op", "target", "module_path", "median_ns", "share", "output_shape", "output_dtype", "source")
+    columns = (
+        "name",
+        "op",
+        "target",
+        "module_path",
+        "median_ns",
+        "share",
+        "output_shape",
+        "output_dtype",
+        "source",
+    )
     cells = [(name, getattr(row, name)) for name in columns if getattr(row, name) not in (None, "")]
-    return "\n".join(f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}" for name, v in cells)
+    return "\n".join(
+        f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}"
+        for name, v in cells
+    )
 
 
 def _frame(frame: Frame, around: str, number: int) -> DrawnFrame:
@@ -313,6 +355,8 @@ def _smooth(points: Sequence[Point]) -> str:
             continue
         middle = (last[1] + y) / 2
         straight = abs(x - last[0]) < 0.5 or y == last[1]
-        path.append(f"L{x:g} {y:g}" if straight else f"C{last[0]:g} {middle:g} {x:g} {middle:g} {x:g} {y:g}")
+        path.append(
+            f"L{x:g} {y:g}" if straight else f"C{last[0]:g} {middle:g} {x:g} {middle:g} {x:g} {y:g}"
+        )
         last = (x, y)
     return "".join(path)
