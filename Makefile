@@ -6,6 +6,8 @@
 ## make older   run the tests of trainers against an older minor version of each
 ## make compat  run the core suite under each Python from 3.10 to 3.13 at hand, and under older torch: an hour, 5 GB at a time
 ## make soak    record ten thousand windows and look for what is left of them: some minutes
+## make mutants  try 300 random edits of the core modules against their tests: an hour or more; ONLY, COUNT and SEED choose
+## make mutants-planted  make named edits, each of which one test must notice: five minutes
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
 ## Each makes the virtual environment it needs; a second run installs nothing.
@@ -28,7 +30,7 @@ INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check docs bench older compat soak clean
+.PHONY: help demo test check docs bench older compat soak mutants mutants-planted clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -75,6 +77,13 @@ compat:
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
+
+# Not run by CI. ONLY="links/launches analysis/steps" names modules by parts of their paths.
+mutants: $(VENV)/.installed-dev
+	nice -n 15 $(BIN)/python -u tests/mutants.py --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
+
+mutants-planted: $(VENV)/.installed-dev
+	nice -n 15 $(BIN)/python -u tests/mutants.py --planted
 
 clean:
 	rm -rf .venv .venv-older build dist site .cache .mypy_cache .pytest_cache .ruff_cache

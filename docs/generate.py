@@ -1,4 +1,4 @@
-"""Write `options.md` and `cli.md`, which a test compares with the code they are made from.
+"""Write `options.md`, `columns.md` and `cli.md`, which a test compares with the code they are made from.
 
     python docs/generate.py
 
@@ -21,6 +21,7 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
+from instrument.analysis.views import SCHEMAS
 from instrument.cli import command
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
@@ -105,6 +106,23 @@ def cli_page() -> str:
         ]
         rows = [(f"`{_spelled(action)}`", _cell(_help(action))) for action in arguments]
         parts += [f"## {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def columns_page() -> str:
+    """The page of the columns of all views of a capture."""
+    parts = [
+        f"{NOTE}\n# Columns",
+        _prose(
+            "Every view of a capture is a `Table`. The end of a column's name is its unit: `_ns` nanoseconds, "
+            "`_bytes` bytes, `flops` floating-point operations, `share` a fraction of a whole. A cell that the trace "
+            "cannot tell is `None`, never 0. `instrument show --sort` and `--columns` take these names, and `--json` "
+            "prints them."
+        ),
+    ]
+    for view, columns in SCHEMAS.items():
+        rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
+        parts += [f"## `capture.{view}`", _table(("column", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -271,7 +289,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PAGES = {"options.md": options_page, "cli.md": cli_page}
+PAGES = {"options.md": options_page, "columns.md": columns_page, "cli.md": cli_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

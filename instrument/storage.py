@@ -1,28 +1,25 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`: on every file system that fsspec knows.
 
-What a reader needs of one, its capture.json and its trace, is fetched into `~/.cache/instrument` (or `XDG_CACHE_HOME`)
-and read from there; again only when it has changed. Of what was fetched 4 GB are kept, the last used ones. Credentials
-and servers are settings of fsspec's packages, in the environment: for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and
-`AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT_URL` for a server of one's own.
+What a reader needs of one, its capture.json and its trace, is fetched into the user's cache (`instrument.cache`) and
+read from there; again only when it has changed. Credentials and servers are settings of fsspec's packages, in the
+environment: for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT_URL` for a
+server of one's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
+from instrument import cache
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
 from instrument.files import is_regular
 from instrument.redact import holds_password
 
-KEPT_BYTES = 4_000_000_000
 # What is read of a capture; nothing is fetched under a name that somebody else chose.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
 # How file systems call what changes with a file's content, the best first.
@@ -132,11 +129,10 @@ def fetch(url: str) -> Path:
         state = repr(
             [url, [(name, found[name]["size"], _first(found[name], _STATES)) for name in here]]
         )
-        kept = _cache() / hashlib.sha256(state.encode()).hexdigest()[:32]
-        _fill(kept, fs, path, here)
-        os.utime(kept)
-        _keep_in_bounds(kept.parent)
-        return kept / Path(path).name
+        entry = (
+            cache.FETCHED + hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        )
+        return cache.folder_of(entry, lambda folder: _get(fs, path, here, folder)) / Path(path).name
 
 
 def contents(urls: Sequence[str]) -> dict[str, bytes]:
@@ -188,38 +184,13 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     return f"{value:020.6f}" if isinstance(value, float) else str(value)
 
 
-def _fill(kept: Path, fs: Any, path: str, names: list[str]) -> None:
-    """Fetch files into a folder that appears whole."""
-    if kept.exists():
-        return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".") as beside:
-        place = Path(beside) / "whole" / Path(path).name
-        (place.parent if names == [path] else place).mkdir(parents=True)
-        for name in names:
-            fs.get_file(name, str(place if name == path else place / Path(name).name))
-        try:
-            place.parent.rename(kept)
-        except OSError:
-            if not kept.exists():  # else another process was faster
-                raise
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instrument"
-
-
-def _keep_in_bounds(cache: Path) -> None:
-    """Remove what was not used for longest while too much is kept; never what was used last."""
-    with suppress(OSError):  # another process does the same
-        kept = sorted(
-            cache.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime_ns, reverse=True
-        )
-        total = 0
-        for number, folder in enumerate(kept):
-            total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            if number and total > KEPT_BYTES:
-                shutil.rmtree(folder, ignore_errors=True)
+def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
+    """Fetch files into a folder: one that is the path itself by its name, others into a folder of the path's name."""
+    place = folder / Path(path).name
+    if names != [path]:
+        place.mkdir()
+    for name in names:
+        fs.get_file(name, str(place if name == path else place / Path(name).name))
 
 
 @contextmanager
@@ -238,6 +209,6 @@ def _told(url: str) -> Iterator[None]:
         hint = (
             "set credentials that may read it in the environment, as AWS_PROFILE or AWS_ACCESS_KEY_ID"
             if refused
-            else f"see whether the server can be reached, and {_cache()} be written"
+            else "see whether the server can be reached, and the disk has room"
         )
         raise CaptureError(f"{url} cannot be read ({str(error).rstrip('.')}): {hint}.") from None

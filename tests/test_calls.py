@@ -314,3 +314,18 @@ def test_calls_beside_one_that_starts_the_session_are_none_of_its_steps(
     for _ in range(3):
         predict()
     assert windows(session) == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "options", [{"triggers": {"file": {}}}, {"timings": {}}], ids=["triggers", "timings"]
+)
+def test_calls_go_on_after_the_last_window_where_something_else_needs_them(
+    tmp_path: Path, options: Any
+) -> None:
+    session = Session({"active": 1, **options}, output_dir=tmp_path)
+    predict = session.record(torch.ones)
+    for _ in range(3):
+        predict(2)
+    assert (session.running, session.step_number, windows(session)) == (True, 3, [[0]])
+    session.stop()
+    assert windows(session) == [[0]]

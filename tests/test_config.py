@@ -241,6 +241,44 @@ def test_bad_options_get_one_sentence(options: dict[str, Any], sentence: str) ->
     assert "\n" not in str(raised.value)
 
 
+LEAST = {
+    "wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "skip_first_wait": 0, "every_n_steps": 1,
+    "total_steps": 1, "export_queue": 1, "keep": 1, "max_window_memory": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "least"), LEAST.items())
+def test_a_number_may_be_as_small_as_it_makes_sense(option: str, least: int) -> None:
+    assert getattr(ProfilerConfig(**{"active": 1, option: least}), option) == least
+    with pytest.raises(ConfigError, match=rf"^profiler\.{option} is {least - 1}, but "):
+        ProfilerConfig(**{"active": 1, option: least - 1})
+
+
+@pytest.mark.parametrize("option", ["max_window_s", "export_timeout_s", "preemption_grace_s"])
+def test_an_amount_of_seconds_may_be_any_above_zero(option: str) -> None:
+    assert getattr(ProfilerConfig(**{option: 0.001}), option) == 0.001
+    with pytest.raises(
+        ConfigError, match=rf"^profiler\.{option} is 0, but it must be more than 0\.$"
+    ):
+        ProfilerConfig(**{option: 0})
+
+
+def test_timings_cost_least_unless_more_is_asked_for() -> None:
+    timings = ProfilerConfig(timings={}).timings
+    assert timings is not None
+    assert timings.model_dump() == {
+        "every": 100,
+        "device": True,
+        "modules": False,
+        "tensorboard": False,
+    }
+
+
+def test_the_first_step_and_rank_0_can_be_chosen() -> None:
+    config = ProfilerConfig(at_steps=[0], active=1, ranks=[0])
+    assert (config.at_steps, config.ranks) == ([0], [0])
+
+
 def test_a_wrong_option_of_a_sink_reads_as_if_the_sink_were_built_by_hand() -> None:
     with pytest.raises(ConfigError) as by_hand:
         TableSink(row=3)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session
+from instrument import Session, Sink
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
@@ -144,6 +145,13 @@ def test_each_window_counts_its_own_cost_alone(
     )
 
 
+def test_a_window_is_compared_with_the_last_fifty_steps(tmp_path: Path) -> None:
+    with Session(active=1, wait=60, export="inline", output_dir=tmp_path) as session:
+        for _ in range(61):
+            session.step()
+    assert session.captures[0].metadata["cost"]["unrecorded_steps"] == 50
+
+
 def test_a_first_step_alone_is_nothing_to_compare_with(tmp_path: Path) -> None:
     with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
         for _ in session.steps(range(3)):
@@ -199,6 +207,25 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
     assert on_disk(tmp_path) == []
 
 
+def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log: Log) -> None:
+    queue.tidy(tmp_path)
+    assert log == []
+    run = "a" * 32
+    lock = RunLock(tmp_path, run)
+    assert lock.hold()
+    for name in ("first", "second"):
+        queue.queue(queue.stage(tmp_path, name, run), {"run": run})
+    queue.queue(queue.stage(tmp_path, "of nobody"), {})
+    queue.tidy(tmp_path)
+    assert log == [], "the run is alive"
+    lock.release(done=False)
+    queue.tidy(tmp_path)
+    assert log == [
+        "WARNING An earlier run left first, second recorded but without its tables: "
+        f"`instrument export {tmp_path}` finishes that."
+    ]
+
+
 def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path) -> None:
     unlocked, unnamed, old = (
         queue.stage(tmp_path, name) for name in ("unlocked", "unnamed", "old")
@@ -248,3 +275,47 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
     assert (first.name, len(first.steps)) == ("steps_000002-000002_rank0", 1)
     assert [len(capture.steps) for capture in others] == [2, 2]
     assert [capture.metadata["window"]["first_step"] for capture in others] == [1006, 1010]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sink_is_told_to_hurry_where_training_failed(tmp_path: Path, fails: bool) -> None:
+    told: list[str] = []
+
+    class Told(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            told.append("write")
+
+        def hurry(self) -> None:
+            told.append("hurry")
+
+        def close(self) -> None:
+            told.append("close")
+
+    options: dict[str, Any] = {"active": 1, "export": "inline", "sinks": {"told": Told()}}
+    with suppress(ZeroDivisionError), Session(options, output_dir=tmp_path) as session:
+        session.step()
+        assert told == ["write"]
+        assert 1 / (not fails)
+    assert told == (["write", "hurry", "close"] if fails else ["write", "close"])
+
+
+def test_what_a_sink_needs_is_kept_until_it_is_closed(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    class Needs(Sink):
+        def write(self, capture: Capture, folder: Path) -> None: ...
+
+        def busy_with(self, folder: Path) -> bool:
+            return not closed
+
+        def close(self) -> None:
+            assert len(list(tmp_path.glob("steps_*"))) == 3
+            closed.append(True)
+
+    session = record(tmp_path, 3, keep=1, export="inline", sinks={"needs": Needs()})
+    last = ["steps_000002-000002_rank0"]
+    assert (closed, on_disk(tmp_path), [capture.name for capture in session.captures]) == (
+        [True],
+        last,
+        last,
+    )

@@ -149,7 +149,7 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "cli.md"])
+@pytest.mark.parametrize("name", ["options.md", "columns.md", "cli.md"])
 def test_generated_pages_are_current(name: str) -> None:
     page = generator().PAGES[name]
     assert PAGES[f"docs/{name}"] == page(), "run python docs/generate.py"

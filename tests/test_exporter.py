@@ -319,6 +319,44 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
+def test_queued_windows_are_looked_for_as_deep_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    here, below = (
+        queue.queue(queue.stage(folder, "w"), {}) for folder in (tmp_path, tmp_path / "run")
+    )
+    assert queue.queued(tmp_path) == [here]
+    assert set(queue.queued(tmp_path, depth=2)) == {here, below}
+
+
+def test_half_a_character_does_not_make_capture_json_unreadable(tmp_path: Path) -> None:
+    folder = queue.queue(queue.stage(tmp_path, "w"), {"path": "caf\udce9", "other": "caf\u00e9"})
+    about = json.loads((folder / "capture.json").read_text())
+    assert (about["path"].encode(), about["other"]) == (rb"caf\udce9", "caf\u00e9")
+
+
+def test_a_window_without_its_capture_json_is_not_queued(tmp_path: Path) -> None:
+    staging = queue.stage(tmp_path, "w")
+    (staging / "capture.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        queue.queue(staging, {})
+    assert [path.name for path in tmp_path.iterdir()] == [staging.name], (
+        "neither queued nor written through the link"
+    )
+
+
+def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> None:
+    found: list[list[str]] = []
+
+    class Looks(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            found.append([path.name for path in tmp_path.iterdir()])
+
+    queued = queue.queue(queue.stage(tmp_path, "w"), {})
+    (queued / "trace.json").write_text('{"traceEvents": []}')
+    assert finish(queued, {"first": Looks(), "second": Looks()}, failed=set()) == tmp_path / "w"
+    assert found == [[".w.queued"]] * 2
+
+
 def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
     log.errors_expected = True
     assert built({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}

@@ -128,6 +128,18 @@ def test_a_rank_that_is_not_chosen_does_nothing_at_all(
     assert log == ["INFO Rank 1 records nothing: profiler.ranks is [0]."]
 
 
+def test_a_capture_bears_its_rank_in_name_and_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Session(active=1, ranks=[1], export="inline", output_dir=tmp_path) as session:
+        session.step()
+    (capture,) = session.captures
+    assert capture.name == "steps_000000-000000_rank1"
+    assert (capture.metadata["rank"], capture.metadata["world_size"]) == (1, 2)
+
+
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("instrument")]
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from textwrap import dedent
 from threading import Thread
@@ -1041,6 +1042,24 @@ def test_what_cannot_be_described_loses_no_trace(
         session.step()
     assert (session.captures[0].folder / "written").exists()
     assert session.captures[0].metadata["rank"] == 0
+
+
+def test_what_fails_while_a_window_is_described_loses_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    class NoClock(datetime):
+        @classmethod
+        def fromtimestamp(cls, *args: Any) -> datetime:
+            raise OverflowError("this machine has no time")
+
+    monkeypatch.setattr("instrument.record.step_loop.datetime", NoClock)
+    with Session({"active": 1, "output_dir": str(tmp_path), "export": "inline"}) as session:
+        with profiled("work"):
+            pass
+        session.step()
+    assert [row.path for row in session.captures[0].ranges] == ["work"]
+    log.errors_expected = True
+    assert any("not all that it should" in line for line in log.at("ERROR"))
 
 
 def test_a_loss_that_is_no_number_costs_the_triggers_a_warning(tmp_path: Path, log: Log) -> None:

@@ -22,7 +22,7 @@ from collected import Log
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 
-from instrument import Capture, ProfilerConfig, Session, Sink, storage
+from instrument import Capture, ProfilerConfig, Session, Sink, cache, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
 from instrument.record import metadata
@@ -789,7 +789,10 @@ def test_what_was_fetched_is_kept_while_it_is_current_and_in_bounds(
     (there / "run" / "capture.json").write_text('{"name": "second"}')
     second = Capture.load(url)
     assert (second.name, len(second.events)) == ("second", 0)
-    assert len(names(tmp_path / "cache" / "instrument")) == 2
-    monkeypatch.setattr(storage, "KEPT_BYTES", 10)
+    assert len(names(tmp_path / "cache" / "torch-instrument")) == 2
+    monkeypatch.setattr(cache, "_IN_USE_S", 0)
+    monkeypatch.setenv(cache.BYTES_VARIABLE, "40")
+    (there / "run" / "capture.json").write_text('{"name": "third"}')
+    second = Capture.load(url)
     assert Capture.load(url).folder == second.folder
-    assert len(names(tmp_path / "cache" / "instrument")) == 1
+    assert len(names(tmp_path / "cache" / "torch-instrument")) == 1

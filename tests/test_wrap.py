@@ -913,3 +913,14 @@ def test_a_class_bears_its_qualified_name(tmp_path: Path) -> None:
         Outer.Inner()(1)
     assert seen.names == [Outer.Inner.__qualname__]
     assert seen.names[0].endswith("Outer.Inner")
+
+
+def test_a_wrapper_is_told_from_other_callables() -> None:
+    def plain() -> None: ...
+
+    async def later() -> None: ...
+
+    assert [wrapper.is_ranged(profiled(each)) for each in (plain, later)] == [True, True]
+    assert [wrapper.is_ranged(each) for each in (plain, later, len, None, wrapper.is_ranged)] == [
+        False
+    ] * 5

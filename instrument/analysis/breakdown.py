@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import ConfigError
 from instrument.links.intervals import Intervals, sweep
 from instrument.links.launches import launches
@@ -58,6 +58,19 @@ class Work:
         return self.start_ns[chosen], self.end_ns[chosen]
 
 
+# All are None in a trace without device events. The first four sum to `total_ns`.
+BREAKDOWN: Schema = schema(
+    compute_ns="time in which a kernel that is no communication, or a memset, ran",
+    exposed_communication_ns="time in which communication ran and no compute",
+    exposed_copy_ns="time in which copies ran, and neither compute nor communication",
+    idle_ns="time in which nothing ran on any device",
+    total_ns="from the first device event's start to the last one's end: the sum of the four before",
+    communication_ns="all time of communication",
+    copy_ns="all time of copies",
+    overlap_ns="time of communication under compute",
+)
+
+
 def check_names(communication: str) -> None:
     """Refuse a rule for communication that is no regular expression.
 
@@ -101,19 +114,10 @@ def device_work(
 
 
 def breakdown(work: Work) -> Table:
-    """One row for the whole trace, all devices and streams together.
-
-    Columns: `compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns
-    overlap_ns`; None in a trace without device events.
-
-    `total_ns` is from the first device event's start to the last one's end, and the sum of the first four: compute is
-    the time in which a kernel that is no communication, or a memset, ran; exposed communication that in which
-    communication ran without compute; exposed copies that in which copies ran without either. `communication_ns` and
-    `copy_ns` are all of their time, `overlap_ns` is that of communication under compute.
-    """
+    """One row for the whole trace, all devices and streams together; see `BREAKDOWN`."""
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
-    return Table(
-        {name: values.tolist() if len(work.event) else [None] for name, values in found.items()}
+    return Table.of(
+        BREAKDOWN, {name: v.tolist() if len(work.event) else [None] for name, v in found.items()}
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, Work
 from instrument.analysis.steps import launching_step
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import merged, sweep
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -31,6 +31,16 @@ def is_collective(name: str) -> bool:
     return name.startswith(_OF_GROUPS)
 
 
+COLLECTIVES: Schema = schema(
+    name="the kernel without its parameters, or the annotation",
+    group="the ranks that took part, as Kineto writes them; None where it does not",
+    step="the number of the step in which it was launched; None outside of steps",
+    ordinal="index among the collectives of that name and group in its step, by start, from 0",
+    start_ns="when it began, on the trace's own clock",
+    end_ns="when it ended",
+)
+
+
 def _is_on_cpu(name: str) -> bool:
     return name.startswith(_ON_CPU)
 
@@ -38,11 +48,8 @@ def _is_on_cpu(name: str) -> bool:
 def collectives(events: Events, work: Work) -> Table:
     """The collectives that end on all ranks at about the same moment, in the order in which they end.
 
-    Columns: `name group step ordinal start_ns end_ns`. They are the kernels of communication where a device ran any,
-    and otherwise the annotations of process groups that work on the CPU (gloo). `ordinal` counts those of a name and
-    group within a step, by start, so that the same collective bears the same first four columns on every rank. `name`
-    is without a kernel's parameters; `group` is the ranks that took part, as Kineto writes them, and None where it does
-    not; `step` is that in which the collective was launched, None outside of steps.
+    They are the kernels of communication where a device ran any, and otherwise the annotations of process groups that
+    work on the CPU (gloo). The same collective has the same first four columns on every rank; see `COLLECTIVES`.
 
     Lost: which of several groups it was where the trace names none; broadcasts and transfers, which end as they like.
     """
@@ -57,7 +64,7 @@ def collectives(events: Events, work: Work) -> Table:
     index, step = index[chosen], step[chosen]
     ordinal = _ordinals(events, index, step)
     order = np.argsort(events.end_ns[index], kind="stable")
-    return Table(_columns(events, steps, index[order], step[order], ordinal[order]))
+    return Table.of(COLLECTIVES, _columns(events, steps, index[order], step[order], ordinal[order]))
 
 
 def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:

@@ -9,23 +9,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.trace.events import Codes, Events, Flags, Ints, decoded
+
+KERNELS: Schema = schema(
+    name="the kernel's name",
+    kind="kernel, or communication",
+    calls="how often it ran",
+    device_ns="time on the device, over all calls",
+    min_ns="the shortest call",
+    mean_ns="the mean of all calls",
+    max_ns="the longest call",
+    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, "
+    "such as a graph's, counts for the first of them; None where no launch is in the trace",
+    short_calls="calls whose launch took longer on the CPU than all that it launched took on "
+    "the device; None where no launch is in the trace",
+    grid="blocks in each direction, of the longest call; None where it was not recorded, as on ROCm",
+    block="threads of a block in each direction, of the longest call; None where it was not recorded",
+    blocks_per_sm="blocks for each multiprocessor, a mean weighted by time; None where it was not recorded",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean weighted by "
+    "time over the calls for which there is one",
+    occupancy_covered="share of the time for which Kineto made an estimate: it writes 0 for "
+    "many kernels, those of cuBLAS and NCCL among them",
+)
+COPIES: Schema = schema(
+    name='the kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)"',
+    calls="how often",
+    device_ns="time on the device, over all calls",
+    min_ns="the shortest call",
+    mean_ns="the mean of all calls",
+    max_ns="the longest call",
+    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on "
+    "the call that launched it; None where there is none",
+    bytes_per_second="those bytes over the time of those calls",
+)
+LAUNCHES: Schema = schema(
+    name="the CPU call that launched device work, such as cudaLaunchKernel",
+    calls="how often it was called",
+    device_calls="kernels, copies and memsets that the calls launched",
+    launch_ns="time of the calls on the CPU",
+    device_ns="time of what they launched, on the device",
+    median_delay_ns="the median delay from a call's end to the start of the first that it "
+    "launched, 0 where that started before the call had returned; of an even number the lower "
+    "one",
+    max_delay_ns="the longest delay",
+    short_calls="calls that took longer than all that they launched",
+)
+STREAMS: Schema = schema(
+    device="the trace's own process of the device",
+    stream="the trace's own thread of the stream",
+    calls="device events that ran on it",
+    busy_ns="time in which anything ran on it",
+    compute_ns="time in which a kernel that is no communication, or a memset, ran",
+    communication_ns="time in which communication ran",
+    copy_ns="time in which copies ran",
+    idle_ns="time without work, between the first and the last work of the stream",
+)
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """One row for each kernel by name, the costliest first.
-
-    Columns: `name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls grid block blocks_per_sm occupancy
-    occupancy_covered`.
-
-    `kind` is "kernel" or "communication". `launch_ns` is the CPU time of the calls that launched them; one that
-    launched several, such as a graph's, counts for the first of them. `short_calls` counts those whose launch took
-    longer on the CPU than all that it launched on the device; both are None where no launch is in the trace. `grid`
-    and `block` are those of the longest call. `blocks_per_sm` and `occupancy`, Kineto's estimate as a fraction, are
-    means weighted by time. These four are None where they were not recorded, as on ROCm. Kineto makes no estimate for
-    many kernels, those of cuBLAS and NCCL among them, and writes 0: `occupancy_covered` is the share of the time for
-    which there is one.
+    """One row for each kernel by name, the costliest first; see `KERNELS`.
 
     Cost: a sort of the device events.
     """
@@ -50,15 +93,11 @@ def kernels(events: Events, work: Work) -> Table:
         "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in groups.rows()],
         "occupancy_covered": [covered(occupancy[row], duration[row]) for row in groups.rows()],
     }
-    return Table(columns).sort("device_ns")
+    return Table.of(KERNELS, columns).sort("device_ns")
 
 
 def copies(events: Events, work: Work) -> Table:
-    """One row for each kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)", the costliest first.
-
-    Columns: `name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second`. The last two are over the calls whose
-    size is in the trace, on the device event or on the call that launched it, and None where there is none.
-    """
+    """One row for each kind of copy or memset, the costliest first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     call = work.call[chosen]
@@ -76,18 +115,11 @@ def copies(events: Events, work: Work) -> Table:
         "bytes": _known(moved, known),
         "bytes_per_second": _known(rate, known & (taken > 0)),
     }
-    return Table(columns).sort("device_ns")
+    return Table.of(COPIES, columns).sort("device_ns")
 
 
 def launches(events: Events, work: Work) -> Table:
-    """One row for each kind of CPU call that launched device work, such as cudaLaunchKernel, the costliest first.
-
-    Columns: `name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls`.
-
-    `launch_ns` is the calls' time on the CPU, `device_ns` that of the `device_calls` kernels, copies and memsets
-    which they launched. A delay is from a call's end to the start of the first that it launched, 0 where that started
-    before the call had returned; of an even number of delays the median is the lower one. `short_calls` counts the
-    calls that took longer than all that they launched.
+    """One row for each kind of CPU call that launched device work, the costliest first; see `LAUNCHES`.
 
     The sums, delays and short calls are those of Holistic Trace Analysis (`get_cuda_kernel_launch_stats`) where both
     look at the same launches: it leaves out the last step and all calls but cudaLaunchKernel, cudaLaunchKernelExC,
@@ -112,15 +144,11 @@ def launches(events: Events, work: Work) -> Table:
         "max_delay_ns": delay[groups.last].tolist(),
         "short_calls": groups.sum(ran < launch_ns).tolist(),
     }
-    return Table(columns).sort("launch_ns")
+    return Table.of(LAUNCHES, columns).sort("launch_ns")
 
 
 def streams(events: Events, work: Work) -> Table:
-    """One row for each stream that device work ran on, the busiest first.
-
-    Columns: `device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns`; `idle_ns` is between the first
-    and the last work of that stream. `device` and `stream` are the trace's own process and thread of it.
-    """
+    """One row for each stream that device work ran on, the busiest first; see `STREAMS`."""
     present, stream = np.unique(events.thread[work.event], return_inverse=True)
     found = by_group(work, stream, len(present))
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
@@ -132,7 +160,7 @@ def streams(events: Events, work: Work) -> Table:
         "busy_ns": (found["total_ns"] - found["idle_ns"]).tolist(),
         **{name: found[name].tolist() for name in names},
     }
-    return Table(columns).sort("busy_ns")
+    return Table.of(STREAMS, columns).sort("busy_ns")
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:

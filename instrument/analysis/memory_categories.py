@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from instrument import files
 from instrument.analysis.memory_timeline import Plot, extremes
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
 from instrument.trace.events import Ints
@@ -99,14 +99,22 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
     return Categories(device, time_ns, dict(zip(CATEGORIES, columns)), dict(zip(CATEGORIES, start)))
 
 
-def table(found: Sequence[Categories]) -> Table:
-    """What each category held: `device category at_peak_bytes max_bytes start_bytes end_bytes`.
+MEMORY_CATEGORIES: Schema = schema(
+    device="the device, as torch writes it",
+    category="torch's category: parameter, activation, gradient, …; unknown is what torch cannot classify",
+    at_peak_bytes="what it held when all categories together held the most",
+    max_bytes="the most that it held at any time",
+    start_bytes="what it held when the window began",
+    end_bytes="what it held at the window's end",
+)
 
-    A row for each category that held anything, the largest at the peak first: the first time at which all categories
-    together held the most. `max_bytes` is the most that the category held at any time, `start_bytes` what it held when
-    the window began, `end_bytes` at its end. All is torch's own account: it knows of what lived before the window only
-    what the window uses, and does not see that freed on the CPU; a tensor that is written over may change its category
-    for a while; "unknown" is what it cannot classify.
+
+def table(found: Sequence[Categories]) -> Table:
+    """A row for each category that held anything, the largest at the peak first; see `MEMORY_CATEGORIES`.
+
+    The peak is the first time at which all categories together held the most. All is torch's own account: it knows of
+    what lived before the window only what the window uses, and does not see that freed on the CPU; a tensor that is
+    written over may change its category for a while.
     """
     rows = []
     for each in found:
@@ -115,5 +123,7 @@ def table(found: Sequence[Categories]) -> Table:
         for name, sizes in sorted(held, key=lambda pair: -int(pair[1][peak])):
             at_peak, most, end = int(sizes[peak]), int(sizes.max()), int(sizes[-1])
             rows.append((each.device, name, at_peak, most, each.start_bytes[name], end))
-    columns = ("device", "category", "at_peak_bytes", "max_bytes", "start_bytes", "end_bytes")
-    return Table({name: [row[k] for row in rows] for k, name in enumerate(columns)})
+    names = names_of(MEMORY_CATEGORIES)
+    return Table.of(
+        MEMORY_CATEGORIES, {name: [row[k] for row in rows] for k, name in enumerate(names)}
+    )

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from instrument.analysis.memory_attribution import By, around, module_frames
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
@@ -26,6 +26,51 @@ _DEVICE_NAMES = (
     "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
 )  # fmt: skip
 BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
+
+
+MEMORY_DEVICES: Schema = schema(
+    device="cpu, or the kind and number of the device",
+    allocations="how many allocations the window holds",
+    frees="how many frees",
+    allocated_bytes="the sum of all allocations",
+    freed_bytes="the sum of all frees",
+    net_bytes="allocated less freed: what the window left behind",
+    peak_ns="when the most lived, after any event, on the trace's own clock; shown is the time since its first event",
+    peak_bytes="all that lived then; None where the trace does not tell what lived before the window",
+    peak_net_bytes="that less what lived before the window",
+    reserved_bytes="the most that the allocator held of the device; None where the trace does not tell",
+)
+LIVE: Schema = schema(
+    name="the outermost operator around the allocation on its thread, the path of its range, or"
+    " the path of the modules around it; [no operator] and so on where there is none; [before "
+    "the window] for what no recorded allocation made",
+    bytes="what lived of it",
+    allocations="of how many allocations",
+    since_ns="when the oldest of them was made",
+)
+MEMORY_STEPS: Schema = schema(
+    device="cpu, or the kind and number of the device",
+    number="the step's number",
+    start_bytes="what lived at its start; None where the trace does not tell",
+    net_bytes="what the step left behind: a leak is one that stays above 0 step after step",
+    peak_bytes="the most that lived during it; None where the trace does not tell",
+)
+SIZES: Schema = schema(
+    device="cpu, or the kind and number of the device",
+    size_bytes="the size of one allocation",
+    allocations="how many of that size",
+    bytes="the product of both",
+    kept="how many were not freed in the window; None where the trace has no addresses",
+)
+MEMORY_EVENTS: Schema = schema(
+    device="cpu, or the kind and number of the device",
+    time_ns="when, on the trace's own clock",
+    size_bytes="of the allocation; negative for a free",
+    address="where, as a number; None where the trace has no addresses",
+    operator="the outermost operator around it; a free has the names of what it frees",
+    range="the path of its range; None where the trace holds no ranges",
+    module="the path of the modules around it; None where the trace holds none",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +146,24 @@ class MemoryView:
 
     @cached_property
     def devices(self) -> Table:
-        """A row for each device, the CPU last.
+        """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        Columns: `device allocations frees allocated_bytes freed_bytes net_bytes peak_ns peak_bytes peak_net_bytes
-        reserved_bytes`. `net_bytes` is allocated less freed; `peak_ns` is on the trace's own clock, and shown since its
-        first event; `peak_bytes` is all that lived then, `peak_net_bytes` that less what lived before the window,
-        `reserved_bytes` the most that the allocator held. `peak_bytes` and `reserved_bytes` are None where the trace
-        does not tell. The peak is the most that lived after any event: where a window only frees, its start is not
-        looked at.
+        The peak is the most that lived after any event: where a window only frees, its start is not looked at.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
-        return self._table({name: [row[name] for row in rows] for name in _DEVICE_COLUMNS})
+        return self._table(
+            MEMORY_DEVICES, {name: [row[name] for row in rows] for name in names_of(MEMORY_DEVICES)}
+        )
 
     def live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
-        """What lived on a device at one time, the largest first: `name bytes allocations since_ns`.
+        """What lived on a device at one time, the largest first; see `LIVE`.
 
-        The time is that of the peak, and the device the first of `devices`, unless given. `name` is the outermost
-        operator around the allocation on its thread, the path of the range that it belongs to, or the path of the
-        modules around it on its thread, which only `with_stack` records; "[no operator]" and so on where there is none.
-        What backward allocates belongs to the range of its forward, as in the range tree. `since_ns` is when the oldest
-        of the allocations was made. The row "[before the window]" holds what no recorded allocation made. The rows sum
-        to what lived, as `peak_bytes` and where that is unknown `peak_net_bytes` tell it for the peak. Where the trace
-        has no addresses, one row without a name holds all.
+        The time is that of the peak, and the device the first of `devices`, unless given. Only `with_stack` records
+        modules. What backward allocates belongs to the range of its forward, as in the range tree. The rows sum to what
+        lived, as `peak_bytes` and where that is unknown `peak_net_bytes` tell it for the peak. Where the trace has no
+        addresses, one row without a name holds all.
 
         Raises:
             CaptureError: the trace holds no memory events, none of that device, or no modules to tell of.
@@ -137,8 +176,8 @@ class MemoryView:
         )
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            return Table(
-                {"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]}
+            return Table.of(
+                LIVE, {"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]}
             )
         position = np.arange(len(line.instant))
         alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
@@ -157,32 +196,31 @@ class MemoryView:
         if level != size.sum():
             rows.append((BEFORE, level - int(size.sum()), None, None))
         rows.sort(key=lambda row: -row[1])
-        return self._table({name: [row[k] for row in rows] for k, name in enumerate(_LIVE_COLUMNS)})
+        return self._table(
+            LIVE, {name: [row[k] for row in rows] for k, name in enumerate(names_of(LIVE))}
+        )
 
     @cached_property
     def steps(self) -> Table:
-        """A row for each device and step: `device number start_bytes net_bytes peak_bytes`.
-
-        `net_bytes` is what the step left behind: a leak is one that stays above 0 step after step. `start_bytes` is
-        what lived at its start, `peak_bytes` the most during it; both are None where the trace does not tell.
-        """
+        """A row for each device and step; see `MEMORY_STEPS`."""
         steps = finished_steps(self._events).tolist()
         rows = [
             _step_row(line, self._events, step)
             for line in self.timelines.values()
             for step in steps
         ]
-        return Table({name: [row[k] for row in rows] for k, name in enumerate(_STEP_COLUMNS)})
+        names = names_of(MEMORY_STEPS)
+        return Table.of(
+            MEMORY_STEPS, {name: [row[k] for row in rows] for k, name in enumerate(names)}
+        )
 
     @cached_property
     def sizes(self) -> Table:
-        """Allocations by their size: `device size_bytes allocations bytes kept`, for each device the most bytes first.
-
-        `bytes` is the product of the two before it. `kept` of them were not freed in the window; None where the trace
-        has no addresses.
-        """
+        """Allocations by their size, for each device the most bytes first; see `SIZES`."""
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
-        return Table({name: [row[k] for row in rows] for k, name in enumerate(_SIZE_COLUMNS)})
+        return Table.of(
+            SIZES, {name: [row[k] for row in rows] for k, name in enumerate(names_of(SIZES))}
+        )
 
     def timeline(self, device: str | None = None) -> Timeline:
         """The timeline of a device; None: the first of `devices`.
@@ -279,13 +317,12 @@ class MemoryView:
 
     @property
     def events(self) -> Table:
-        """Every allocation and free by time: `device time_ns size_bytes address` and `operator range module` around it.
+        """Every allocation and free by time; see `MEMORY_EVENTS`.
 
-        `size_bytes` is negative for a free, which has the names of what it frees: "[before the window]" where that was
-        allocated earlier, and None where the trace has no addresses. `range` and `module` are None where the trace
-        holds none.
+        What a free frees is "[before the window]" where it was allocated earlier, and None where the trace has no
+        addresses.
         """
-        columns: dict[str, list[Any]] = {name: [] for name in (*_EVENT_COLUMNS, *get_args(By))}
+        columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
         for line in self.timelines.values():
             columns["device"] += [line.device] * len(line.instant)
             columns["time_ns"] += line.time_ns.tolist()
@@ -295,7 +332,7 @@ class MemoryView:
             ]
             for by in get_args(By):
                 columns[by] += self._names(line, by)
-        return self._table(columns)
+        return self._table(MEMORY_EVENTS, columns)
 
     def __repr__(self) -> str:
         if not self.timelines:
@@ -307,8 +344,8 @@ class MemoryView:
         devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
         return render("report/templates/memory_view.html", devices=devices, note=note)
 
-    def _table(self, columns: dict[str, list[Any]]) -> Table:
-        return Table(columns, begin_ns=self._events.begin_ns)
+    def _table(self, columns: Schema, cells: dict[str, list[Any]]) -> Table:
+        return Table.of(columns, cells, begin_ns=self._events.begin_ns)
 
     def _names(self, line: Timeline, by: By) -> list[str | None]:
         if by not in self.kinds:
@@ -363,14 +400,6 @@ class MemoryView:
 
 
 _MORE = "More of it: live(), steps, sizes, timelines, curve(), events."
-_DEVICE_COLUMNS = (
-    "device", "allocations", "frees", "allocated_bytes", "freed_bytes", "net_bytes", "peak_ns", "peak_bytes",
-    "peak_net_bytes", "reserved_bytes",
-)  # fmt: skip
-_EVENT_COLUMNS = ("device", "time_ns", "size_bytes", "address")
-_LIVE_COLUMNS = ("name", "bytes", "allocations", "since_ns")
-_STEP_COLUMNS = ("device", "number", "start_bytes", "net_bytes", "peak_bytes")
-_SIZE_COLUMNS = ("device", "size_bytes", "allocations", "bytes", "kept")
 
 
 def _timeline(memory: Memory, instant: Ints) -> Timeline:

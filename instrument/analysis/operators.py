@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.call_tree import Forest
 from instrument.links.flops import UNKNOWN, has_rule, uncounted
@@ -34,32 +36,78 @@ _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
 By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 
+OPERATORS: Schema = schema(
+    name="the operator, range or call; [memory] is what was allocated and freed in no call, [no"
+    " launch] the device work whose launch is not in the trace",
+    calls="how often it was called",
+    self_cpu_ns="CPU time without what it calls",
+    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the "
+    "finished steps, or in the whole recording where no step is finished",
+    device_share="the same of the device time that it launched itself",
+    total_share="the share with what it calls: torch's CPU total %",
+    device_total_share="the device share with what it calls: torch's CUDA total %",
+    cpu_ns="CPU time with what it calls",
+    cpu_ns_per_call="`cpu_ns` over `calls`",
+    self_device_ns="device time of what it launched itself; None without device events",
+    device_ns="device time of what it and what it calls launched; None without device events",
+    device_ns_per_call="`device_ns` over `calls`",
+    self_cpu_bytes="allocated less freed on the CPU, without what it calls; None without memory events",
+    cpu_bytes="allocated less freed on the CPU",
+    self_device_bytes="allocated less freed on devices, without what it calls; None without memory events of a device",
+    device_bytes="allocated less freed on devices",
+    flops="floating-point operations of its own, by torch's formulas; None where none is known",
+    kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
+    "waits for the device), memory or unlaunched",
+)
+OPS_WITHOUT_FLOPS: Schema = schema(
+    name="the operator",
+    has_rule="whether there is a formula for it, or for what it called, whose arguments were not recorded",
+    calls="how often it was called",
+    cpu_ns="CPU time with what it calls",
+    device_ns="device time of what it and what it calls launched; None without device events",
+)
+
+
 class OperatorTable(Table):
     """One row for each operator, annotation and runtime call by name, in the order of their first calls.
 
-    Times are nanoseconds, byte columns are allocated less freed. No column counts anything twice: where a call lies
-    in another of the same row, at whatever depth, the row's totals hold it once, within the outer one; `calls` counts
-    both. torch's own table counts it in its totals again. Memory counts on the thread that allocated or freed it;
-    torch's table counts what other threads allocate during a call in that call too. A cell that the trace cannot tell
-    is None: device columns without device events, bytes without memory events.
+    See `OPERATORS`. Times are nanoseconds, byte columns are allocated less freed. No column counts
+    anything twice: where a call lies in another of the same row, at whatever depth, the row's
+    totals hold it once, within the outer one; `calls` counts both. torch's own table counts it in
+    its totals again. Memory counts on the thread that allocated or freed it; torch's table counts
+    what other threads allocate during a call in that call too. A cell that the trace cannot tell is
+    None. `share` and `device_share` add up to 1 each; the ranges' shares are of the same.
 
-    `share` is a row's own CPU time, without what it calls, as a fraction of `shared_ns`: that of all calls of all
-    threads in the finished steps, or in the whole recording where no step is finished; `device_share` is the same of
-    the device time that it launched itself. Each column adds up to 1. The ranges' shares are of the same. `total_share`
-    and `device_total_share` are those with what it calls, torch's "CPU total %" and "CUDA total %".
+    The CPU time of "[no launch]", work that was launched before the recording began, is not known; its step and device
+    are those where it ran.
 
-    `kind` tells operators from ranges, steps, marks and the marks of torch's loader, from runtime calls, and among
-    these the calls in which the CPU waits for the device.
-
-    The row "[memory]" holds the allocations and frees that lie in no call; the row "[no launch]" the device work whose
-    launch is not in the trace, as it was before the recording began: its CPU time is not known, and its step and
-    device are those where it ran.
+    What `sort`, `head`, `where` and `select` give can be grouped too: the calls of its rows, in the same order.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:
-        super().__init__(_rows(calls, np.zeros(len(calls.name), np.int64), {}))
+        cells = _rows(calls, np.zeros(len(calls.name), np.int64), {})
+        super().__init__({name: cells[name] for name in names_of(OPERATORS)})
         self._links = links
         self._calls = calls
+        self._rows = list(zip(cells["name"], cells["kind"]))  # of which calls it is
+        self._order: tuple[str, bool | None] | None = None
+
+    def sort(self, by: str, *, descending: bool | None = None) -> OperatorTable:
+        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
+        made = cast(OperatorTable, super().sort(by, descending=descending))
+        made._order = by, descending
+        return made
+
+    def _take(self, indices: Iterable[int]) -> OperatorTable:
+        chosen = list(indices)
+        made = cast(OperatorTable, super()._take(chosen))
+        made._rows = [self._rows[k] for k in chosen]
+        return made
+
+    def _with(self, columns: Mapping[str, Sequence[Any]]) -> OperatorTable:
+        made = copy(self)
+        Table.__init__(made, columns)
+        return made
 
     @property
     def shared_ns(self) -> int:
@@ -92,11 +140,18 @@ class OperatorTable(Table):
                 f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
             )
         codes, labels = GROUPINGS[what](self._links, self._calls, depth)
-        return Table(_rows(self._calls, codes, {what: labels}))
+        names = names_of(OPERATORS)
+        cells = _rows(self._calls, codes, {what: labels})
+        table = Table({name: cells[name] for name in (names[0], what, *names[1:])})
+        if len(kept := set(self._rows)) < len(set(zip(cells["name"], cells["kind"]))):
+            table = table.where(lambda row: (row.name, row.kind) in kept)
+        return (
+            table if self._order is None else table.sort(self._order[0], descending=self._order[1])
+        )
 
     @property
     def uncounted(self) -> Table:
-        """The operators whose FLOPs nobody counted, costliest first: `name has_rule calls cpu_ns device_ns`.
+        """The operators whose FLOPs nobody counted, costliest first; see `OPS_WITHOUT_FLOPS`.
 
         No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
         the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
@@ -120,7 +175,9 @@ class OperatorTable(Table):
             "cpu_ns": _sums(forest.total_ns[nodes], group, order, everything),
             "device_ns": _sums(totals, group, order, everything),
         }
-        return Table(columns).sort("cpu_ns" if device is None else "device_ns")
+        return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
+            "cpu_ns" if device is None else "device_ns"
+        )
 
 
 def operators(links: Links) -> OperatorTable:
@@ -357,6 +414,11 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
             parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
             columns[name] = [None if part is None else part / whole for part in parts]
+    for where in ("cpu", "device"):
+        pairs = zip(columns[f"{where}_ns"], columns["calls"])
+        columns[f"{where}_ns_per_call"] = [
+            None if time is None else time / calls for time, calls in pairs
+        ]
     columns["kind"] = [KINDS[k] for k in chosen // width % len(KINDS)]
     return columns
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
     ACCUMULATE,
@@ -39,15 +40,68 @@ from instrument.trace.events import (
 )
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
-_ORDER = (
-    "calls", "slices", "cpu_ns", "self_cpu_ns", "total_ns", "self_total_ns",
-    "forward_ns", "backward_ns", "accumulate_ns", "recompute_ns", "optimizer_ns",
-    "device_ns", "self_device_ns", "device_busy_ns", "device_idle_ns",
-    "allocated_bytes", "bytes", "device_allocated_bytes", "device_bytes", "flops", "flops_per_second",
-    "share", "device_share", "cpu_ns_per_step", "device_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
-)  # fmt: skip
-
-_OF_REST = ("name", "self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+RANGES: Schema = schema(
+    path="the names of the ranges around it on the same thread and its own, joined by /; one of"
+    " more than 2,000 characters has a number in place of its middle",
+    name="the range's name",
+    module_type="the class of the submodule of that name, where the session had a model",
+    depth="0 for the outermost",
+    calls="calls that began in the window; 0 where only later slices of one are seen",
+    slices="a call that is suspended and resumed (a coroutine, a generator) has several slices",
+    cpu_ns="CPU time inside, of all that ran there",
+    cpu_ns_per_step="of `cpu_ns` what lies in finished steps, for each; None without them",
+    share="`self_total_ns`, as far as it lies in finished steps, as a fraction of all recorded "
+    "CPU time of all threads in the finished steps, or in the whole recording where no step is "
+    "finished",
+    device_share="the same of the device time that was launched there, or that ran there with a"
+    " launch which nobody knows",
+    self_cpu_ns="`cpu_ns` without the ranges directly inside",
+    self_total_ns="`total_ns` without that of the ranges inside",
+    total_ns="all CPU time that the range caused, each nanosecond once: forward, backward, "
+    "accumulate, recompute and optimizer together",
+    forward_ns="of `cpu_ns` what is neither backward, recompute nor optimizer",
+    backward_ns="nodes of the autograd engine whose forward operator lies inside, wherever they"
+    " ran; None where the trace shows no engine",
+    accumulate_ns="the accumulation of gradients, which names no operator and is placed where "
+    "the node before it went: a guess",
+    recompute_ns="of `cpu_ns` what ran in ranges that activation checkpointing opens once more during the backward",
+    optimizer_ns="of `cpu_ns` what ran in `Optimizer.step#…` ranges, without a closure that records gradients",
+    device_ns="device events launched inside or by its backward, accumulation too, each once; "
+    "None without device events",
+    device_ns_per_step="of `device_ns` what was launched in finished steps, for each",
+    self_device_ns="device events launched directly inside",
+    device_busy_ns="the time in which any of the events of `device_ns` ran",
+    device_idle_ns="how much of `cpu_ns` passed while no device event ran, whoever launched it",
+    allocated_bytes="allocated by the range's own thread while it ran, on the CPU and devices together",
+    bytes="allocated less freed, likewise",
+    device_allocated_bytes="`allocated_bytes` on devices alone",
+    device_bytes="`bytes` on devices alone",
+    flops="of what ran inside and of its backward, by torch's formulas; None where none is known",
+    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device was recorded",
+    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does "
+    "not tell which slice is whose",
+    median_ns="the median call, by nearest rank",
+    p95_ns="the 95th percentile of the calls, by nearest rank",
+    max_ns="the longest call",
+)
+_QUANTITIES = names_of(RANGES)[4:]
+PARTS: Schema = schema(
+    path="the path of the range; (no range) outside of all",
+    kind="backward, accumulate (the guess), optimizer, recompute, unplaced (backward nodes "
+    "whose forward operator is not in the trace), or forward: all else",
+    cpu_ns="CPU time; each nanosecond in which a thread was in any CPU event is in exactly one row",
+    device_ns="device time that the part launched; None without device events",
+)
+REST: Schema = schema(
+    name="(no range): the time between the ranges and around them; (backward of no range): the "
+    "backward of what ran outside of all ranges, or before the window; (no launch): device work"
+    " whose launch is not in the trace",
+    self_cpu_ns="CPU time",
+    self_total_ns="the same",
+    self_device_ns="device time",
+    share="as of the ranges",
+    device_share="as of the ranges",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +117,11 @@ class Slices:
 class RangeTable(Table):
     """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
 
-    `path` is the names of the ranges around it on the same thread, joined by "/"; one of more than 2,000 characters has
-    a number in place of its middle. `depth` is 0 for the outermost. `module_type` is the class of the submodule of that
-    name, where the session had a model. Times are whole nanoseconds. What the trace cannot tell is None.
-
-    - `calls`, `slices`: a call that is suspended and resumed (a coroutine, a generator) has several slices. Of a call
-      that began before the window only slices are seen, so calls may be 0.
-    - `cpu_ns`, `self_cpu_ns`: with and without the ranges directly inside; all that ran there, of whatever kind.
-    - `optimizer_ns`: of `cpu_ns` what ran in `Optimizer.step#…` ranges, without ranges in there that record gradients:
-      they are the closure's, in which Lightning runs all of a step. `forward_ns`: the rest of `cpu_ns`, without the
-      backward nodes that ran inside and without `recompute_ns`.
-    - `total_ns`, `self_total_ns`: all CPU time that the range caused, each nanosecond once: `forward_ns`,
-      `backward_ns`, `accumulate_ns`, `recompute_ns` and `optimizer_ns` together, and the same without that of the
-      ranges inside.
-    - `backward_ns`: the nodes of the autograd engine whose forward operator lies inside, wherever they ran.
-      `accumulate_ns`: the accumulation of gradients, which names no operator and is placed where the node before it
-      went: a guess. `recompute_ns`: of `cpu_ns` what ran in ranges that activation checkpointing opens once more
-      during the backward; such a range is called "NAME (recomputed)", and is where a backward of its own is placed,
-      which only `use_reentrant=True` gives it. What is recomputed outside of ranges is in `backward_ns`. All three are
-      None where the trace shows no engine.
-    - `device_ns` sums the device events launched inside or by its backward (accumulation too), each once;
-      `self_device_ns` those launched directly inside. `device_busy_ns` is the union of the former's intervals;
-      `device_idle_ns` is how much of `cpu_ns` passed while no device event ran, whoever launched it.
-    - `allocated_bytes`, `bytes`: allocated, and allocated less freed, by the range's own thread while it ran, on the
-      CPU and devices together; `device_allocated_bytes`, `device_bytes`: on devices alone. What its backward allocates
-      is not here, as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is.
-    - `flops`: of what ran inside and of its backward. `flops_per_second`: those over `device_busy_ns`, or over the CPU
-      time of both where no device was recorded.
-    - `share`: `self_total_ns`, as far as it lies in finished steps, as a fraction of `shared_ns`: all recorded CPU
-      time of all threads in the finished steps, or in the whole recording where no step is finished. `device_share` is
-      the same of the device time that was launched there, or that ran there with a launch which nobody knows. Both add
-      up to 1 with those of `rest`.
-    - `cpu_ns_per_step`, `device_ns_per_step`: of what lies in, or was launched in, finished steps; None without them.
-    - `min_ns median_ns p95_ns max_ns`: a call's `cpu_ns`, by nearest rank. None where calls were suspended: the trace
-      does not tell which slice belongs to which call.
+    See `RANGES`. Times are whole nanoseconds. What the trace cannot tell is None. What is recomputed bears the name
+    "NAME (recomputed)" and is where a backward of its own is placed, which only `use_reentrant=True` gives it; what is
+    recomputed outside of ranges is in `backward_ns`. What the backward of a range allocates is not in its byte columns,
+    as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is. `share` and
+    `device_share` add up to 1 with those of `rest`.
 
     A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
     ranges.
@@ -118,9 +143,28 @@ class RangeTable(Table):
             "module_type": types,
             "depth": paths.depths,
         }
+        self._names: Sequence[str] = paths.names
+        self._order: tuple[str, bool | None] = ("", None)
         super().__init__(
             {**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))}
         )
+
+    def sort(self, by: str, *, descending: bool | None = None) -> RangeTable:
+        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
+        made = cast(RangeTable, super().sort(by, descending=descending))
+        made._order = by, descending
+        return made
+
+    def _take(self, indices: Iterable[int]) -> RangeTable:
+        chosen = list(indices)
+        made = cast(RangeTable, super()._take(chosen))
+        made._names = [self._names[k] for k in chosen]
+        return made
+
+    def _with(self, columns: Mapping[str, Sequence[Any]]) -> RangeTable:
+        made = copy(self)
+        Table.__init__(made, columns)
+        return made
 
     def by(self, what: Literal["name"]) -> Table:
         """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
@@ -134,22 +178,20 @@ class RangeTable(Table):
             raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
         index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
         group = np.array([index[name] for name in self._paths.names], np.int64)
-        return Table({"name": list(index), **self._quantities(group, len(index))})
+        table = Table({"name": list(index), **self._quantities(group, len(index))})
+        if len(kept := set(self._names)) < len(index):
+            table = table.where(lambda row: row.name in kept)
+        by, descending = self._order
+        return table.sort(by, descending=descending) if by in table.columns else table
 
     @cached_property
     def parts(self) -> Table:
-        """The whole in parts: `path kind cpu_ns device_ns`, each nanosecond of the CPU in exactly one row.
-
-        The sum of `cpu_ns` is the time in which a thread was in any CPU event (an operator, range, step or runtime
-        call), over all threads. `path` is "(no range)" outside of all. `kind` is backward, accumulate (the guess),
-        optimizer, recompute, unplaced (backward nodes whose forward operator is not in the trace), or forward: all
-        else.
-        `device_ns` sums what each part launched.
-        """
+        """The whole in parts, each nanosecond of the CPU in exactly one row; see `PARTS`."""
         places, device = self._places, self._places.device_ns
         key, row = np.unique((places.placed + 1) * len(KINDS) + places.kind, return_inverse=True)
         texts = [NO_RANGE, *self._paths.texts]
-        return Table(
+        return Table.of(
+            PARTS,
             {
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
@@ -157,7 +199,7 @@ class RangeTable(Table):
                 "device_ns": _cells(
                     None if device is None else _summed(device, row, len(key)), len(key)
                 ),
-            }
+            },
         )
 
     @property
@@ -167,12 +209,7 @@ class RangeTable(Table):
 
     @cached_property
     def rest(self) -> Table:
-        """What belongs to no range, in the columns of the ranges where they are known; one row for each that is there.
-
-        "(backward of no range)" is the backward of what ran outside of all ranges, or before the window;
-        "(no range)" the time between the ranges and around them, which for a step's thread is all that Python does;
-        "(no launch)" the device work whose launch is not in the trace, as it was before the recording began.
-        """
+        """What belongs to no range; one row for each part that is there; see `REST`."""
         places = self._places
         backward = np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED))
         rows: list[dict[str, Any]] = []
@@ -195,7 +232,7 @@ class RangeTable(Table):
             rows.append(
                 {"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share}
             )
-        return Table({key: [row.get(key) for row in rows] for key in _OF_REST})
+        return Table.of(REST, {key: [row.get(key) for row in rows] for key in names_of(REST)})
 
     @property
     def _device_whole_ns(self) -> int:
@@ -231,7 +268,7 @@ class RangeTable(Table):
             **self._shares(np.append(group, -1)[self._places.placed], count),
             "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
-        return {name: columns[name] for name in _ORDER}
+        return {name: columns[name] for name in _QUANTITIES}
 
     def _calls(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """How often each was called, and the spread of a call's time."""

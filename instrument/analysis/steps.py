@@ -6,8 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.breakdown import COPY, Work, by_group, layers_of, masks, with_idle
-from instrument.analysis.table import Table
+from instrument.analysis.breakdown import (
+    BREAKDOWN,
+    COPY,
+    Work,
+    by_group,
+    layers_of,
+    masks,
+    with_idle,
+)
+from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import Intervals, Timeline, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.range_names import MOMENT
@@ -26,15 +34,38 @@ from instrument.trace.events import (
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
 
-def steps(events: Events, work: Work) -> Table:
-    """The steps that ended inside the window, by start.
+# Of device work; all are None in a trace without device events.
+_LAUNCHED = {
+    column.name: f"{column.doc}, of the work that the step launched, whenever it ran"
+    for column in BREAKDOWN
+}
+_CLIPPED = {
+    f"clipped_{column.name}": f"{column.doc}, between the step's own start and end"
+    for column in BREAKDOWN
+    if column.name != "total_ns"
+}
+STEPS: Schema = schema(
+    number="the step's number, counted from 0",
+    start_ns="when it began, on the trace's own clock; shown is the time since the trace's first event",
+    duration_ns="how long it lasted on the CPU",
+    **_LAUNCHED,
+    **_CLIPPED,
+    launch_wait_ns="of `clipped_idle_ns`: until the CPU had launched the work that came next",
+    gap_wait_ns="of `clipped_idle_ns`: the work was queued already, and the device began it late",
+    loader_wait_ns="of `clipped_idle_ns`: the CPU was in its data loader",
+    sync_wait_ns="of `clipped_idle_ns`: the CPU had waited for the device, and launched only then",
+    unknown_wait_ns="of `clipped_idle_ns`: the launch of what came next is not in the trace",
+)
+MOMENTS: Schema = schema(
+    name="the name given to `instrument.mark`",
+    start_ns="when, on the trace's own clock; shown is the time since the trace's first event",
+    thread="process/thread",
+    step="the number of the step that it lies in; None outside of finished steps",
+)
 
-    Columns: `number start_ns duration_ns`; then, from `compute_ns` to `overlap_ns`, the columns of `breakdown` for the
-    device work that the step launched, whenever it ran, with `total_ns` from the first of it to its end; then the same
-    with `clipped_` before them for whatever ran between the step's own start and end, which the first three and
-    `clipped_idle_ns` sum to; last what that idle time waited for: `launch_wait_ns gap_wait_ns loader_wait_ns
-    sync_wait_ns unknown_wait_ns`, as `waits` tells them apart. All of them are None in a trace without device
-    events.
+
+def steps(events: Events, work: Work) -> Table:
+    """The steps that ended inside the window, by start; see `STEPS`.
 
     `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time; shown is the time since the
     trace's first event. Device work whose launch is not in the trace belongs to no step. A step owns the launches of
@@ -50,7 +81,8 @@ def steps(events: Events, work: Work) -> Table:
         **clipped,
         **{name: waited.get(name, start) for name in _WAITS},
     }
-    return Table(
+    return Table.of(
+        STEPS,
         {
             "number": [step_number(events, k) for k in index.tolist()],
             "start_ns": start.tolist(),
@@ -65,16 +97,13 @@ def steps(events: Events, work: Work) -> Table:
 
 
 def moments(events: Events) -> Table:
-    """The moments that the user marked with `instrument.mark`, in order: `name start_ns thread step`.
-
-    `thread` is "process/thread" and `step` the number of the step that it lies in, None outside of finished steps.
-    `start_ns` is on the trace's own clock, as in `steps`.
-    """
+    """The moments that the user marked with `instrument.mark`, in order; see `MOMENTS`."""
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
     finished = finished_steps(events)
     numbers = [*(step_number(events, k) for k in finished.tolist()), None]
-    return Table(
+    return Table.of(
+        MOMENTS,
         {
             "name": [events.names[k].removesuffix(MOMENT) for k in events.name[index].tolist()],
             "start_ns": events.start_ns[index].tolist(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from instrument.errors import MissingPackage
 from instrument.printable import printable
@@ -48,6 +48,37 @@ POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
 _SHOWN_ROWS = 20
 
 
+class Column(NamedTuple):
+    """One column of a view. The end of its name is its unit: `_ns`, `_bytes`, `flops`, `share`.
+
+    Attributes:
+        name: the column's name.
+        doc: what a cell tells, and when it is None.
+    """
+
+    name: str
+    doc: str
+
+    @property
+    def unit(self) -> str:
+        """The unit that the name tells, or nothing."""
+        return "share" if _is_share(self.name) else _unit(self.name)
+
+
+#: The columns of a view, in order.
+Schema = tuple[Column, ...]
+
+
+def schema(**docs: str) -> Schema:
+    """The columns of a view, each by its name with what it tells."""
+    return tuple(Column(name, doc) for name, doc in docs.items())
+
+
+def names_of(columns: Schema) -> list[str]:
+    """The names of a view's columns."""
+    return [column.name for column in columns]
+
+
 class Table:
     """Rows with named columns; what every view of a capture hands out.
 
@@ -79,6 +110,20 @@ class Table:
         self._columns = {name: list(column) for name, column in columns.items()}
         self._begin_ns = begin_ns
         self._row: Callable[..., Any] = namedtuple("Row", self._columns)  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, columns: Schema, cells: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> Table:
+        """The table of a view: the cells of its columns, in the order of the schema.
+
+        Raises:
+            ValueError: there are cells for other columns than those of the schema.
+        """
+        names = names_of(columns)
+        if set(names) != set(cells):
+            raise ValueError(
+                f"The cells are of {sorted(cells)}, but the view's columns are {names}."
+            )
+        return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

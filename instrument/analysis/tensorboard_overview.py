@@ -14,7 +14,7 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
 from instrument.analysis.steps import launching_step, loading
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import (
@@ -51,11 +51,37 @@ class Steps(NamedTuple):
     end_ns: Ints
 
 
-def overview(events: Events, work: Work) -> Table:
-    """One row for each step as the plugin counts them.
+# The last eight columns sum to `duration_ns`; each moment counts for the first of them that holds.
+OVERVIEW: Schema = schema(
+    number="the step's number; None in a trace without steps, which is one step",
+    start_ns="when it began, on the trace's own clock",
+    duration_ns="until its last device event ended, or later it itself on the CPU",
+    kernel_ns="a kernel that is no communication ran",
+    memcpy_ns="a copy ran",
+    memset_ns="a memset ran",
+    communication_ns="communication ran",
+    runtime_ns="a call of the device's runtime ran",
+    loader_ns="the data loader ran",
+    cpu_ns="an operator ran on the CPU",
+    other_ns="none of these",
+)
+DEVICES: Schema = schema(
+    device="the trace's own process of the device",
+    kernels="how many kernels ran",
+    busy_ns="time in which a kernel ran",
+    total_ns="time from the first step's start to the last one's end",
+    utilization="`busy_ns` over `total_ns`, a fraction",
+    sm_efficiency="how many of the multiprocessors had a block to run, a mean over all of the "
+    "time as a fraction: the sum of blocks per multiprocessor over the kernels that run, at "
+    "most 1; None where the trace does not hold it",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean over the "
+    "kernels weighted by time; None where the trace does not hold it, as on ROCm",
+    occupancy_covered="share of the kernels' time for which there is an estimate",
+)
 
-    Columns: `number start_ns duration_ns kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns
-    other_ns`, of which the last eight sum to `duration_ns`.
+
+def overview(events: Events, work: Work) -> Table:
+    """One row for each step as the plugin counts them; see `OVERVIEW`.
 
     A step ends with the last device event that it launched, or later with the CPU, and the next one starts there. A
     last step with less than 0.8 of the device events of the one before is left out, as it was cut off. A trace without
@@ -73,7 +99,8 @@ def overview(events: Events, work: Work) -> Table:
         left &= ~active
     duration = steps.end_ns - steps.start_ns
     columns["other_ns"] = duration - sum(columns.values())
-    return Table(
+    return Table.of(
+        OVERVIEW,
         {
             "number": [step_number(events, k) if k >= 0 else None for k in steps.event.tolist()],
             "start_ns": steps.start_ns.tolist(),
@@ -87,15 +114,8 @@ def overview(events: Events, work: Work) -> Table:
 def devices(events: Events, work: Work) -> Table:
     """How well each device was used between the start of the first step of `overview` and the end of the last.
 
-    Columns: `device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered`. The last four are
-    fractions:
-
-    `utilization` is the share of the time in which a kernel ran, `busy_ns` over `total_ns`. `sm_efficiency` averages
-    over all of the time how many of the multiprocessors had a block to run: the sum of blocks per multiprocessor over
-    the kernels running, at most 1. `occupancy` averages Kineto's estimated achieved occupancy over the kernels,
-    weighted by their time; `occupancy_covered` is the share of that time for which there is an estimate. The plugin
-    takes a missing one for 0: its figure is the product of the two. `sm_efficiency` and `occupancy` are None where the
-    trace does not hold what they need, as on ROCm.
+    See `DEVICES`. The plugin takes a missing estimate of the occupancy for 0: its figure is `occupancy` times
+    `occupancy_covered`.
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
@@ -117,12 +137,11 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy",
         "occupancy_covered",
     )
-    return Table(
-        {
-            "device": [process[k] for k in present],
-            **{name: [row[name] for row in rows] for name in names},
-        }
-    )
+    cells = {
+        "device": [process[k] for k in present],
+        **{name: [row[name] for row in rows] for name in names},
+    }
+    return Table.of(DEVICES, cells)
 
 
 def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:

@@ -11,25 +11,41 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 from instrument import files, storage
-from instrument.analysis.breakdown import COMMUNICATION_NAMES, Work, check_names, device_work
+from instrument.analysis.breakdown import (
+    BREAKDOWN,
+    COMMUNICATION_NAMES,
+    Work,
+    check_names,
+    device_work,
+)
 from instrument.analysis.breakdown import breakdown as _breakdown
+from instrument.analysis.kernels import COPIES, KERNELS, LAUNCHES, STREAMS
 from instrument.analysis.kernels import copies as _copies
 from instrument.analysis.kernels import kernels as _kernels
 from instrument.analysis.kernels import launches as _launches
 from instrument.analysis.kernels import streams as _streams
-from instrument.analysis.memory_categories import Categories
+from instrument.analysis.memory_categories import MEMORY_CATEGORIES, Categories
 from instrument.analysis.memory_categories import read as _categories
 from instrument.analysis.memory_categories import table as _memory_categories
-from instrument.analysis.memory_timeline import MemoryView
-from instrument.analysis.operators import OperatorTable
+from instrument.analysis.memory_timeline import (
+    LIVE,
+    MEMORY_DEVICES,
+    MEMORY_EVENTS,
+    MEMORY_STEPS,
+    SIZES,
+    MemoryView,
+)
+from instrument.analysis.operators import OPERATORS, OPS_WITHOUT_FLOPS, OperatorTable
 from instrument.analysis.operators import operators as _operators
-from instrument.analysis.ranges import RangeTable
+from instrument.analysis.ranges import PARTS, RANGES, REST, RangeTable
 from instrument.analysis.ranges import ranges as _ranges
 from instrument.analysis.stacks import Stack
 from instrument.analysis.stacks import stacks as _stacks
+from instrument.analysis.steps import MOMENTS, STEPS
 from instrument.analysis.steps import moments as _moments
 from instrument.analysis.steps import steps as _steps
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
+from instrument.analysis.tensorboard_overview import DEVICES, OVERVIEW
 from instrument.analysis.tensorboard_overview import devices as _devices
 from instrument.analysis.tensorboard_overview import overview as _overview
 from instrument.errors import CaptureError
@@ -46,6 +62,36 @@ TRACE_FILES = ("trace.json.gz", "trace.json")
 NOTE_FILE = "upload.json"
 # Files are named after a capture, with more before and behind.
 _LONGEST_NAME = 128
+
+
+SWALLOWED: Schema = schema(
+    name="the range, which was called and cannot be timed",
+    region="the compiled region that holds it, as torch names it",
+)
+#: The columns of each view that is a table, by its name; dots lead further in.
+SCHEMAS: dict[str, Schema] = {
+    "operators": OPERATORS,
+    "operators.uncounted": OPS_WITHOUT_FLOPS,
+    "ranges": RANGES,
+    "ranges.parts": PARTS,
+    "ranges.rest": REST,
+    "steps": STEPS,
+    "moments": MOMENTS,
+    "breakdown": BREAKDOWN,
+    "kernels": KERNELS,
+    "copies": COPIES,
+    "launches": LAUNCHES,
+    "streams": STREAMS,
+    "overview": OVERVIEW,
+    "devices": DEVICES,
+    "memory.devices": MEMORY_DEVICES,
+    "memory.steps": MEMORY_STEPS,
+    "memory.sizes": SIZES,
+    "memory.events": MEMORY_EVENTS,
+    "memory.live()": LIVE,
+    "memory_categories": MEMORY_CATEGORIES,
+    "swallowed": SWALLOWED,
+}
 
 
 class Views:
@@ -154,7 +200,8 @@ class Views:
             raise CaptureError(
                 f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; record it with keep=true."
             )
-        return column_cache.read(self.trace_path)
+        place = self.place if self.folder else None
+        return column_cache.read(self.trace_path, place and place / self.trace_path.name)
 
     @cached_property
     def links(self) -> Links:
@@ -238,15 +285,17 @@ class Views:
 
     @cached_property
     def swallowed(self) -> Table:
-        """The ranges that torch.compile traced into a region that ran in this window: `name region`.
+        """The ranges that torch.compile traced into a region that ran in this window; see `SWALLOWED`.
 
         They were called, and their time is part of the region's; the compiled code does not know where they stood.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.swallowed if entry.region in ran]
-        return Table(
-            {"name": [entry.range for entry in here], "region": [entry.region for entry in here]}
-        )
+        cells = {
+            "name": [entry.range for entry in here],
+            "region": [entry.region for entry in here],
+        }
+        return Table.of(SWALLOWED, cells)
 
     def stacks(
         self,
@@ -282,9 +331,10 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 def files_of(folder: Path) -> list[str]:
     """What of a capture's folder others get, capture.json last: whoever finds it there finds the rest too.
 
-    Without hidden files, links, the kept columns of its trace, and the note of where it was sent.
+    Without hidden files, links, the columns that older versions kept beside its trace, and the note of where it was
+    sent.
     """
-    kept = {NOTE_FILE, *(column_cache.path_of(folder / name).name for name in TRACE_FILES)}
+    kept = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     inner = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
         each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)

@@ -12,11 +12,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import export, graph, ranks, show, trigger
+from instrument.cli import cache, export, graph, ranks, show, trigger
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
-COMMANDS = {"show": show, "export": export, "ranks": ranks, "trigger": trigger, "graph": graph}
+COMMANDS = {
+    "show": show,
+    "export": export,
+    "ranks": ranks,
+    "trigger": trigger,
+    "graph": graph,
+    "cache": cache,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

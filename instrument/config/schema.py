@@ -143,7 +143,7 @@ class ProfilerConfig(BaseModel):
         ConfigError: an option is unknown, has a value that cannot work, or contradicts another.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_default=False)
+    model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
     wait: Count = Field(0, ge=0)
@@ -347,9 +347,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        sinks = (
-            source._portable if source.enabled else source.sinks
-        )  # a disabled one has built none
+        # a disabled one has built none
+        sinks = source._portable if source.enabled else source.sinks
         given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {
             "sinks": sinks
         }
@@ -385,9 +384,8 @@ def _resolved(source: DictConfig) -> Any:
 
 # hydra-zen looks at the constructor's signature, and not at that of the class.
 _self = Parameter("self", Parameter.POSITIONAL_ONLY)
-ProfilerConfig.__init__.__signature__ = Signature(
-    [_self, *signature(ProfilerConfig).parameters.values()]
-)  # type: ignore[attr-defined]
+_parameters = [_self, *signature(ProfilerConfig).parameters.values()]
+ProfilerConfig.__init__.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]
 
 # What follows "is not an option" where a name is known, though it is none of ours.
 _HINTS = {

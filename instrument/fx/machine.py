@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from instrument import cache
 from instrument.analysis.table import cell_text
 from instrument.errors import ConfigError
 
@@ -55,8 +55,8 @@ def measured(
     """The rates of `device` for these types, from the cache; what is not there is measured, and all with `refresh`.
 
     The best of five times each, after warming up: on a busy machine the rates come out too low, and stay so until
-    refreshed. They are kept by device, torch version, number of threads and float32 precision in
-    `~/.cache/torch-instrument/machine.json`, or below `$XDG_CACHE_HOME`; where that cannot be written they are not.
+    refreshed. They are kept by device, torch version, number of threads and float32 precision in `machine.json` in the
+    user's cache (`instrument.cache`); where that cannot be written they are not.
 
     Cost: measuring takes about half a second for each type, and 512 MiB for a moment; the cache a fraction of a
     millisecond.
@@ -139,26 +139,17 @@ def _best_ns(run: Callable[[], object], device: str) -> int:
     return max(min(times[_WARMUP:]), 1)
 
 
-def _path() -> Path:
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "torch-instrument"
-        / "machine.json"
-    )
-
-
 def _read() -> dict[str, Any]:
-    with suppress(OSError, ValueError):  # none yet, or damaged: measured anew
-        kept = json.loads(_path().read_text(encoding="utf-8"))
+    with (
+        suppress(OSError, ValueError),
+        cache.open_entry(cache.RATES) as file,
+    ):  # none yet, or damaged: measured anew
+        kept = json.loads(file.read())
         if isinstance(kept, dict):
             return kept
     return {}
 
 
 def _write(kept: dict[str, Any]) -> None:
-    path = _path()
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with suppress(OSError):  # a home that is read-only
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        beside.replace(path)
+    with suppress(OSError), cache.adding(cache.RATES) as file:  # a home that is read-only
+        file.write(json.dumps(kept, indent=1).encode())

@@ -126,14 +126,13 @@ class RankCoordinator:
         self.rank, self.leads, self.over = rank_info.rank, rank_info.rank == self._leader, False
         self._store, self._config, self._progress = store, config, progress
         self._asks, self._calls = _Messages(store, "asks"), _Messages(store, "calls")
-        self._asked: dict[
-            int, tuple[TriggerRequest, float]
-        ] = {}  # by number, with the time by which the leader is to hear of it
+        # by number, with the time by which the leader is to hear of it
+        self._asked: dict[int, tuple[TriggerRequest, float]] = {}
         self._open: list[TriggerRequest] = []  # until the leader knows how long a step takes
         self._called_at = self._called_until = -1
 
     def ask(self, ask: TriggerRequest) -> None:
-        """TriggerRequest the leader for a window of all ranks."""
+        """Ask the leader for a window of all ranks."""
         self._asked[self._asks.append(ask)] = ask, time.monotonic() + _ANSWER_S
 
     @property
@@ -277,7 +276,7 @@ def _leader(ranks: str | list[int]) -> int:
 
 
 def _met(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """The store's rank_info for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
+    """The store's place for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
 
     Raises:
         TimeoutError: the store or the leader does not answer in time.
@@ -397,7 +396,7 @@ def _address() -> tuple[str, int]:
 
 
 def _connected(address: str, port: int, session: str) -> Any:
-    """A connection to the job's store, in a rank_info of its own there for each session of a job."""
+    """A connection to the job's store, in a place of its own there for each session of a job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
 
     limit = timedelta(seconds=_CONNECT_S)

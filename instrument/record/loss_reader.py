@@ -9,7 +9,7 @@ from loguru import logger
 
 
 class LossReader:
-    """LossReader on their way to the triggers, each seen a step late.
+    """Losses on their way to the triggers, each seen a step late.
 
     A tensor on a device is copied into pinned memory beside the work of the device, and read when that copy is done; as
     long as one is on its way, further ones are left out.

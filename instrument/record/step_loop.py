@@ -262,6 +262,9 @@ class StepLoop:
         self._preemption = Preemption(self)
         self._said: set[str] = set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepLoop, (self.config,)  # a pickled one, as `session.steps` holds it, has never run
+
     @property
     def recording(self) -> bool:
         """Whether a window is open, and not only warming up."""
@@ -384,8 +387,7 @@ class StepLoop:
             if sentence := plan_text.nothing_recorded(self.config, came, self._known_skipped, unit):
                 logger.warning("{}", sentence)
         self._guarded(self._finish, reason, "the run ended")
-        if still_on := one_profiler.stop_abandoned():
-            logger.warning("{}", still_on)
+        self._guarded(self._stop_abandoned)
         if run.triggers is not None:
             run.triggers.end()
         if run.timings is not None:
@@ -471,7 +473,7 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """TriggerRequest the triggers after a step of train outside windows."""
+        """Ask the triggers after a step of train outside windows."""
         asked = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if asked is not None:
             self._guarded(self._begin_next_step, asked)
@@ -537,8 +539,9 @@ class StepLoop:
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
         capture_queue = self.run.capture_queue
-        name = counter.folder_name(window.first, window.last, capture_queue.rank)
-        if self.recorder is None and not capture_queue.has_room(name):
+        if self.recorder is None and not capture_queue.has_room(
+            counter.folder_name(window.first, window.last, capture_queue.rank)
+        ):
             counter.advance()
             return
         number = (
@@ -549,7 +552,7 @@ class StepLoop:
                 counter.look_ahead()
                 counter.overhead.begin_window()
                 self.owner = counter
-                capture_queue.prepare()
+                capture_queue.lock.hold()
                 config, output_dir = self._config_of(window), capture_queue.output_dir
                 self.recorder = Recorder(
                     config, self.run.activities, self.run.emitting, output_dir, capture_queue.run
@@ -635,10 +638,16 @@ class StepLoop:
                     staging / queue.RAW,
                     quickly=reason is not None and reason.startswith(_PROCESS_ENDS),
                 )
-            about = self._described(recorded, counter, window, run, ended, reason)
+            try:
+                about = self._described(recorded, counter, window, run, ended, reason)
+            except Exception:  # the trace is there, and is worth more than what is said of it
+                logger.exception("What capture.json says of a window is not all that it should.")
+                about = dict(run.described)
             about["cost"] = counter.overhead.of_window() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size
             }
+            if not capture_queue.taken:
+                capture_queue.remember(staging)
             folder = queue.queue(staging, about)
         except Exception:
             shutil.rmtree(
@@ -723,6 +732,11 @@ class StepLoop:
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first
         return self.recording and not (just_begun and reason is None)
+
+    def _stop_abandoned(self) -> None:
+        """Stop the profiler that a dropped window left on, if that is possible here; otherwise say what is on."""
+        if still_on := one_profiler.stop_abandoned():
+            logger.warning("{}", still_on)
 
     def _abandon_window(self, reason: str) -> None:
         """End the open window, or drop it if it holds no whole step."""

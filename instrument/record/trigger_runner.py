@@ -72,12 +72,12 @@ class TriggerRunner:
         self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None
     ) -> None:
         self._coordinator = coordinator
-        self._fired: dict[str, TriggerRequest] = {}  # here, and not yet told to the coordinator
-        self._calls: list[AnnouncedWindow] = []  # of the coordinator, whose steps are still to come
+        self._fired: dict[str, TriggerRequest] = {}  # here, and not yet told to the other ranks
+        self._calls: list[AnnouncedWindow] = []  # for all ranks, whose steps are still to come
         self._begun: list[_Trigger] = []
         self._pending_requests: dict[
             str, Request
-        ] = {}  # what was asked for between steps; of one trigger the last counts
+        ] = {}  # made between steps; of one trigger the last counts
         self._losses = LossReader()
         self._over = Event()
         for name, trigger in triggers.items():
@@ -143,7 +143,7 @@ class TriggerRunner:
         return (self._due(number, recorded=recorded) if self._calls else None) or first
 
     def _granted(self, number: int, name: str, request: Request) -> tuple[str, Request] | None:
-        """What a trigger that fired asks for, if this rank may grant it; otherwise the coordinator is asked."""
+        """What a trigger that fired asks for, if this rank may grant it; otherwise the leader is asked."""
         coordinator = self._coordinator  # which the watcher's thread may take away
         if coordinator is None:
             self._count(name, number)
@@ -152,7 +152,7 @@ class TriggerRunner:
         return None
 
     def _due(self, number: int, *, recorded: bool) -> tuple[str, Request] | None:
-        """What the coordinator records from the step after this one on; an open window, which all have, puts it off."""
+        """What all ranks record from the step after this one on; an open window, which all have, puts it off."""
         call = self._calls[0]
         if number + 1 < call.begin:
             return None
@@ -220,7 +220,7 @@ class TriggerRunner:
                 self._coordinator.end()
 
     def confer(self) -> None:
-        """Tell the coordinator what fired here, and hear what all of it records; not for the training thread."""
+        """Tell the other ranks what fired here, and hear what all of them record; not for the training thread."""
         if (coordinator := self._coordinator) is None:
             return
         try:

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
+from instrument.analysis.operators import OPERATORS
 from instrument.analysis.operators import By as Grouping
-from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, to_text
+from instrument.analysis.ranges import RANGES
+from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, names_of, to_text
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
@@ -38,58 +40,8 @@ from instrument.report.section import TEXT_WIDTH, Section, is_every_column
 
 By = Literal["name", Grouping]
 
-OPERATOR_COLUMNS = (
-    "name",
-    "calls",
-    "self_cpu_ns",
-    "share",
-    "device_share",
-    "total_share",
-    "device_total_share",
-    "cpu_ns",
-    "cpu_ns_per_call",
-    "self_device_ns",
-    "device_ns",
-    "device_ns_per_call",
-    "self_cpu_bytes",
-    "cpu_bytes",
-    "self_device_bytes",
-    "device_bytes",
-    "flops",
-)
-RANGE_COLUMNS = (
-    "name",
-    "module_type",
-    "calls",
-    "slices",
-    "cpu_ns",
-    "cpu_ns_per_step",
-    "share",
-    "device_share",
-    "self_cpu_ns",
-    "self_total_ns",
-    "total_ns",
-    "forward_ns",
-    "backward_ns",
-    "accumulate_ns",
-    "recompute_ns",
-    "optimizer_ns",
-    "device_ns",
-    "device_ns_per_step",
-    "self_device_ns",
-    "device_busy_ns",
-    "device_idle_ns",
-    "allocated_bytes",
-    "bytes",
-    "device_allocated_bytes",
-    "device_bytes",
-    "flops",
-    "flops_per_second",
-    "min_ns",
-    "median_ns",
-    "p95_ns",
-    "max_ns",
-)
+OPERATOR_COLUMNS = tuple(name for name in names_of(OPERATORS) if name != "kind")
+RANGE_COLUMNS = tuple(name for name in names_of(RANGES) if name not in ("path", "depth"))
 # The averages that torch sorts by; the other names of torch's are the capture's own.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "cpu_ns_per_call",
@@ -213,7 +165,7 @@ def capture_parts(
         ]
         parts.append(inside_compiled(capture))
     if operators:
-        table = _with_averages(_grouped(capture, by, stack_depth))
+        table = _grouped(capture, by, stack_depth)
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
         parts.append(unlaunched(capture))
     if operators and usual:
@@ -427,17 +379,6 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
         what, remedy = _GROUPED_BY[by]
         raise CaptureError(f"{capture.name} holds no {what} to group operators by: {remedy}.")
     return table
-
-
-def _with_averages(table: Table) -> Table:
-    """The operators with times per call."""
-    columns = {name: table.column(name) for name in table.columns}
-    for where in ("cpu", "device"):
-        pairs = zip(columns[f"{where}_ns"], columns["calls"])
-        columns[f"{where}_ns_per_call"] = [
-            None if time is None else time / calls for time, calls in pairs
-        ]
-    return Table(columns)
 
 
 def _known_columns(table: Table, order: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError
 from instrument.redact import blanked
 from instrument.sinks import Sink
-from instrument.trace.column_cache import path_of
 from instrument.trace.rewrite import rewrite
 
 
@@ -70,7 +69,6 @@ class ChromeTrace(Sink):
         if trace.parent == folder:
             if trace != wanted or not self.keep:
                 trace.unlink()
-                path_of(trace).unlink(missing_ok=True)
             capture.trace_path = wanted if self.keep else None
 
 

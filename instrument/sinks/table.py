@@ -36,7 +36,7 @@ class TableSink(Sink):
     """
 
     columns: list[str] | None = None
-    """The columns of both tables, besides the name; None: those in which something is known."""
+    """The columns of both tables, besides the name; None: the usual ones; `[all]`: all in which something is known."""
 
     by: By = "name"
     """What makes two calls the same operator besides the name; see `instrument.analysis.operators.OperatorTable.by`.

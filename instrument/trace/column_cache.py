@@ -1,12 +1,13 @@
-"""The columns of a trace kept in a file beside it, so that it is taken apart once.
+"""The columns of a trace kept in the user's cache, so that it is taken apart once.
 
-`trace.json.gz.columns` may be deleted at any time. It is made for traces that take longer to read than a person
-notices, holds for as long as the trace keeps its size and its time of change, and is replaced by another version of
-this package. Numbers are stored in the fewest bytes that hold a whole column.
+They are kept of traces that take longer to read than a person notices, by the trace's path, and hold for as long as it
+keeps its size, its time of change and its inode. Another version of this package makes them anew. Nothing is written
+beside a trace. Numbers are stored in the fewest bytes that hold a whole column.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from contextlib import suppress
@@ -18,12 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.files import open_regular, replacing
+from instrument import cache
 from instrument.trace import reader
 from instrument.trace.capture_json import own_version
 from instrument.trace.events import Codes, Events, Flags, Floats, Ints, Memory
 
-FORMAT = 2
+FORMAT = 3
 KEPT_FROM_EVENTS = 100_000
 _DTYPES: list[tuple[Any, type[np.generic]]] = [
     (Ints, np.int64),
@@ -65,28 +66,28 @@ def _made_by() -> list[str]:
 
 class _Head(msgspec.Struct):
     made_by: list[str]
-    trace: tuple[int, int]
+    trace: tuple[int, int, int]
     checksum: int
     columns: list[tuple[str, int]]
     others: _Others  # type: ignore[valid-type]
 
 
-def path_of(trace: Path) -> Path:
-    """Where the columns of a trace are kept."""
-    return trace.with_name(f"{trace.name}.columns")
+def entry_of(trace: Path) -> str:
+    """The entry of the cache in which the columns of the trace at a path are kept."""
+    return cache.COLUMNS + hashlib.sha256(os.fsencode(os.path.realpath(trace))).hexdigest()[:32]
 
 
-def read(trace: Path) -> Events:
+def read(trace: Path, place: Path | None = None) -> Events:
     """The events of a trace file: its kept columns where they are current, else read, and kept from 100,000 on.
 
-    Nothing is written into a folder that is read-only; where keeping fails for another reason it is left undone.
+    `place` is where the trace will lie once its folder has its name. Where columns cannot be kept, they are not.
 
     Raises:
-        TraceError: as `chrome.read`.
+        TraceError: as `reader.read`.
     """
     try:
-        state = _state(trace)
-        kept = _load(path_of(trace), state)
+        entry, state = entry_of(place or trace), _state(trace)
+        kept = _load(entry, state)
     except (
         OSError,
         ValueError,
@@ -97,24 +98,19 @@ def read(trace: Path) -> Events:
     if kept is not None:
         return kept
     events = reader.read(trace)
-    if len(events) >= KEPT_FROM_EVENTS and _writable(trace.parent):
+    if len(events) >= KEPT_FROM_EVENTS:
         with suppress(OSError):
-            _save(path_of(trace), events, state)
+            _save(entry, events, state)
     return events
 
 
-def _state(trace: Path) -> tuple[int, int]:
+def _state(trace: Path) -> tuple[int, int, int]:
     found = trace.stat()
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _writable(folder: Path) -> bool:
-    """Whether its mode allows writing; root may always, but a folder marked read-only is meant so."""
-    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
-
-
-def _load(path: Path, state: tuple[int, int]) -> Events | None:
-    with open_regular(path) as file:
+def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
+    with cache.open_entry(entry) as file:
         head_bytes = int.from_bytes(file.read(8), "little")
         if head_bytes > os.fstat(file.fileno()).st_size:
             return None
@@ -156,8 +152,7 @@ def _is_sound(events: Events) -> bool:
     )
 
 
-def _save(path: Path, events: Events, state: tuple[int, int]) -> None:
-    """Write beside the target and put it in its place at the end."""
+def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
     owners = [*((events, name) for name in _EVENTS), *((events.memory, name) for name in _MEMORY)]
     columns = [_narrow(getattr(owner, name)) for owner, name in owners]
     checksum = 0
@@ -172,7 +167,7 @@ def _save(path: Path, events: Events, state: tuple[int, int]) -> None:
             _Others(**{name: getattr(events, name) for name, _ in _OTHERS}),
         )
     )
-    with replacing(path) as file:
+    with cache.adding(entry) as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for column in columns:
             file.write(column.data)

@@ -98,7 +98,6 @@ class CaptureQueue:
             if config.export == "process"
             else None
         )
-        self._remembered = False
         with ctrl_c_passes():
             self.notice()
 
@@ -106,19 +105,15 @@ class CaptureQueue:
         """Call `notice` of the sinks that run here, on the training thread: a window has ended, or the run begins."""
         tell_sinks(self.sinks_here, "notice", self._failed)
 
-    def prepare(self) -> None:
-        """Hold the run's lock, and keep a copy of the job for `instrument export`; called when a window begins."""
-        held = self.lock.hold()
-        if not self._remembered:
-            self._remembered = True
-            if hasattr(
-                os, "getuid"
-            ):  # of a file that was made there: a network's file system may change it
-                owner = (
-                    os.fstat(self.lock.handle).st_uid if held and self.lock.handle else os.geteuid()
-                )
-                self._job.owner = self._worker_job.owner = owner
-            job.remember(self._job)
+    def remember(self, staging: Path) -> None:
+        """Keep a copy of the job for `instrument export`; called before the first window is queued.
+
+        The job's owner is that of the window's folder, which a network's file system may have changed.
+        """
+        self._job.owner = self._worker_job.owner = (
+            staging.stat().st_uid if hasattr(os, "getuid") else None
+        )
+        job.remember(self._job)
 
     def has_room(self, name: str) -> bool:
         """Whether the queue has room for a window that is about to begin; if not, warn once and count it as dropped."""
@@ -184,7 +179,7 @@ class CaptureQueue:
         """Release the run's lock, and forget its job if nothing is left for the worker or `instrument export`."""
         done = not self._unsent() and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
-        if done and self._remembered:
+        if done and self.taken:
             job.forget(self.run)
 
     def say_what_is_left(self) -> None:

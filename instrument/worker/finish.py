@@ -21,7 +21,6 @@ from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
 from instrument.sinks.scalars import scalars
-from instrument.trace.column_cache import path_of
 from instrument.trace.rewrite import rewrite
 from instrument.worker.queue import PACKED, RAW, describe, name_of, publish
 
@@ -53,7 +52,6 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
             # put in here and not by torch, whose export turns backslashes into slashes and the trace into no JSON
             rewrite(raw, folder / PACKED, about.get("user_metadata", {}))
             raw.unlink()
-            path_of(raw).unlink(missing_ok=True)
         cost = about["cost"] = {
             **about.get("cost", {}),
             "packed_bytes": (folder / PACKED).stat().st_size,

@@ -268,6 +268,31 @@ def test_a_node_of_a_node_is_backward_of_the_first_ones_range(tmp_path) -> None:
     assert backward(capture(tmp_path, events)) == {"a": (15000, 0)}
 
 
+def test_the_first_event_and_the_first_node_of_a_trace_count_like_others(tmp_path) -> None:
+    """Nothing comes before them: no step, no range, and no other operator."""
+    events = [
+        made("aten::relu", 0, 3, 5),
+        node("ReluBackward0", 20, 6, 5),
+        span(ENGINE + "X", 21, 2, tid=2),
+    ]
+    whole = {
+        ("(no range)", "forward"): 3000,
+        ("(no range)", "backward"): 6000,
+        ("(no range)", "accumulate"): 4000,
+    }
+    assert parts(capture(tmp_path, [*events, *accumulation(27, 4)])) == whole
+    assert parts(capture(tmp_path, [*events[:2], *accumulation(27, 4)])) == whole
+    events = [
+        *(made("aten::relu", 1, 3, 5), annotation("a", 0, 10)),
+        *(
+            annotation("b", 0, 10, tid=4),
+            made("aten::x", 2, 3, 5, tid=4),
+            node("ReluBackward0", 20, 6, 5),
+        ),
+    ]
+    assert backward(capture(tmp_path, events)) == {"a": (6000, 0), "b": (0, 0)}
+
+
 def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
     events = [
         *(node("XBackward0", 0, 10, 5, tid=1), made("aten::y", 2, 2, 6)),

@@ -111,7 +111,7 @@ MIXED = [
 
 def test_overlaps_by_hand(tmp_path) -> None:
     """Compute 10–30 and 60–65; communication 25–40, of it 30–40 exposed; a copy 35–50, of it 40–50; idle 50–60."""
-    row = capture(tmp_path, MIXED).breakdown[0]
+    (row,) = capture(tmp_path, MIXED).breakdown
     assert row._fields == tuple(COLUMNS.split())
     assert [value // 1000 for value in row] == [25, 10, 10, 10, 55, 15, 15, 5]
 

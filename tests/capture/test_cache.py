@@ -1,4 +1,4 @@
-"""Columns kept beside a trace: the same, current, never in the way."""
+"""Columns kept of a trace: the same, current, never in the way."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_captures import write_capture
 
 from capture.traces import allocation, annotation, same, span, write
+from instrument import cache
 from instrument.capture import Capture
 from instrument.trace import column_cache, reader
 from instrument.trace.events import Events
@@ -22,8 +24,15 @@ TRACE = [
 
 
 @pytest.fixture(autouse=True)
-def keep_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache's folder, in which small traces are kept too."""
     monkeypatch.setattr(column_cache, "KEPT_FROM_EVENTS", 10)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    return cache.location()
+
+
+def kept_of(trace: Path) -> Path:
+    return cache.location() / column_cache.entry_of(trace)
 
 
 @pytest.fixture
@@ -39,9 +48,10 @@ def no_reading(path: Path) -> Events:
     raise AssertionError(f"{path} was read again")
 
 
-def test_the_second_opening_reads_no_trace_and_gives_the_same(trace, monkeypatch) -> None:
+def test_the_second_opening_reads_no_trace_and_gives_the_same(trace, folder, monkeypatch) -> None:
     first = Capture.load(trace).events
-    assert sorted(p.name for p in trace.parent.iterdir()) == ["trace.json", "trace.json.columns"]
+    assert [p.name for p in trace.parent.iterdir()] == ["trace.json"], "nothing beside it"
+    assert [*folder.iterdir()] == [kept_of(trace)]
     monkeypatch.setattr(reader, "read", no_reading)
     second = Capture.load(trace).events
     assert same(first, second)
@@ -61,7 +71,7 @@ def test_a_changed_trace_is_read_again(trace) -> None:
 @pytest.mark.parametrize("at", [0, 8, 40, -1])
 def test_a_damaged_file_is_replaced(trace, at) -> None:
     first = column_cache.read(trace)
-    kept = column_cache.path_of(trace)
+    kept = kept_of(trace)
     content = bytearray(kept.read_bytes())
     content[at] ^= 0x55
     for damaged in (bytes(content), bytes(content[: len(content) // 2]), b"", b"\xff" * 20):
@@ -92,42 +102,68 @@ def test_what_another_version_of_this_package_kept_is_read_anew(trace, monkeypat
 
 def test_deleting_it_does_no_harm(trace) -> None:
     first = column_cache.read(trace)
-    column_cache.path_of(trace).unlink()
+    kept_of(trace).unlink()
     assert same(column_cache.read(trace), first)
 
 
-def test_nothing_is_written_where_the_folder_is_read_only(trace) -> None:
-    trace.parent.chmod(0o555)
+def test_nothing_is_written_where_the_cache_is_read_only(trace, folder) -> None:
+    folder.mkdir()
+    folder.chmod(0o555)
     try:
-        column_cache.read(trace)
+        assert len(column_cache.read(trace)) == 21
+        assert [*folder.iterdir()] == []
         assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
     finally:
-        trace.parent.chmod(0o755)
+        folder.chmod(0o755)
 
 
-def test_a_full_disk_leaves_nothing_behind(trace, monkeypatch) -> None:
+def test_a_full_disk_leaves_nothing_behind(trace, folder, monkeypatch) -> None:
     def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
     assert len(column_cache.read(trace)) == 21
     assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
+    assert [*folder.iterdir()] == []
+
+
+def test_another_file_in_the_place_of_a_trace_is_read_anew(trace) -> None:
+    column_cache.read(trace)
+    before = trace.stat()
+    other = trace.with_name("other")
+    other.write_text(trace.read_text().replace('"b"', '"c"'))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(trace)
+    assert (trace.stat().st_size, trace.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert column_cache.read(trace).names[1] == "c"
+
+
+def test_what_the_exporter_has_read_is_known_when_the_folder_has_its_name(
+    tmp_path, monkeypatch
+) -> None:
+    whole = write_capture(tmp_path, [span("b", k, 1) for k in range(20)], "c").folder
+    queued = whole.rename(whole.with_name(".c.queued"))
+    first = Capture.load(queued).events
+    queued.rename(whole)
+    monkeypatch.setattr(reader, "read", no_reading)
+    assert same(Capture.load(whole).events, first)
 
 
 def test_a_small_trace_keeps_nothing(trace, monkeypatch) -> None:
     monkeypatch.setattr(column_cache, "KEPT_FROM_EVENTS", 22)
     column_cache.read(trace)
     assert [p.name for p in trace.parent.iterdir()] == ["trace.json"]
+    assert not cache.location().exists()
 
 
 def test_columns_behind_a_link_are_not_read(trace, tmp_path) -> None:
     column_cache.read(trace)
-    kept = column_cache.path_of(trace)
+    kept = kept_of(trace)
     kept.rename(tmp_path / "elsewhere")
     kept.symlink_to(tmp_path / "elsewhere")
     content = (tmp_path / "elsewhere").read_bytes()
     with pytest.raises(OSError, match="symbolic link"):
-        column_cache._load(kept, column_cache._state(trace))
+        column_cache._load(kept.name, column_cache._state(trace))
     assert len(column_cache.read(trace)) == 21
     assert not kept.is_symlink()
     assert (tmp_path / "elsewhere").read_bytes() == content
@@ -140,16 +176,16 @@ def test_columns_behind_a_link_are_not_read(trace, tmp_path) -> None:
 def test_an_index_that_leads_out_of_its_list_is_not_read(trace, column, value) -> None:
     events = column_cache.read(trace)
     getattr(events, column)[3] = value
-    column_cache._save(column_cache.path_of(trace), events, column_cache._state(trace))
-    assert column_cache._load(column_cache.path_of(trace), column_cache._state(trace)) is None
+    column_cache._save(column_cache.entry_of(trace), events, column_cache._state(trace))
+    assert column_cache._load(column_cache.entry_of(trace), column_cache._state(trace)) is None
     assert column_cache.read(trace).names == (*NAMES, "r")
 
 
 def test_columns_of_other_lengths_are_not_read(trace) -> None:
     events = column_cache.read(trace)
     column_cache._save(
-        column_cache.path_of(trace),
+        column_cache.entry_of(trace),
         replace(events, python_id=events.python_id[1:]),
         column_cache._state(trace),
     )
-    assert column_cache._load(column_cache.path_of(trace), column_cache._state(trace)) is None
+    assert column_cache._load(column_cache.entry_of(trace), column_cache._state(trace)) is None

@@ -194,6 +194,28 @@ def test_products_with_vectors_are_counted(tmp_path) -> None:
     }  # fmt: skip
 
 
+BY_SHAPES = [
+    (("mm", "_int_mm", "_scaled_mm"), [[2, 3], [3, 4]], 2 * 2 * 3 * 4),
+    (("bmm",), [[5, 2, 3], [5, 3, 4]], 2 * 5 * 2 * 3 * 4),
+    (("addmm", "addmm_", "_addmm_activation"), [[4], [2, 3], [3, 4]], 2 * 2 * 3 * 4),
+    (("baddbmm", "baddbmm_", "addbmm"), [[2, 4], [5, 2, 3], [5, 3, 4]], 2 * 5 * 2 * 3 * 4),
+    (("mv",), [[2, 3], [3]], 2 * 2 * 3),
+    (("addmv", "addmv_"), [[2], [2, 3], [3]], 2 * 2 * 3),
+    (("dot", "vdot"), [[3], [3]], 2 * 3),
+]
+
+
+def test_every_product_is_counted_by_its_operands(tmp_path) -> None:
+    """What is added before a product, as the bias of `addmm`, counts nothing."""
+    calls = [
+        (f"aten::{name}", shapes, flops) for names, shapes, flops in BY_SHAPES for name in names
+    ]
+    events = [span(name, 10 * k, 5, Input_Dims=shapes) for k, (name, shapes, _) in enumerate(calls)]
+    assert [(row.name, row.flops) for row in capture(tmp_path, events).operators] == [
+        (name, flops) for name, _, flops in calls
+    ]
+
+
 def test_a_grouped_convolution_counts_each_group_once(tmp_path) -> None:
     model = nn.Conv2d(4, 8, 3, groups=2)
     found = counted(

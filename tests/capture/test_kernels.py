@@ -140,6 +140,16 @@ def test_copies_by_kind_with_bandwidth(tmp_path) -> None:
     assert [row.name for row in found.kernels] == ["gemm"]
 
 
+def test_a_copy_whose_size_is_not_known_counts_neither_in_bytes_nor_in_bandwidth(tmp_path) -> None:
+    """1000 bytes in 4 µs are 250 MB/s, whatever the second copy moved; no bytes at all are known to be none."""
+    empty = span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", tid=100, bytes=0)
+    table = capture(tmp_path, [copy(0, 4, bytes=1000), copy(10, 2), empty]).copies
+    assert [(row.calls, row.device_ns, row.bytes, row.bytes_per_second) for row in table] == [
+        (2, 6000, 1000, 250_000_000),
+        (1, 2000, 0, 0),
+    ]
+
+
 def test_streams(tmp_path) -> None:
     events = [kernel("gemm", 0, 10), kernel("nccl", 5, 10), kernel("gemm", 30, 10), copy(0, 12)]
     table = capture(tmp_path, events).streams

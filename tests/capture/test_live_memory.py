@@ -186,6 +186,11 @@ def test_sizes(tmp_path) -> None:
     assert [tuple(row) for row in table] == [*cuda, ("cpu", 8, 1, 8, 0)]
 
 
+def test_a_free_that_the_file_lists_first_frees_what_was_allocated_before_it(tmp_path) -> None:
+    (row,) = capture(tmp_path, [event(20, -10, 1), event(10, 10, 1)]).memory.sizes
+    assert (row.allocations, row.kept) == (1, 0)
+
+
 def test_every_event_with_what_was_around_it(tmp_path) -> None:
     table = capture(tmp_path, EVENTS).memory.events
     assert table.columns == (

@@ -311,13 +311,62 @@ def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     )
 
 
+def test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum(tmp_path) -> None:
+    """Of two products one has no shapes: 2 × 2 × 3 × 4 operations are known. Of the other operators none is."""
+    events = [
+        span("aten::mm", 0, 5, Input_Dims=[[2, 3], [3, 4]]),
+        span("aten::mm", 10, 5),
+        span("aten::relu", 20, 5, Input_Dims=[[2, 4]]),
+    ]
+    assert [(row.name, row.calls, row.flops) for row in capture(tmp_path, events).operators] == [
+        ("aten::mm", 2, 48),
+        ("aten::relu", 1, None),
+    ]
+
+
+def test_rows_are_in_the_order_of_their_first_calls(tmp_path) -> None:
+    table = capture(
+        tmp_path, [span("b", 10, 1), span("a", 20, 1), span("c", 5, 1), span("a", 0, 1)]
+    ).operators
+    assert table.column("name") == ["a", "c", "b"]
+
+
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     table = capture(tmp_path, [span("aten::mm", 0, 10)]).operators
-    times = ("cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns")
-    sizes = ("cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes")
-    shares = ("share", "total_share", "device_share", "device_total_share")
-    assert table.columns == ("name", "calls", *times, *sizes, "flops", *shares, "kind")
+    expected = (
+        "name calls self_cpu_ns share device_share total_share device_total_share cpu_ns cpu_ns_per_call "
+        "self_device_ns device_ns device_ns_per_call self_cpu_bytes cpu_bytes self_device_bytes device_bytes flops kind"
+    )
+    assert table.columns == tuple(expected.split())
     assert table.by("input_shapes").columns[:3] == ("name", "input_shapes", "calls")
+
+
+def test_what_was_sorted_and_filtered_can_be_grouped(tmp_path) -> None:
+    events = [
+        span("aten::mm", 0, 10, Input_Dims=[[2]]),
+        span("aten::mm", 20, 5, Input_Dims=[[3]]),
+        span("aten::add", 40, 50, Input_Dims=[[2]]),
+        span("aten::mul", 100, 1, Input_Dims=[[2]]),
+    ]
+    table = capture(tmp_path, events).operators
+    by_shape = table.sort("self_cpu_ns").by("input_shapes")
+    assert [(r.name, r.self_cpu_ns) for r in by_shape] == [
+        ("aten::add", 50_000), ("aten::mm", 10_000), ("aten::mm", 5_000), ("aten::mul", 1_000),
+    ]  # fmt: skip
+    chosen = table.where(name="aten::mm")
+    assert [(r.input_shapes, r.calls) for r in chosen.by("input_shapes")] == [
+        ("[[2]]", 1),
+        ("[[3]]", 1),
+    ]
+    assert [r.share for r in chosen.by("input_shapes")] == [10 / 66, 5 / 66], (
+        "of the same whole as before"
+    )
+    assert {
+        r.name for r in table.sort("self_cpu_ns").head(2).select(["calls"]).by("input_shapes")
+    } == {
+        "aten::add",
+        "aten::mm",
+    }
 
 
 MEMORY = [
@@ -484,6 +533,16 @@ def test_calls_group_by_what_is_known_of_them(tmp_path, what, add, mm, memory) -
     assert (calls("aten::add"), calls("aten::mm"), calls("[memory]")) == (add, mm, memory)
     for column in ("calls", "self_cpu_ns", "self_device_ns", "self_cpu_bytes"):
         assert sum(grouped.column(column)) == sum(table.column(column))
+
+
+def test_the_device_of_the_only_call_of_a_trace_is_told(tmp_path) -> None:
+    events = [
+        span("aten::add", 0, 5, External_id=1),
+        kernel("k", 10, 5, External_id=1, correlation=9),
+    ]
+    assert [(row.name, row.device) for row in capture(tmp_path, events).operators.by("device")] == [
+        ("aten::add", "7")
+    ]
 
 
 def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:

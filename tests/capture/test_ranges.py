@@ -45,13 +45,25 @@ def test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_time
     assert [r.device_ns for r in rows] == [None] * 3
 
 
+def test_of_a_range_that_began_before_the_first_step_counts_what_lies_in_it(tmp_path) -> None:
+    events = [
+        annotation("early", -20, 30),
+        annotation("ProfilerStep#1", 0, 100),
+        annotation("late", 95, 50),
+    ]
+    assert [(r.path, r.cpu_ns_per_step) for r in capture(tmp_path, events).ranges] == [
+        ("early", 10000),
+        ("late", 5000),
+    ]
+
+
 def test_the_columns_are_those_agreed(tmp_path) -> None:
     expected = (
-        "path name module_type depth calls slices cpu_ns self_cpu_ns total_ns self_total_ns "
-        "forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
-        "device_ns self_device_ns device_busy_ns device_idle_ns "
+        "path name module_type depth calls slices cpu_ns cpu_ns_per_step share device_share self_cpu_ns self_total_ns "
+        "total_ns forward_ns backward_ns accumulate_ns recompute_ns optimizer_ns "
+        "device_ns device_ns_per_step self_device_ns device_busy_ns device_idle_ns "
         "allocated_bytes bytes device_allocated_bytes device_bytes flops flops_per_second "
-        "share device_share cpu_ns_per_step device_ns_per_step min_ns median_ns p95_ns max_ns"
+        "min_ns median_ns p95_ns max_ns"
     )
     assert capture(tmp_path, STEPPED).ranges.columns == tuple(expected.split())
     assert capture(tmp_path, []).ranges.columns == tuple(expected.split())
@@ -285,10 +297,9 @@ def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
 def test_what_was_not_recorded_is_none_and_never_zero(tmp_path) -> None:
     (row,) = capture(tmp_path, [annotation("a", 0, 10)]).ranges
     unknown = (
-        "module_type backward_ns accumulate_ns recompute_ns "
-        "device_ns self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
-        "device_allocated_bytes device_bytes flops flops_per_second device_share "
-        "cpu_ns_per_step device_ns_per_step"
+        "module_type cpu_ns_per_step device_share backward_ns accumulate_ns recompute_ns "
+        "device_ns device_ns_per_step self_device_ns device_busy_ns device_idle_ns allocated_bytes bytes "
+        "device_allocated_bytes device_bytes flops flops_per_second"
     )
     assert " ".join(name for name, cell in row._asdict().items() if cell is None) == unknown
     (row,) = capture(tmp_path, [annotation("a", 0, 10), allocation(2, 8), allocation(9, -8)]).ranges

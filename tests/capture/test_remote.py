@@ -52,7 +52,7 @@ def test_a_listing_names_only_what_is_below(cache: Path, server: Any) -> None:
     assert Capture.load("memory://run/c").name == "c"
     written = [file for file in cache.parent.rglob("*") if file.is_file()]
     assert written
-    assert all(cache / "instrument" in file.parents for file in written)
+    assert all(cache / "torch-instrument" in file.parents for file in written)
 
 
 @pytest.mark.parametrize("url", ["memory://run/..", "memory://"])

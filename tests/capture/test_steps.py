@@ -13,6 +13,7 @@ from capture.test_breakdown import COLUMNS, copy
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.traces import annotation, capture, kernel, span
+from instrument.range_names import MOMENT
 
 LAUNCHED = tuple(COLUMNS.split())
 CLIPPED = tuple(f"clipped_{name}" for name in LAUNCHED if name != "total_ns")
@@ -43,6 +44,14 @@ def test_steps_are_in_order_with_their_numbers(tmp_path) -> None:
         (13, 60000, 1000),
     ]
     assert {value for row in steps for value in tuple(row)[3:]} == {None}
+
+
+def test_a_moment_outside_of_all_steps_is_of_none(tmp_path) -> None:
+    moment = annotation("saved" + MOMENT, 5, 0)
+    assert [(m.name, m.step) for m in capture(tmp_path, [moment]).moments] == [("saved", None)]
+    inside = annotation("saved" + MOMENT, 15, 0)
+    found = capture(tmp_path, [annotation("ProfilerStep#3", 10, 10), moment, inside]).moments
+    assert [(m.name, m.step) for m in found] == [("saved", None), ("saved", 3)]
 
 
 TWO_STEPS = [

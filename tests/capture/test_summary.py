@@ -38,7 +38,10 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
 def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
     shown = write_capture(tmp_path, steps())._repr_html_()
     assert names(shown)[2:] == ["(no range)", "aten::mm", "aten::relu"]
-    assert "<p>Nothing is known of device_ns, self_device_ns, " in shown
+    assert (
+        "<p>Nothing is known of device_share, device_total_share, self_device_ns, device_ns, "
+        in shown
+    )
 
 
 def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_path) -> None:

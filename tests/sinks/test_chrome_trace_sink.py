@@ -16,6 +16,7 @@ from instrument.config import user_metadata
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.sinks import chrome_trace
 from instrument.sinks.chrome_trace import ChromeTrace
+from instrument.trace import rewrite as trace_rewrite
 from instrument.trace.rewrite import rewrite
 
 
@@ -126,7 +127,7 @@ def test_what_fails_halfway_leaves_the_trace_whole(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chrome_trace, "with_one_sign", full)
+    monkeypatch.setattr(trace_rewrite, "with_one_sign", full)
     for sink in (ChromeTrace(gzip=False), ChromeTrace(metadata={"run": 1})):
         with pytest.raises(OSError, match="No space left"):
             sink.write(capture, capture.folder)
@@ -156,7 +157,7 @@ def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
     events = [{**event, "ts": event["ts"] + 5000 * i} for i in range(2000) for event in steps()]
     capture = write(events)
     plain = gzip.decompress(capture.trace_path.read_bytes())
-    assert len(plain) > 2 * chrome_trace._CHUNK
+    assert len(plain) > 2 * trace_rewrite._CHUNK
     ChromeTrace(metadata={"run": 1}).write(capture, capture.folder)
     assert loaded(capture.trace_path) == {"run": 1} | json.loads(plain)
 
@@ -196,7 +197,7 @@ def test_negative_times_become_json(
     tmp_path: Path, looked_at: int, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Kineto writes them where the clock is set back while it records; what only looks like one stays."""
-    monkeypatch.setattr(chrome_trace, "_LOOKED_AT", looked_at)
+    monkeypatch.setattr(trace_rewrite, "_LOOKED_AT", looked_at)
     times = [
         '"ts": 5.000, "dur": -1918637.-566',
         '"ts": -7.-05, "dur": 0.-001',

@@ -1,0 +1,75 @@
+"""`instrument cache`: where the cache is and what it holds; removes it, and what older versions have left."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from instrument.errors import ConfigError
+
+HELP = "show or clear what is kept to read traces faster"
+
+_KINDS = {
+    "columns-": "columns of traces",
+    "fetched-": "captures fetched from URLs",
+    "machine.json": "rates of this machine",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Print where the cache is, how many entries and bytes it has, and what older versions have left. All of it can "
+        "be made again. XDG_CACHE_HOME moves it; INSTRUMENT_CACHE_BYTES bounds it (2 GiB)."
+    )
+    add = parser.add_argument
+    where = "also look for the files that older versions wrote beside traces, at or below PATH"
+    add("path", metavar="PATH", type=Path, nargs="?", help=where)
+    add("--clear", action="store_true", help="remove all of it")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Return what the cache holds, or what was removed.
+
+    Raises:
+        ConfigError: there is nothing at the path, or `INSTRUMENT_CACHE_BYTES` is no number.
+        OSError: the cache cannot be used.
+    """
+    from instrument import cache
+
+    if arguments.path is not None and not arguments.path.exists():
+        raise ConfigError(
+            f"There is nothing at {arguments.path}: give a trace, a capture or a folder above."
+        )
+    old = cache.leftovers(arguments.path)
+    if arguments.clear:
+        gone = cache.clear()
+        lines = [f"Removed {_amount(gone)} from {cache.location()}."]
+        removed = cache.remove_leftovers(old)
+        lines += [f"Removed {path}, left by an older version." for path in removed]
+        lines += [f"Could not remove {path}." for path in old if path not in removed]
+        return "\n".join(lines)
+    most, kept = cache.most_bytes(), cache.entries()
+    lines = [f"The cache is {cache.location()}: {_amount(kept)} of at most {_bytes(most)}."]
+    for start, kind in _KINDS.items():
+        if found := [entry for entry in kept if entry.path.name.startswith(start)]:
+            lines.append(f"  {kind}: {_amount(found)}")
+    try:
+        cache.check_writable()
+    except OSError as error:
+        lines.append(f"Nothing can be added to it: {error}.")
+    if old:
+        lines += ["Left by older versions; --clear removes them:", *(f"  {path}" for path in old)]
+    return "\n".join(lines)
+
+
+def _amount(found: Iterable[object]) -> str:
+    sizes = [getattr(entry, "size", 0) for entry in found]
+    return f"{len(sizes)} {'entry' if len(sizes) == 1 else 'entries'}, {_bytes(sum(sizes))}"
+
+
+def _bytes(size: int) -> str:
+    from instrument.analysis.table import cell_text
+
+    return cell_text("bytes", size)

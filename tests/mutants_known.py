@@ -1,0 +1,283 @@
+"""What `mutants.py` runs against which tests, edits that a test must notice, and edits that no test can notice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+def _top(*names: str) -> list[str]:
+    return [f"tests/test_{name}.py" for name in names]
+
+
+def _capture(*names: str) -> list[str]:
+    return [f"tests/capture/test_{name}.py" for name in names]
+
+
+# The tests of each module, those that notice most first.
+TESTS = {
+    "instrument/config/schedule.py": ["tests/test_schedule.py"],
+    "instrument/config/schema.py": [
+        *_top("config", "schedule", "hydra"),
+        "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
+        "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
+    ],
+    "instrument/record/step_loop.py": _top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
+    "instrument/record/session.py": _top("calls", "phases", "session"),
+    "instrument/worker/queue.py": [
+        *_top("leftovers", "delivery"),
+        "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
+        "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
+        "tests/test_exporter.py::test_queued_windows_are_looked_for_as_deep_as_asked",
+        "tests/test_exporter.py::test_half_a_character_does_not_make_capture_json_unreadable",
+        "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
+    ],
+    "instrument/worker/retention.py": [
+        *_top("delivery", "upload"),
+        "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
+    ],
+    "instrument/worker/finish.py": [
+        *_top("delivery"),
+        "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
+        "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
+        "tests/test_exporter.py::test_two_processes_do_not_finish_the_same_window",
+        "tests/test_exporter.py::test_a_job_never_calls_what_is_no_sink",
+        "tests/test_exporter.py::test_whatever_a_sink_raises_costs_that_sink_alone",
+        "tests/test_exporter.py::test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing",
+        "tests/test_session.py::test_a_failing_sink_stops_neither_the_others_nor_the_training",
+    ],
+    "instrument/annotate/wrapper.py": ["tests/test_wrap.py", "tests/test_names.py", "tests/test_annotate.py"],
+    "instrument/links/attribution.py": _capture("autograd", "ranges", "breakdown", "flops"),
+    "instrument/links/autograd.py": _capture("autograd", "ranges", "operators"),
+    "instrument/links/call_tree.py": _capture("nesting", "paths", "ranges", "operators", "stacks"),
+    "instrument/links/flops.py": _capture("flops", "operators"),
+    "instrument/links/intervals.py": _capture("timeline", "breakdown", "steps"),
+    "instrument/links/launches.py": _capture("kernels", "operators", "breakdown", "autograd", "ranges"),
+    "instrument/links/links.py": _capture("ranges", "operators", "flops"),
+    "instrument/links/paths.py": _capture("paths", "ranges"),
+    "instrument/links/step_index.py": _capture("steps", "ranges", "operators"),
+    "instrument/analysis/breakdown.py": _capture("breakdown", "steps"),
+    "instrument/analysis/kernels.py": _capture("kernels", "breakdown"),
+    "instrument/analysis/operators.py": _capture("operators", "flops", "table"),
+    "instrument/analysis/operator_keys.py": _capture("operators", "stacks"),
+    "instrument/analysis/ranges.py": _capture("ranges", "autograd", "flops"),
+    "instrument/analysis/steps.py": _capture("steps"),
+    "instrument/analysis/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
+    "instrument/analysis/memory_attribution.py": _capture("operators", "live_memory"),
+    "instrument/runs/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
+}  # fmt: skip
+
+
+class Planted(NamedTuple):
+    """An edit, and the test that must notice it."""
+
+    name: str
+    module: str
+    was: str
+    now: str
+    test: str
+
+
+_STEP_BY_STEP = (
+    "tests/test_schedule.py::test_each_step_is_recorded_and_warmed_up_for_as_torch_would"
+)
+_NEVER_ZERO = "tests/capture/test_operators.py::test_what_a_row_does_not_know_of_some_calls_is_left_out_of_its_sum"
+
+PLANTED = [
+    Planted(
+        "the schedule off by one",
+        "instrument/config/schedule.py",
+        "None if schedule.active is None else first + schedule.active - 1)",
+        "None if schedule.active is None else first + schedule.active)",
+        _STEP_BY_STEP,
+    ),
+    Planted(
+        "skip_first off by one",
+        "instrument/config/schedule.py",
+        "begin = schedule.skip_first + (0",
+        "begin = schedule.skip_first + 1 + (0",
+        _STEP_BY_STEP,
+    ),
+    Planted(
+        "repeat off by one",
+        "instrument/config/schedule.py",
+        "0 < schedule.repeat <= number",
+        "0 < schedule.repeat < number",
+        _STEP_BY_STEP,
+    ),
+    Planted(
+        "self time with children",
+        "instrument/links/call_tree.py",
+        "return totals - held",
+        "return totals",
+        "tests/capture/test_ranges.py::"
+        "test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times",
+    ),
+    Planted(
+        "priority of the breakdown swapped",
+        "instrument/analysis/breakdown.py",
+        "_LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))",
+        "_LAYERS = ((COMMUNICATION,), (KERNEL, MEMSET), (COPY,))",
+        "tests/capture/test_breakdown.py::test_overlaps_by_hand",
+    ),
+    Planted(
+        "backward joined without the thread",
+        "instrument/links/autograd.py",
+        "own = numbered[events.thread[numbered] == thread]",
+        "own = numbered",
+        "tests/capture/test_autograd.py::test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names",
+    ),
+    Planted(
+        "steps by start instead of containment",
+        "instrument/links/step_index.py",
+        "(at >= 0) & (time_ns < events.end_ns[steps][at])",
+        "at >= 0",
+        "tests/capture/test_steps.py::test_a_step_without_device_work_has_none_where_others_have",
+    ),
+    Planted(
+        "retention removes the newest of those it may",
+        "instrument/worker/retention.py",
+        "oldest = removable.pop(0)",
+        "oldest = removable.pop()",
+        "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
+    ),
+    Planted(
+        "retention removes the last capture",
+        "instrument/worker/retention.py",
+        "list(self._sizes)[:-1]",
+        "list(self._sizes)",
+        "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
+    ),
+    Planted(
+        "renamed before capture.json is written",
+        "instrument/worker/queue.py",
+        """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
+    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
+""",
+        """    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
+    _write_new(folder / METADATA_FILE, _as_text({**metadata, "name": name}))
+""",
+        "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
+    ),
+    Planted(
+        "the worker reports a capture before its sinks have run",
+        "instrument/worker/process.py",
+        "        _tell(answers, folder=str(folder))\n",
+        "        _tell(answers, folder=str(folder))\n"
+        "        _tell(answers, folder=str(folder), finished=str(folder))\n",
+        "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
+    ),
+    Planted(
+        "a capture is published before its sinks have run",
+        "instrument/worker/finish.py",
+        "        _summarize(capture, folder, failed)\n",
+        "        _summarize(capture, folder, failed)\n        folder = publish(folder, about)\n",
+        "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
+    ),
+    Planted(
+        "rank 1's folder is called rank 0",
+        "instrument/record/step_loop.py",
+        "_rank{rank}",
+        "_rank0",
+        "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
+    ),
+    Planted(
+        "a lost label of truncation",
+        "instrument/record/step_loop.py",
+        '"truncated": reason is not None,',
+        '"truncated": False,',
+        "tests/test_window_limit.py::test_a_window_over_its_time_ends_with_the_step",
+    ),
+    Planted(
+        "cooldown ignored",
+        "instrument/record/trigger_runner.py",
+        "self.rests_until = number + 1 + self.cooldown",
+        "self.rests_until = number + 1",
+        "tests/triggers/test_watch.py::test_a_trigger_rests_and_has_a_last_window",
+    ),
+    Planted(
+        "shares of all that was recorded instead of the steps",
+        "instrument/analysis/ranges.py",
+        "return int(self._places.counted_cpu_ns.sum())",
+        "return int(self._places.cpu_ns.sum())",
+        "tests/capture/test_ranges.py::"
+        "test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each",
+    ),
+    Planted(
+        "an unknown count as part of a sum",
+        "instrument/analysis/operators.py",
+        "counts &= quantity != UNKNOWN",
+        "pass",
+        _NEVER_ZERO,
+    ),
+    Planted(
+        "0 where nothing is known",
+        "instrument/analysis/operators.py",
+        "[int(total) if is_known else None for",
+        "[int(total) for",
+        _NEVER_ZERO,
+    ),
+]  # fmt: skip
+
+# Module, line, edited line: why nothing that a user sees changes.
+EQUIVALENT = {
+    (
+        "instrument/worker/finish.py",
+        "(folder / _LOCK_FILE).unlink(missing_ok=True)",
+        "(folder / _LOCK_FILE).unlink(missing_ok=False)",
+    ): "the file is missing on Windows alone, which has no such lock",
+    (
+        "instrument/annotate/wrapper.py",
+        "if exact and isinstance(function, FunctionType):",
+        "if exact or isinstance(function, FunctionType):",
+    ): "a variadic wrapper has no parameter that a default could be of",
+    (
+        "instrument/annotate/wrapper.py",
+        "return False",
+        "return True",
+    ): "speed: a name with a lone brace fails as a format on each call, and is then taken as it stands",
+    (
+        "instrument/links/autograd.py",
+        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((marks.parent > 0) & is_sum[marks.parent]))",
+    ): "an accumulation inside the first mark of all has no node before it either way",
+    (
+        "instrument/links/autograd.py",
+        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 1) & is_sum[marks.parent]))",
+    ): "as above",
+    (
+        "instrument/links/flops.py",
+        "outer = np.append(forest.nearest(bare), -1)[forest.parent]",
+        "outer = np.append(forest.nearest(bare), -2)[forest.parent]",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/analysis/memory_timeline.py",
+        "alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))",
+        "alive = np.flatnonzero((line.size_bytes >= 0) & (position <= at) & (self._ends(line) > at))",
+    ): "torch reports no allocation of no bytes",
+    (
+        "instrument/record/step_loop.py",
+        'first = self.train.step_number if self.config.phases == ["train"] else 0',
+        'first = self.train.step_number if not (self.config.phases == ["train"]) else 0',
+    ): "speed: what a window imports is imported at the start or by the window",
+    (
+        "instrument/analysis/memory_timeline.py",
+        "before = before - min(0, int(before.min()), int(line.net_bytes.min()))",
+        "before = before - min(1, int(before.min()), int(line.net_bytes.min()))",
+    ): "what was freed of before the window is never above 0",
+    (
+        "instrument/runs/rank_comparison.py",
+        "above = np.where((values >= 0) & ours, values - usual[cells.path], 0)",
+        "above = np.where((values > 0) & ours, values - usual[cells.path], 0)",
+    ): "a range of no time is above no median",
+    (
+        "instrument/runs/rank_comparison.py",
+        "above = np.where((values >= 0) & ours, values - usual[cells.path], 0)",
+        "above = np.where((values >= 1) & ours, values - usual[cells.path], 0)",
+    ): "as above",
+    (
+        "instrument/runs/rank_comparison.py",
+        "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()",
+        "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 2)).tolist()",
+    ): "one more end than there are ranks is looked at by nobody",
+}
