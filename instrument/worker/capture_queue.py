@@ -66,7 +66,14 @@ class CaptureQueue:
         self._dropped: list[str] = []
         self.to_finish: list[Path] = []
         self._enforcing = Lock()
-        self.inline = self._chosen_inline() if config.export == "process" else {}
+        by_worker = config.export == "process"
+        self.inline = self._chosen_inline() if by_worker else {}
+        self.sinks_here = dict(self.inline if by_worker else config.sinks)
+        uploads_here = not by_worker or bool(self.inline)  # where the last sink runs
+        self._upload: Upload | None = None
+        if config.upload_to and uploads_here:
+            self._upload = Upload(url=config.upload_to, options=config.upload_options)
+            self.sinks_here[SINK_NAME] = self._upload
         self._job = Job(
             run=self.run,
             rank=rank,
@@ -78,26 +85,11 @@ class CaptureQueue:
                 for name, about in config.sinks_for_worker.items()
                 if name not in self.inline
             },
-            upload_to=config.upload_to,
-            upload_options=config.upload_options,
+            upload_to=None if uploads_here else config.upload_to,
+            upload_options={} if uploads_here else config.upload_options,
             timeout_s=config.export_timeout_s,
         )
-        self.sinks_here = dict(self.inline if config.export == "process" else config.sinks)
-        self._upload: Upload | None = None
-        self._worker_job = self._job
-        if config.upload_to and (
-            config.export == "inline" or self.inline
-        ):  # the last sink runs here
-            self._upload = Upload(
-                url=config.upload_to, options=config.upload_options, on_done=self._remove_oldest
-            )
-            self.sinks_here[SINK_NAME] = self._upload
-            self._worker_job = msgspec.structs.replace(self._job, upload_to=None, upload_options={})
-        self.exporter = (
-            Exporter(self._worker_job, self.lock, self._take_capture, self._remove_oldest)
-            if config.export == "process"
-            else None
-        )
+        self.exporter = Exporter(self._job, self.lock, self._take_capture) if by_worker else None
         with ctrl_c_passes():
             self.notice()
 
@@ -110,10 +102,9 @@ class CaptureQueue:
 
         The job's owner is that of the window's folder, which a network's file system may have changed.
         """
-        self._job.owner = self._worker_job.owner = (
-            staging.stat().st_uid if hasattr(os, "getuid") else None
-        )
-        job.remember(self._job)
+        self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
+        url, options = self._config.upload_to, self._config.upload_options
+        job.remember(msgspec.structs.replace(self._job, upload_to=url, upload_options=options))
 
     def has_room(self, name: str) -> bool:
         """Whether the queue has room for a window that is about to begin; if not, warn once and count it as dropped."""
@@ -263,7 +254,7 @@ class CaptureQueue:
         )
 
     def _remove_oldest(self) -> None:
-        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; called again after each upload."""
+        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; also on `captures`."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(

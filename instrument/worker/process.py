@@ -9,7 +9,7 @@ It answers with JSON objects, one a line:
 - `text`, `level`: a log message;
 - `began`: the queued folder that it works on from now on, so that the trainer knows it should the process die;
 - `done`, `place`: the queued folder that it is through with, and its capture, or null where it could not be finished;
-- `busy`: all captures whose files a sink still needs, as the one that uploads them;
+- `sending`: all captures that are still to be sent;
 - `looked`: so many lines it has read, and after the last of them finished what was there;
 - `closed`: its sinks are closed.
 
@@ -28,14 +28,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, RLock, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
 from loguru import logger
 
 from instrument import files
 from instrument.errors import reason_of
-from instrument.sinks import Sink
 from instrument.worker import queue, rank_report, retention, run_lock, waiting
 from instrument.worker.finish import built, finish, tell_sinks, traceback_of
 from instrument.worker.job import Job, from_line, to_line
@@ -47,14 +46,13 @@ _END = "end"
 _GRACE_S = 1.0
 # How long the end of a run waits for the worker where training has failed; for its sinks to close; and for its end.
 _AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
-_answering = RLock()
+_answering = Lock()
 
 
 class Exporter:
     """The trainer's side: has queued folders finished by the worker.
 
-    `on_finished` is called with the folder of each capture, `on_sent` when no sink of the worker needs the files of a
-    capture any more; both on the thread that listens to the worker.
+    `on_finished` is called with the folder of each capture, on the thread that listens to the worker.
 
     The process starts with the first window. Where it dies before its work is done, one error says so, the window that
     it worked on stays queued, and the next window, or `close`, starts another process for the rest.
@@ -62,25 +60,19 @@ class Exporter:
     Cost for the training loop: starting the process once, some 2 ms, and a line in a pipe for each window.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        lock: RunLock,
-        on_finished: Callable[[Path], None],
-        on_sent: Callable[[], None],
-    ) -> None:
-        self._job, self._lock = job, lock
-        self._on_finished, self._on_sent = on_finished, on_sent
+    def __init__(self, job: Job, lock: RunLock, on_finished: Callable[[Path], None]) -> None:
+        self._job, self._lock, self._on_finished = job, lock, on_finished
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: dict[
-            Path, int
-        ] = {}  # in order, each with the number of the line that announced it
-        self._lines = 0  # written to the present process, after the job
+        # in order, each with the number of the line that announced it
+        self._pending: dict[Path, int] = {}
         self._sending: list[Path] = []
-        self._has_begun = False  # the present process, with any folder
-        self._closed = False  # its sinks
+        # Of the current process: lines written to it after the job, the folder that it works on,
+        # whether it has begun any, whether its sinks are closed.
+        self._lines = 0
+        self._current: Path | None = None
+        self._has_begun = self._closed = False
         self._death_reported = False
 
     @property
@@ -101,7 +93,8 @@ class Exporter:
             RuntimeError: no thread can be started, as when the interpreter is ending.
         """
         with self._changed:
-            if not folder.exists() and _capture_of(folder).exists():
+            capture = folder.with_name(queue.name_of(folder))
+            if capture.exists() and not folder.exists():
                 return  # the worker, which looks for itself, was faster
             self._pending[folder] = self._lines + 1
             if self._process is not None:
@@ -176,7 +169,7 @@ class Exporter:
             process.kill()
             with suppress(OSError), process:  # closes the pipes and waits
                 raise
-        self._has_begun = self._closed = False
+        self._current, self._has_begun, self._closed = None, False, False
         _write(process, to_line(self._job).rstrip())
         _write(process, "")
         self._lines = 1
@@ -184,67 +177,52 @@ class Exporter:
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Take in what a process answers until it ends, and then see what it has left undone."""
-        at: Path | None = None  # the folder that it works on
-        with (
-            suppress(BrokenPipeError),
-            process,
-        ):  # closes the pipes, one with words that nobody took, and waits
+        # leaving `process` closes the pipes, one with words that nobody took, and waits
+        with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 try:
-                    answer = json.loads(line)
-                    if "began" in answer:
-                        self._has_begun, at = True, Path(answer["began"])
-                    elif "text" in answer:
-                        logger.log(answer["level"], "exporter: {}", answer["text"])
-                    elif "busy" in answer:
-                        self._take_busy([Path(folder) for folder in answer["busy"]])
-                    else:
-                        at = None
-                        self._take_progress(answer)
+                    self._take(json.loads(line))
                 except Exception:
-                    at = None
                     logger.exception("What the exporter said cannot be taken in: {}", line.strip())
         with self._changed:
-            self._process = None
-            if at is None and self._pending and not self._has_begun:
-                at = next(
-                    iter(self._pending)
-                )  # one that cannot even begin is not asked again for the same window
-            if at in self._pending:
-                del self._pending[at]
-            elif at is None and self._sending:
-                at = self._sending.pop(0)
-            if at is not None:
-                self._job.given_up.append(at.name)
-                self._report_death(at, process.returncode)
+            self._process, failed_at = None, self._current
+            if failed_at is None and self._pending and not self._has_begun:
+                failed_at = next(iter(self._pending))  # else the next process may die of it too
+            if failed_at in self._pending:
+                del self._pending[failed_at]
+            elif failed_at is None and self._sending:
+                failed_at = self._sending.pop(0)
+            if failed_at is not None:
+                self._job.given_up.append(failed_at.name)
+                self._report_death(failed_at, process.returncode)
             self._changed.notify_all()
 
-    def _take_progress(self, answer: dict[str, Any]) -> None:
-        """Take in that it is through with a folder, with all that it found, or with its sinks."""
-        folder = Path(answer.get("done", ""))
-        try:
-            if answer.get("place") is not None:
-                self._on_finished(Path(answer["place"]))
-        finally:
-            with self._changed:
-                self._pending.pop(folder, None)
-                self._closed = self._closed or "closed" in answer
-                self._changed.notify_all()
-        if "looked" in answer:
+    def _take(self, answer: dict[str, Any]) -> None:
+        """Take in one answer of the worker."""
+        if "text" in answer:
+            logger.log(answer["level"], "exporter: {}", answer["text"])
+        elif "began" in answer:
+            self._current, self._has_begun = Path(answer["began"]), True
+        elif "looked" in answer:
             self._drop_lost(answer["looked"])
-
-    def _take_busy(self, busy: list[Path]) -> None:
-        with self._changed:
-            were, self._sending = self._sending, busy
-            self._changed.notify_all()
-        if {*were} - {*busy}:
-            self._on_sent()
+        else:
+            try:
+                if answer.get("place") is not None:
+                    self._on_finished(Path(answer["place"]))
+            finally:
+                with self._changed:
+                    if "sending" in answer:
+                        self._sending = [Path(folder) for folder in answer["sending"]]
+                    if "done" in answer:
+                        self._current = None
+                        self._pending.pop(Path(answer["done"]), None)
+                    self._closed = self._closed or "closed" in answer
+                    self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
         """Wait no longer for folders that the worker has looked for and not found: nobody will finish them.
 
-        The number of the line tells, and no look at the folder: beside a training loop that holds the interpreter's
-        lock each look at a file may take 5 ms, and windows would be dropped meanwhile.
+        The worker has looked after reading `lines` lines, so it has found all folders that they announced.
         """
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]
@@ -277,10 +255,6 @@ class Exporter:
         )
 
 
-def _capture_of(queued: Path) -> Path:
-    return queued.with_name(queue.name_of(queued))
-
-
 def _write(process: subprocess.Popen[str], line: str) -> None:
     """Write one line; where the process has just ended, its listener sees to that."""
     with suppress(OSError, ValueError):  # broken, or closed by the listener
@@ -304,36 +278,24 @@ def main() -> None:
     job = from_line(sys.stdin.readline())
     failed = set[str]()
     sinks = built(job.sinks, failed)
-    busy: list[Path] = []
-
-    def answer_busy(*finished: Path) -> None:
-        with _answering:  # sinks call this on threads of their own
-            busy[:] = [folder for folder in [*busy, *finished] if _is_needed(folder, sinks)]
-            _answer(answers, busy=list(map(str, busy)))
-
     if job.upload_to is not None:
-        upload = Upload(url=job.upload_to, options=job.upload_options, on_done=answer_busy)
+        upload = Upload(
+            url=job.upload_to,
+            options=job.upload_options,
+            on_change=lambda pending: _answer(answers, sending=list(map(str, pending))),
+        )
         sinks[SINK_NAME] = upload
-        # finished by a process that has died since
         captures = retention.captures_of(Path(job.folder), job.run, job.rank)
-        left = [
-            place
-            for place in captures
-            if place.name not in job.given_up and not has_arrived(place, upload.url)
-        ]
-        for folder in left:
-            upload.submit(folder)
-        answer_busy(*left)
+        left = [folder for folder in captures if not has_arrived(folder, upload.url)]
+        # finished by a process that has died since
+        upload.submit(*(folder for folder in left if folder.name not in job.given_up))
     last: Path | None = None
     for folder in _queue(job, answers):
         _answer(answers, began=str(folder))
         _allow(job.timeout_s)
         place = _finished(folder, sinks, failed)
         _allow(0)
-        if place is not None:
-            last = place
-            if job.upload_to is not None:
-                answer_busy(place)
+        last = place or last
         _answer(answers, done=str(folder), place=str(place) if place else None)
     _allow(job.timeout_s)  # also for threads that a sink has left
     tell_sinks(sinks, "close", failed)
@@ -343,11 +305,6 @@ def main() -> None:
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
         run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))
-
-
-def _is_needed(folder: Path, sinks: dict[str, Any]) -> bool:
-    """Whether a sink still needs the files of a capture."""
-    return any(sink.busy_with(folder) for sink in sinks.values() if isinstance(sink, Sink))
 
 
 def _allow(seconds: float) -> None:

@@ -86,8 +86,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         CaptureError: the folder for captures is gone and cannot be made again.
         OSError: the folder cannot be made.
     """
-    for attempt in count(1):
-        capture = name if attempt == 1 else f"{name}-{attempt}"
+    for capture in _names(name):
         staging = output_dir / f".{capture}{_PARTIAL}"
         try:
             staging.mkdir()

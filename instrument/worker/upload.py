@@ -53,8 +53,8 @@ class Upload(Sink):
 
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
-    on_done: Callable[[], Any] = Field(lambda: None, repr=False)
-    """Called on its thread after the last try at a capture."""
+    on_change: Callable[[list[Path]], Any] = Field(default=lambda pending: None, repr=False)  # noqa: ARG005
+    """Called with the captures that have a try ahead of them, whenever these change."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -67,11 +67,12 @@ class Upload(Sink):
         """Have a finished capture sent."""
         self.submit(folder)
 
-    def submit(self, folder: Path) -> None:
-        """Have a finished capture sent; one that there is no room for, or no thread any more, is left."""
+    def submit(self, *folders: Path) -> None:
+        """Have finished captures sent; one that there is no room for, or no thread any more, is left."""
         with self._changed:
-            full = len(self._pending) >= _LONGEST
-            (self._left if full else self._pending).append(folder)
+            for folder in folders:
+                full = len(self._pending) >= _LONGEST
+                (self._left if full else self._pending).append(folder)
             try:
                 if self._thread is None:
                     self._thread = Thread(target=self._work, name="instrument upload", daemon=True)
@@ -79,6 +80,7 @@ class Upload(Sink):
             except RuntimeError:  # the interpreter ends
                 self._thread = None
                 self._pending.clear()
+            self.on_change(self._pending)
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
@@ -115,8 +117,8 @@ class Upload(Sink):
                     self._left.clear()
                 else:
                     self._left.append(folder)
+                self.on_change(self._pending)
                 self._changed.notify_all()
-            self.on_done()
 
     def _send_with_retries(self, folder: Path) -> bool:
         """Send one capture, with as many tries as it takes and may have; gives whether it arrived."""
