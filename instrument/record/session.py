@@ -34,7 +34,7 @@ from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import blanked
 from instrument.trace.capture_json import FORMAT
 from instrument.worker import queue
-from instrument.worker.retention import Delivery
+from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,9 +146,11 @@ class Session:
         self.output_dir, coordinator = distributed.join_ranks(config, place, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.tidy(self.output_dir)
-        delivery = Delivery(config, self.output_dir, self.captures, place.rank, place.world_size)
+        capture_queue = CaptureQueue(
+            config, self.output_dir, self.captures, place.rank, place.world_size
+        )
         described = _described(config, self.activities, place)
-        described |= {"run": delivery.run, "sinks_inline": list(delivery.inline)}
+        described |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         emitting = backends.backend_for(config.emit)
         if loop.may_record():
             import_early()
@@ -171,7 +173,7 @@ class Session:
             if config.triggers
             else None
         )
-        run = Run(self.activities, emitting, delivery, described, triggers, self.timings)
+        run = Run(self.activities, emitting, capture_queue, described, triggers, self.timings)
         loop.in_turn(loop.begin, run, total_steps)  # no step of another thread comes between
         return self
 

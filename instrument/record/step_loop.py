@@ -29,7 +29,7 @@ from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request
 from instrument.worker import queue
-from instrument.worker.retention import Delivery
+from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ class Run:
     Attributes:
         activities: what is recorded, as the config names it.
         emitting: the tools that ranges are told.
-        delivery: takes the windows that have been saved.
+        capture_queue: takes the windows that have been saved.
         described: what `capture.json` says of every window of the run.
         triggers: asks for windows; None where the config has no triggers.
         timings: of the whole run; None where the config has none.
@@ -214,7 +214,7 @@ class Run:
 
     activities: list[str]
     emitting: backends.Backend
-    delivery: Delivery
+    capture_queue: CaptureQueue
     described: dict[str, Any]
     triggers: TriggerRunner | None
     timings: Timings | None
@@ -381,7 +381,7 @@ class StepLoop:
         run = self.run
         if not self.running or run is None:
             return
-        if not run.delivery.taken and not self._has_recorded_steps(reason):
+        if not run.capture_queue.taken and not self._has_recorded_steps(reason):
             came = [self._counters[name] for name in self.config.phases if name in self._counters]
             unit = "call" if self.by_calls else "step"
             if sentence := plan_text.nothing_recorded(self.config, came, self._known_skipped, unit):
@@ -400,14 +400,14 @@ class StepLoop:
     def deliver(self, reason: str | None) -> None:
         """Finish and send what was recorded, and wait for that as long as the config allows."""
         if self.run is not None:
-            self._guarded(self.run.delivery.close, reason)
+            self._guarded(self.run.capture_queue.close, reason)
 
     def save_window(self) -> None:
         """End the window that is open because SIGTERM came."""
         if self.recording and self.run is not None:
             with uninterrupted():  # the signal goes on when all is said
                 self._guarded(self._finish, "SIGTERM", "")
-                self.run.delivery.say_what_is_left()
+                self.run.capture_queue.say_what_is_left()
 
     def leave_to_parent(self) -> None:
         """In a forked child: the run, its window and what watches signals for it are its parent's."""
@@ -538,9 +538,9 @@ class StepLoop:
 
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
-        delivery = self.run.delivery
-        if self.recorder is None and not delivery.has_room(
-            counter.folder_name(window.first, window.last, delivery.rank)
+        capture_queue = self.run.capture_queue
+        if self.recorder is None and not capture_queue.has_room(
+            counter.folder_name(window.first, window.last, capture_queue.rank)
         ):
             counter.advance()
             return
@@ -552,10 +552,10 @@ class StepLoop:
                 counter.look_ahead()
                 counter.overhead.begin_window()
                 self.owner = counter
-                delivery.lock.hold()
-                config, output_dir = self._config_of(window), delivery.output_dir
+                capture_queue.lock.hold()
+                config, output_dir = self._config_of(window), capture_queue.output_dir
                 self.recorder = Recorder(
-                    config, self.run.activities, self.run.emitting, output_dir, delivery.run
+                    config, self.run.activities, self.run.emitting, output_dir, capture_queue.run
                 )
                 with counter.overhead.pausing("start"):
                     self.recorder.prepare()
@@ -598,8 +598,8 @@ class StepLoop:
             finally:
                 if self.recorder is None:
                     counter.advance()
-        if run.delivery.exporter is None:
-            run.delivery.finish_inline()
+        if run.capture_queue.exporter is None:
+            run.capture_queue.finish_inline()
 
     def _stop(self, recorder: Recorder) -> RecordedWindow | None:
         if self._limits is not None:
@@ -621,18 +621,17 @@ class StepLoop:
             CaptureError: the trace cannot be saved.
             OSError: as for `CaptureError`.
         """
-        delivery, first = run.delivery, window.first
-        if delivery.sinks_here:
-            delivery.notice()
+        capture_queue, first = run.capture_queue, window.first
+        if capture_queue.sinks_here:
+            capture_queue.notice()
         ended = (
             counter.step_number
             if window.last is None
             else min(counter.step_number, window.last + 1)
         )
-        name = counter.folder_name(first, max(first, ended - 1), delivery.rank)
-        staging = queue.stage(
-            delivery.output_dir, name, delivery.run if delivery.lock.handle is not None else ""
-        )
+        name = counter.folder_name(first, max(first, ended - 1), capture_queue.rank)
+        run_id = capture_queue.run if capture_queue.lock.handle is not None else ""
+        staging = queue.stage(capture_queue.output_dir, name, run_id)
         try:
             with counter.overhead.pausing("save"):
                 recorded.save(
@@ -647,22 +646,22 @@ class StepLoop:
             about["cost"] = counter.overhead.of_window() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size
             }
-            if not delivery.taken:
-                delivery.remember(staging)
+            if not capture_queue.taken:
+                capture_queue.remember(staging)
             folder = queue.queue(staging, about)
         except Exception:
             shutil.rmtree(
                 staging, ignore_errors=True
             )  # half a trace, whose space may be what is missing
             raise
-        delivery.taken += 1
-        if delivery.exporter is None:
-            delivery.to_finish.append(folder)
+        capture_queue.taken += 1
+        if capture_queue.exporter is None:
+            capture_queue.to_finish.append(folder)
             return
         try:
-            delivery.exporter.submit(folder)
+            capture_queue.exporter.submit(folder)
         except (OSError, RuntimeError) as error:
-            delivery.finish_without_exporter(folder, error)
+            capture_queue.finish_without_exporter(folder, error)
 
     def _described(
         self,
@@ -766,7 +765,7 @@ class StepLoop:
         for note in self.config.notes:
             logger.info(note)
         what, where = plan_text.in_words(self.config, self.train), " and ".join(run.activities)
-        logger.info("Profiler {} on {}, into {}", what, where, run.delivery.output_dir)
+        logger.info("Profiler {} on {}, into {}", what, where, run.capture_queue.output_dir)
         if sentence := plan_text.unreachable_window(self.config, self.train, self.total_steps):
             logger.warning("{}", sentence)
 
