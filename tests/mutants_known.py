@@ -191,8 +191,8 @@ PLANTED = [
     Planted(
         "cooldown ignored",
         "instrument/record/trigger_runner.py",
-        "self.rests_until = number + 1 + self.cooldown",
-        "self.rests_until = number + 1",
+        "self.cooldown_until = number + 1 + self.cooldown",
+        "self.cooldown_until = number + 1",
         "tests/triggers/test_watch.py::test_a_trigger_rests_and_has_a_last_window",
     ),
     Planted(

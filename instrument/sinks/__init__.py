@@ -46,7 +46,7 @@ class Sink(Options):
             cls.sink_name = cls.__name__.removesuffix("Sink") or cls.__name__
 
     @classmethod
-    def spoken(cls) -> str:
+    def display_name(cls) -> str:
         """What error sentences call it."""
         return f"The {cls.sink_name} sink"
 

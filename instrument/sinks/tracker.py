@@ -86,7 +86,7 @@ class Tracker(Sink):
                 target=self._work, args=[waiting], name=f"instrument {self.sink_name}", daemon=True
             )
             if not threads.start(
-                thread, f"{self.spoken()} sends each window as it ends, while training waits"
+                thread, f"{self.display_name()} sends each window as it ends, while training waits"
             ):
                 self.send(sent)
                 return
@@ -120,14 +120,14 @@ class Tracker(Sink):
         if thread.is_alive():
             raise CaptureError(self._too_late(timeout_s, failures))
         if failures:
-            raise CaptureError(f"{self.spoken()} could not send {failures}")
+            raise CaptureError(f"{self.display_name()} could not send {failures}")
 
     def _wait(self, thread: Thread, timeout_s: float) -> None:
         thread.join(min(_SILENT_S, timeout_s))
         if thread.is_alive() and timeout_s > _SILENT_S:
             names = ", ".join(folder.name for folder in self._unsent) or "that its run has ended"
             what = "{} has yet to send {}: the end of the run waits for it, at most {:g} s in all."
-            logger.info(what, self.spoken(), names, timeout_s)
+            logger.info(what, self.display_name(), names, timeout_s)
             thread.join(timeout_s - _SILENT_S)
 
     def _too_late(self, waited_s: float, failures: str) -> str:
@@ -140,7 +140,7 @@ class Tracker(Sink):
             f"; `instrument export {folder} {command}` sends it later" for folder in left
         )
         return (
-            f"{self.spoken()} is still sending after {waited_s:g} s (profiler.sinks.{self.sink_name}.timeout_s is "
+            f"{self.display_name()} is still sending after {waited_s:g} s (profiler.sinks.{self.sink_name}.timeout_s is "
             f"{self.timeout_s:g}): its server may be out of reach. What is left may be lost to the tracker, and the "
             f"captures are whole{later}."
             + (f" Before, it could not send {failures}" if failures else "")

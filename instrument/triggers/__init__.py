@@ -116,6 +116,6 @@ class Trigger(Options):
         return TriggerCallbacks(self.fires)
 
     @classmethod
-    def spoken(cls) -> str:
+    def display_name(cls) -> str:
         """What error sentences call it."""
         return f"The {re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls.__name__).lower()} trigger"

@@ -31,7 +31,7 @@ class OutOfMemory(Options):
     history: int = Field(100_000, ge=0)
 
     @classmethod
-    def spoken(cls) -> str:
+    def display_name(cls) -> str:
         """What error sentences call it."""
         return "The out_of_memory trigger"
 

@@ -188,7 +188,7 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
     written = json.loads(record(tmp_path / "real.json", with_stack=True).read_text())
-    assert set(written) <= user_metadata._TAKEN
+    assert set(written) <= user_metadata._RESERVED
 
 
 @pytest.mark.parametrize("looked_at", [1, 7, 20, 1 << 17])
