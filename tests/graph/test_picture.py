@@ -116,7 +116,7 @@ def test_every_node_has_a_row_and_every_input_a_line() -> None:
     assert [
         attrs["id"]
         for attrs, _ in made.all("a")
-        if "chip" in attrs.get("class", "") and "id" in attrs
+        if "badge" in attrs.get("class", "") and "id" in attrs
     ] == ["n-1"]
 
 
