@@ -164,6 +164,13 @@ def test_places_at_the_edges_keep_their_row() -> None:
     assert heights[4] == drawing.height > max(heights[1:4])
 
 
+def test_a_box_without_sources_stands_above_the_targets_of_all_its_values() -> None:
+    chain = [Hyperedge(0, 10.0, ((1, 40.0),)), Hyperedge(0, 20.0, ((3, 40.0),))]
+    chain += [Hyperedge(1, 40.0, ((2, 40.0),)), Hyperedge(2, 40.0, ((3, 40.0),))]
+    heights = [y for _, y in arrange([SIZES[0]] * 4, chain).corners]
+    assert heights == sorted(set(heights))
+
+
 def test_lines_that_pass_too_much_are_drawn_all_the_same() -> None:
     edges = [*((at, at + 1) for at in range(99)), *((at, 99) for at in range(98))]
     drawing = drawn(100, edges)

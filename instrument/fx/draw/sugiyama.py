@@ -127,9 +127,8 @@ def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int)
             rank[box] = max(rank[box], rank[edge.source] + 1)
             has_source[box] = True
     for edge in ordered:
-        nearest[edge.source] = min(
-            (rank[box] for box, _ in edge.targets if box < count - bottoms), default=count
-        )
+        below = [rank[box] for box, _ in edge.targets if box < count - bottoms]
+        nearest[edge.source] = min([nearest[edge.source], *below])
     for box in range(tops, count - bottoms):
         if not has_source[box] and nearest[box] < count:
             rank[box] = max(first, nearest[box] - 1)
