@@ -323,7 +323,10 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
-    """The gradients of the sources, for unequal weights of results: a norm's would cancel out."""
+    """The gradients of the sources, from a sum of the results with unequal weights.
+
+    With equal weights, those of a normalisation would cancel out.
+    """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
     # Without gradients enabled, a view of a parameter still has `requires_grad`.

@@ -192,9 +192,9 @@ def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
-        here = np.flatnonzero(thread == call_tree.thread[first])
-        at = np.searchsorted(call_tree.start_ns[first:last], time_ns[here], side="right") - 1
-        found[here] = np.where(at >= 0, at + first, -1)
+        points = np.flatnonzero(thread == call_tree.thread[first])
+        at = np.searchsorted(call_tree.start_ns[first:last], time_ns[points], side="right") - 1
+        found[points] = np.where(at >= 0, at + first, -1)
     return found
 
 

@@ -60,7 +60,7 @@ class Paths:
         return outermost
 
     def summed(
-        self, values: Ints, group: Ints, count: int, one: Ints, other: Ints | None = None
+        self, values: Ints, group: Ints, count: int, path: Ints, second: Ints | None = None
     ) -> Ints:
         """Sum items over groups of paths: of each item that lies at or below a path of the group.
 
@@ -70,19 +70,19 @@ class Paths:
             values: the quantity of each item.
             group: the group of each path, 0 to `count` - 1.
             count: the number of groups.
-            one: the path of each item; -1 for none.
-            other: the second path of each item, likewise.
+            path: the path of each item; -1 for none.
+            second: another path of each item, likewise.
         """
         own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
-        np.add.at(own, one, values)
-        if other is not None:
-            np.add.at(own, other, values)
-            np.subtract.at(own, self.common(one, other), values)
+        np.add.at(own, path, values)
+        if second is not None:
+            np.add.at(own, second, values)
+            np.subtract.at(own, self.common(path, second), values)
         totals, top = self.with_descendants(own[:-1]), self.outermost(group)
         sums = np.zeros(count, np.int64)
         np.add.at(sums, group[top], totals[top])
-        if other is not None and count < len(self.names):
-            item, groups = self._counted_twice(group, one, other)
+        if second is not None and count < len(self.names):
+            item, groups = self._counted_twice(group, path, second)
             np.subtract.at(sums, groups, values[item])
         return sums
 

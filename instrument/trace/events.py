@@ -65,7 +65,7 @@ def is_synchronising(name: str) -> bool:
 
 
 def is_wait(name: str) -> bool:
-    """Whether a runtime call of this name waits for the device, alone or after other work."""
+    """Whether a runtime call of this name returns only after the device finished some work."""
     return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
 
 
