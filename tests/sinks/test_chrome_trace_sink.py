@@ -141,7 +141,7 @@ def test_metadata_needs_an_object_to_go_into(tmp_path: Path) -> None:
     with pytest.raises(TraceError) as error:
         rewrite(listed, target, {"run": 1})
     assert str(error.value) == (
-        f"{listed} does not begin with '{{', so it is no trace that metadata can be added to."
+        f"{listed} does not begin with '{{', so metadata cannot be added: give a Chrome trace."
     )
     assert names(tmp_path) == ["list.json"]
 
@@ -197,7 +197,7 @@ def test_negative_times_become_json(
     tmp_path: Path, looked_at: int, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Kineto writes them where the clock is set back while it records; what only looks like one stays."""
-    monkeypatch.setattr(trace_rewrite, "_LOOKED_AT", looked_at)
+    monkeypatch.setattr(trace_rewrite, "_PIECE", looked_at)
     times = [
         '"ts": 5.000, "dur": -1918637.-566',
         '"ts": -7.-05, "dur": 0.-001',
