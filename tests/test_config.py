@@ -194,8 +194,8 @@ class Never:
         ),
         (
             {"communication": ["a|"]},
-            "profiler.communication holds 'a|', which every kernel's name matches; give a part of those that are "
-            "communication, such as my_all_reduce.",
+            "profiler.communication holds 'a|', which matches the name of every kernel; give a part of "
+            "the names of communication kernels, such as my_all_reduce.",
         ),
         (
             {"emit": ["nvtxx"]},
@@ -426,7 +426,7 @@ def test_each_trigger_that_ships_lists_all_its_options_with_their_defaults(name:
     del listed["_target_"]
     (trigger,) = ProfilerConfig(triggers=[name]).triggers.values()
     assert listed == trigger.model_dump()
-    assert trigger.spoken() == f"The {name} trigger"
+    assert trigger.display_name() == f"The {name} trigger"
     config = ProfilerConfig(triggers={name: listed})
     assert as_config(config.plain()) == config
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Validatio
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from instrument.errors import ConfigError, did_you_mean
-from instrument.redact import blanked
+from instrument.redact import redact
 
 
 def _no_bool(kind: str) -> BeforeValidator:
@@ -46,11 +46,11 @@ class Options(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, blanked(value, name or "")
+            yield name, redact(value, name or "")
 
     @classmethod
-    def spoken(cls) -> str:
-        """What error sentences call it: "The table sink"."""
+    def display_name(cls) -> str:
+        """The name in error messages, such as "The table sink"."""
         return f"The {cls.__name__}"
 
 
@@ -91,15 +91,13 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     option, given, kind = ".".join(where), first["input"], first["type"]
     if kind == "extra_forbidden":
-        return (
-            f"{model.spoken()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
-        )
+        return f"{model.display_name()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
     if kind == "missing":
-        return f"{model.spoken()} needs a value for its option {option!r}."
+        return f"{model.display_name()} needs a value for its option {option!r}."
     if kind == "value_error":
         return str(first["ctx"]["error"])
     if kind == "literal_error":
         choices = map(str, get_args(model.model_fields[where[0]].annotation))
-        return f"{model.spoken()}'s option {option!r} cannot be {given!r}{did_you_mean(given, choices)}"
+        return f"{model.display_name()}'s option {option!r} cannot be {given!r}{did_you_mean(given, choices)}"
     rule = first["msg"].removeprefix("Input ").rstrip(".")
-    return f"{model.spoken()}'s option {option!r} {rule}, not {given!r}."
+    return f"{model.display_name()}'s option {option!r} {rule}, not {given!r}."

@@ -31,7 +31,7 @@ from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.redact import blanked
+from instrument.redact import redact
 from instrument.worker import queue
 from instrument.worker.capture_queue import CaptureQueue
 
@@ -144,7 +144,7 @@ class Session:
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, place, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
-        queue.tidy(self.output_dir)
+        queue.remove_stale(self.output_dir)
         capture_queue = CaptureQueue(
             config, self.output_dir, self.captures, place.rank, place.world_size
         )
@@ -261,9 +261,7 @@ class Session:
         Given again, it counts with its last value. What cannot be written is warned of, and left out.
         """
         try:
-            self._loop.user_metadata.update(
-                blanked(as_json({key: value}, "The session's metadata"))
-            )
+            self._loop.user_metadata.update(redact(as_json({key: value}, "The session's metadata")))
         except ConfigError as error:
             self._loop.warn_once(str(error))
 

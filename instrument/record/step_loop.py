@@ -407,7 +407,7 @@ class StepLoop:
         if self.recording and self.run is not None:
             with uninterrupted():  # the signal goes on when all is said
                 self._guarded(self._finish, "SIGTERM", "")
-                self.run.capture_queue.say_what_is_left()
+                self.run.capture_queue.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
         """In a forked child: the run, its window and what watches signals for it are its parent's."""
