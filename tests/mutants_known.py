@@ -198,8 +198,8 @@ PLANTED = [
     Planted(
         "shares of all that was recorded instead of the steps",
         "instrument/analysis/ranges.py",
-        "return int(self._places.counted_cpu_ns.sum())",
-        "return int(self._places.cpu_ns.sum())",
+        "return int(self._work.counted_cpu_ns.sum())",
+        "return int(self._work.cpu_ns.sum())",
         "tests/capture/test_ranges.py::"
         "test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each",
     ),
@@ -238,18 +238,18 @@ EQUIVALENT = {
     ): "speed: a name with a lone brace fails as a format on each call, and is then taken as it stands",
     (
         "instrument/links/autograd.py",
-        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))",
-        "sums = np.flatnonzero(is_sum & ~((marks.parent > 0) & is_sum[marks.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((scopes.parent > 0) & is_sum[scopes.parent]))",
     ): "an accumulation inside the first mark of all has no node before it either way",
     (
         "instrument/links/autograd.py",
-        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))",
-        "sums = np.flatnonzero(is_sum & ~((marks.parent >= 1) & is_sum[marks.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))",
+        "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 1) & is_sum[scopes.parent]))",
     ): "as above",
     (
         "instrument/links/flops.py",
-        "outer = np.append(forest.nearest(bare), -1)[forest.parent]",
-        "outer = np.append(forest.nearest(bare), -2)[forest.parent]",
+        "outer = np.append(call_tree.nearest(bare), -1)[call_tree.parent]",
+        "outer = np.append(call_tree.nearest(bare), -2)[call_tree.parent]",
     ): "any number below 0 says that there is none",
     (
         "instrument/analysis/memory_timeline.py",

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:torch.*")  # Dynamo's a
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    backends.swallowed.clear()
+    backends.compiled_ranges.clear()
     gc.collect()  # what other tests have marked
     yield
     torch._dynamo.reset()
@@ -87,7 +87,7 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert graphs() == (1, 0)
     (capture,) = session.captures
     assert [row.name for row in capture.ranges if not row.name.startswith(INDUCTORS)] == ["outside"]
-    assert {(row.name, row.region) for row in capture.swallowed} == {
+    assert {(row.name, row.region) for row in capture.compiled_ranges} == {
         (name, "0/0") for name in ("marked", "block", "layer {self.index}")
     }
     assert "Inside compiled region 0/0, not timed: layer {self.index}, marked, block" in render(
@@ -132,8 +132,8 @@ def test_regions_that_did_not_run_in_the_window_are_not_listed(tmp_path: Path) -
         marked(X)
         session.step()
     (capture,) = session.captures
-    assert capture.metadata["swallowed"] != []
-    assert list(capture.swallowed) == []
+    assert capture.metadata["compiled_ranges"] != []
+    assert list(capture.compiled_ranges) == []
     assert [row.name for row in capture.ranges] == ["marked", "block"]
 
 
@@ -146,12 +146,12 @@ def test_regions_of_an_earlier_model_are_not_listed_for_a_later_one_of_the_same_
         return session.captures[0], [each for each in log if "Timings of the run" in each][-1]
 
     first, said = timed(torch.compile(model(), backend="aot_eager"), "first")
-    assert {row.region for row in first.swallowed} == {"0/0"}
+    assert {row.region for row in first.compiled_ranges} == {"0/0"}
     assert "Inside compiled regions, not timed: layer {self.index}, marked, block." in said
     torch._dynamo.reset()
     later, said = timed(torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="aot_eager"), "later")
     assert "Torch-Compiled Region: 0/0" in later.events.names
-    assert list(later.swallowed) == later.metadata["swallowed"] == []
+    assert list(later.compiled_ranges) == later.metadata["compiled_ranges"] == []
     assert "Inside compiled" not in said
 
 

@@ -527,7 +527,7 @@ def test_compiled_code_stays_one_graph(
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    backends.swallowed.clear()
+    backends.compiled_ranges.clear()
     instrument_model(net)
     compiled = torch.compile(marked, backend="eager", fullgraph=True)
     options = {"wait": 2, "active": 1, "timings": {"modules": modules}}

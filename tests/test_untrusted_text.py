@@ -77,7 +77,7 @@ EVIL_METADATA: dict[str, Any] = {
         "reason": EVIL,
         "phase": EVIL,
     },
-    "swallowed": [{"range": EVIL, "region": EVIL}],
+    "compiled_ranges": [{"range": EVIL, "region": EVIL}],
     "modules_not_seen": [EVIL],
 }
 

@@ -72,12 +72,12 @@ def torch_table(events: Events, *, input_shapes: bool = False) -> Table:
 
 def _calls(events: Events) -> list[Call]:
     links = Links(events, python=True)
-    forest, memory = links.forest, events.memory
+    call_tree, memory = links.call_tree, events.memory
     on_cpu = np.where(np.isin(memory.device_type, CPU), memory.size_bytes, 0)
     on_device = np.where(np.isin(memory.device_type, DEVICES), memory.size_bytes, 0)
     uncovered = np.ones(len(memory), np.bool_)
     calls: list[Call] = []
-    for event, parent in zip(forest.index.tolist(), forest.parent.tolist()):
+    for event, parent in zip(call_tree.index.tolist(), call_tree.parent.tolist()):
         during = (memory.time_ns >= events.start_ns[event]) & (
             memory.time_ns <= events.end_ns[event]
         )
@@ -126,7 +126,7 @@ def _add_kernels(links: Links, calls: list[Call]) -> None:
             calls[node].kernels.append(duration[device])
     category = [events.categories[k] for k in events.category.tolist()]
     external = events.external_id.tolist()
-    node_of = {event: node for node, event in enumerate(links.forest.index.tolist())}
+    node_of = {event: node for node, event in enumerate(links.call_tree.index.tolist())}
     bearer: dict[int, int] = {}
     for event, kind in enumerate(category):
         if external[event] and kind in ("cpu_op", "Operator", "user_annotation"):

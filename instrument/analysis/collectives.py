@@ -102,15 +102,15 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     It is exposed while no operator runs on any thread besides those of the collective itself. Empty where no process
     group worked on the CPU.
     """
-    events, forest = links.events, links.forest
-    communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[forest.index]
+    events, call_tree = links.events, links.call_tree
+    communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[call_tree.index]
     if not communicates.any():
         return {}
     operator = events.among(OPERATOR) & ~events.named(
         lambda name: name.startswith(_HANDED_OVER) or is_step(name)
     )
-    own_work = operator[forest.index] & (forest.nearest(communicates) < 0)
-    sides = [forest.index[chosen] for chosen in (communicates, own_work)]
+    own_work = operator[call_tree.index] & (call_tree.nearest(communicates) < 0)
+    sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
     timeline = sweep([merged(events.start_ns[k], events.end_ns[k]) for k in sides])
     communicating, working = timeline.active
     steps = finished_steps(events)

@@ -40,7 +40,7 @@ def to_arrow(events: Events) -> pyarrow.Table:
 def _spans(events: Events) -> dict[str, Any]:
     categories = [_TODAY.get(category, category) for category in events.categories]
     links = Links(events)
-    forest = links.forest
+    forest = links.call_tree
     is_cpu = np.zeros(len(events), np.bool_)
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
     is_cpu[forest.index] = True

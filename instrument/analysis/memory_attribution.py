@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from instrument.errors import CaptureError, ConfigError
-from instrument.links.call_tree import Forest, nest
+from instrument.links.call_tree import CallTree, nest
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import (
@@ -36,34 +36,34 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
     }
 
 
-def within(forest: Forest, memory: Memory, size: Ints) -> Ints:
+def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
     """Bytes allocated less bytes freed during each node by its own thread, both ends included."""
-    total = np.zeros(len(forest), np.int64)
-    for nodes, instants in _lanes(forest, memory):
+    total = np.zeros(len(call_tree), np.int64)
+    for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]
         order = np.argsort(times, kind="stable")
         sums = np.concatenate([[0], np.cumsum(amounts[order])])
-        until = np.searchsorted(times[order], forest.end_ns[nodes], "right")
+        until = np.searchsorted(times[order], call_tree.end_ns[nodes], "right")
         total[nodes] = (
-            sums[until] - sums[np.searchsorted(times[order], forest.start_ns[nodes], "left")]
+            sums[until] - sums[np.searchsorted(times[order], call_tree.start_ns[nodes], "left")]
         )
     return total
 
 
-def uncovered(forest: Forest, memory: Memory) -> Ints:
+def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
     """The positions of the instants that lie in no node of their own thread."""
     bare = np.ones(len(memory), np.bool_)
-    for nodes, instants in _lanes(forest, memory):
+    for nodes, instants in _lanes(call_tree, memory):
         times = memory.time_ns[instants]
-        begun = np.searchsorted(np.sort(forest.start_ns[nodes]), times, "right")
-        bare[instants] = begun == np.searchsorted(np.sort(forest.end_ns[nodes]), times, "left")
+        begun = np.searchsorted(np.sort(call_tree.start_ns[nodes]), times, "right")
+        bare[instants] = begun == np.searchsorted(np.sort(call_tree.end_ns[nodes]), times, "left")
     return np.flatnonzero(bare)
 
 
-def _lanes(forest: Forest, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
+def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
     """The nodes and the instants of each thread that allocated or freed memory."""
     for thread in np.unique(memory.thread):
-        yield np.flatnonzero(forest.thread == thread), np.flatnonzero(memory.thread == thread)
+        yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
 
 
 def around(links: Links, by: By) -> tuple[Ints, list[str]]:
@@ -92,17 +92,17 @@ def module_frames(events: Events) -> Flags:
 def _operators_around(links: Links) -> tuple[Ints, list[str]]:
     """The outermost operator around each instant on its thread."""
     events, memory = links.events, links.events.memory
-    forest = nest(events, events.among(OPERATOR) & ~events.named(is_step))
-    outermost = forest.index[forest.nearest(forest.parent < 0)]
-    name = np.append(events.name[outermost], -1)[forest.around(memory.thread, memory.time_ns)]
+    call_tree = nest(events, events.among(OPERATOR) & ~events.named(is_step))
+    outermost = call_tree.index[call_tree.nearest(call_tree.parent < 0)]
+    name = np.append(events.name[outermost], -1)[call_tree.node_at(memory.thread, memory.time_ns)]
     return name, [split_overload(name)[0] for name in events.names]
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
     """The range to which each instant belongs: the one around it on its thread, or that of the forward in backward."""
-    marks, memory = links.marks, links.events.memory
-    mark = marks.nodes.around(memory.thread, memory.time_ns)
-    return np.append(marks.placed, -1)[mark], marks.paths.texts
+    scopes, memory = links.scopes, links.events.memory
+    scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
+    return np.append(scopes.attributed, -1)[scope], scopes.paths.texts
 
 
 def _modules_around(links: Links) -> tuple[Ints, list[str]]:
@@ -111,7 +111,7 @@ def _modules_around(links: Links) -> tuple[Ints, list[str]]:
     frames = module_frames(events)
     if not frames.any():
         raise CaptureError("The trace names no modules; record it with with_stack=true.")
-    forest = nest(events, frames)
+    call_tree = nest(events, frames)
     names = [name.removeprefix(_MODULE) for name in events.names]
-    paths, path = paths_of(forest, events.name[forest.index].astype(np.int64), names)
-    return np.append(path, -1)[forest.around(memory.thread, memory.time_ns)], paths.texts
+    paths, path = paths_of(call_tree, events.name[call_tree.index].astype(np.int64), names)
+    return np.append(path, -1)[call_tree.node_at(memory.thread, memory.time_ns)], paths.texts

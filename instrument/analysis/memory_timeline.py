@@ -261,7 +261,7 @@ class MemoryView:
         """By what the trace can tell memory apart: operator, and range and module where there are any."""
         has: dict[By, Any] = {
             "operator": True,
-            "range": self._links.marks.paths.names,
+            "range": self._links.scopes.paths.names,
             "module": module_frames(self._events).any(),
         }
         return tuple(by for by, there in has.items() if there)

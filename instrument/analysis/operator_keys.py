@@ -98,7 +98,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
-    used, nodes = _devices_below(links), len(links.forest)
+    used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
@@ -127,8 +127,8 @@ def _devices_below(links: Links) -> dict[str, Flags]:
     ]
     found = {}
     for name in np.unique(on[node >= 0]).tolist():
-        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.forest))
-        found[name] = links.forest.with_descendants(own) > 0
+        own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.call_tree))
+        found[name] = links.call_tree.with_descendants(own) > 0
     return found
 
 
@@ -137,11 +137,15 @@ def by_range(links: Links, calls: Calls, _: int) -> Grouping:
 
     What ran in a backward node belongs to the range of that node's forward operator. None outside of any.
     """
-    marks = links.marks
-    is_itself = np.append(marks.nodes.index, -1)[marks.inner] == links.forest.index
-    above = np.append(np.where(marks.backward, np.arange(len(marks.nodes)), marks.nodes.parent), -1)
-    path = np.append(marks.placed, -1)[np.where(is_itself, above[marks.inner], marks.inner)]
-    texts: list[str | None] = [*marks.paths.texts, None]
+    scopes = links.scopes
+    is_itself = np.append(scopes.nodes.index, -1)[scopes.innermost] == links.call_tree.index
+    above = np.append(
+        np.where(scopes.backward, np.arange(len(scopes.nodes)), scopes.nodes.parent), -1
+    )
+    path = np.append(scopes.attributed, -1)[
+        np.where(is_itself, above[scopes.innermost], scopes.innermost)
+    ]
+    texts: list[str | None] = [*scopes.paths.texts, None]
     return _of_node(np.where(path >= 0, path, len(texts) - 1), calls, len(texts) - 1), texts
 
 

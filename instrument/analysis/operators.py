@@ -12,8 +12,8 @@ from instrument.analysis import memory_attribution
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import ConfigError
-from instrument.links.call_tree import Forest
-from instrument.links.flops import UNKNOWN, has_rule, uncounted
+from instrument.links.call_tree import CallTree
+from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
 from instrument.links.links import Links
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
@@ -150,7 +150,7 @@ class OperatorTable(Table):
         )
 
     @property
-    def uncounted(self) -> Table:
+    def ops_without_flops(self) -> Table:
         """The operators whose FLOPs nobody counted, costliest first; see `OPS_WITHOUT_FLOPS`.
 
         No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
@@ -158,21 +158,21 @@ class OperatorTable(Table):
         `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
         not understood: of what is missing, that is the part to mind.
         """
-        events, forest = self._links.events, self._links.forest
-        nodes = np.flatnonzero(uncounted(events, forest, self._links.flops))
-        names, code = _display_names(events, forest)
+        events, call_tree = self._links.events, self._links.call_tree
+        nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
+        names, code = _display_names(events, call_tree)
         device = self._links.device_own_ns
         rows, group = np.unique(code[nodes], return_inverse=True)
         order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
-        totals = None if device is None else forest.with_descendants(device)[nodes]
-        ruled = forest.with_descendants(events.named(has_rule)[forest.index].astype(np.int64))[
-            nodes
-        ]
+        totals = None if device is None else call_tree.with_descendants(device)[nodes]
+        ruled = call_tree.with_descendants(
+            events.named(has_rule)[call_tree.index].astype(np.int64)
+        )[nodes]
         columns = {
             "name": [names[k] for k in rows.tolist()],
             "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
             "calls": np.bincount(group, minlength=len(rows)).tolist(),
-            "cpu_ns": _sums(forest.total_ns[nodes], group, order, everything),
+            "cpu_ns": _sums(call_tree.total_ns[nodes], group, order, everything),
             "device_ns": _sums(totals, group, order, everything),
         }
         return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
@@ -189,37 +189,37 @@ def operators(links: Links) -> OperatorTable:
 
 
 def _calls(links: Links) -> Calls:
-    events, forest = links.events, links.forest
-    names, name = _display_names(events, forest)
-    kept, top = _folded(forest, name)
+    events, call_tree = links.events, links.call_tree
+    names, name = _display_names(events, call_tree)
+    kept, top = _folded(call_tree, name)
     quantities: Quantities = {
-        "cpu_ns": forest.total_ns[kept],
-        "self_cpu_ns": _at_top(forest.own(links.spent_ns), top)[kept],
+        "cpu_ns": call_tree.total_ns[kept],
+        "self_cpu_ns": _at_top(call_tree.own(links.spent_ns), top)[kept],
         **_device_times(links, kept, top),
-        **_bytes(events, forest, kept, top),
+        **_bytes(events, call_tree, kept, top),
         "flops": _flops(links.flops, kept, top),
     }
     counted = {
-        "share": _at_top(forest.own(links.counted_ns), top)[kept],
+        "share": _at_top(call_tree.own(links.counted_ns), top)[kept],
         "total_share": links.counted_ns[kept],
     }
     if (device := links.counted_device_own_ns) is not None:
         counted["device_share"] = _at_top(device, top)[kept]
-        counted["device_total_share"] = forest.with_descendants(device)[kept]
-    nodes = np.arange(len(forest))
+        counted["device_total_share"] = call_tree.with_descendants(device)[kept]
+    nodes = np.arange(len(call_tree))
     calls = Calls(
-        event=forest.index[kept],
-        thread=forest.thread[kept].astype(np.int64),
-        start_ns=forest.start_ns[kept],
+        event=call_tree.index[kept],
+        thread=call_tree.thread[kept].astype(np.int64),
+        start_ns=call_tree.start_ns[kept],
         node=nodes[kept],
-        after=(nodes + forest.with_descendants(np.ones(len(forest), np.int64)))[kept],
+        after=(nodes + call_tree.with_descendants(np.ones(len(call_tree), np.int64)))[kept],
         name=name[kept],
-        kind=_kinds(events)[forest.index[kept]],
+        kind=_kinds(events)[call_tree.index[kept]],
         names=names,
         quantities=quantities,
         counted=counted,
     )
-    return _with_unlaunched_work(_with_uncovered_memory(calls, events, forest), links)
+    return _with_unlaunched_work(_with_uncovered_memory(calls, events, call_tree), links)
 
 
 def _kinds(events: Events) -> Ints:
@@ -239,7 +239,7 @@ def _kinds(events: Events) -> Ints:
     return kinds
 
 
-def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Ints]:
+def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...], Ints]:
     """The names of the rows and each node's among them; all steps of the profiler share one."""
     shown = [
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
@@ -250,20 +250,20 @@ def _display_names(events: Events, forest: Forest) -> tuple[tuple[str, ...], Int
         for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
     }
     codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
-    is_operator = events.among(OPERATOR)[forest.index].astype(np.int64)
-    return tuple(index), codes[is_operator, events.name[forest.index]]
+    is_operator = events.among(OPERATOR)[call_tree.index].astype(np.int64)
+    return tuple(index), codes[is_operator, events.name[call_tree.index]]
 
 
-def _folded(forest: Forest, name: Ints) -> tuple[Flags, Ints]:
+def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Ints]:
     """Which nodes stay when an only child of its parent's name is folded into it, and where each node ends up.
 
     Folding one pair changes nothing for another, as a parent takes over its child's children: so all pairs can be
     told from the nesting as it is.
     """
-    inner = forest.parent >= 0
-    children = np.bincount(forest.parent[inner], minlength=len(forest))
-    folds = inner & (name == name[forest.parent]) & (children[forest.parent] == 1)
-    return ~folds, forest.nearest(~folds)
+    inner = call_tree.parent >= 0
+    children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
+    folds = inner & (name == name[call_tree.parent]) & (children[call_tree.parent] == 1)
+    return ~folds, call_tree.nearest(~folds)
 
 
 def _at_top(own: Ints, top: Ints) -> Ints:
@@ -278,18 +278,18 @@ def _device_times(links: Links, kept: Flags, top: Ints) -> Quantities:
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
     return {
-        "device_ns": links.forest.with_descendants(own)[kept],
+        "device_ns": links.call_tree.with_descendants(own)[kept],
         "self_device_ns": _at_top(own, top)[kept],
     }
 
 
-def _bytes(events: Events, forest: Forest, kept: Flags, top: Ints) -> Quantities:
+def _bytes(events: Events, call_tree: CallTree, kept: Flags, top: Ints) -> Quantities:
     found: Quantities = {}
     for where, size in memory_attribution.sizes(events.memory).items():
-        total = None if size is None else memory_attribution.within(forest, events.memory, size)
+        total = None if size is None else memory_attribution.within(call_tree, events.memory, size)
         found[f"{where}_bytes"] = None if total is None else total[kept]
         found[f"self_{where}_bytes"] = (
-            None if total is None else _at_top(forest.own(total), top)[kept]
+            None if total is None else _at_top(call_tree.own(total), top)[kept]
         )
     return found
 
@@ -302,9 +302,9 @@ def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
     return np.where(known, _at_top(np.maximum(own, 0), top), UNKNOWN)[kept]
 
 
-def _with_uncovered_memory(calls: Calls, events: Events, forest: Forest) -> Calls:
+def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
     """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
-    bare = memory_attribution.uncovered(forest, events.memory)
+    bare = memory_attribution.uncovered(call_tree, events.memory)
     if not len(bare):
         return calls
     sizes = memory_attribution.sizes(events.memory)

@@ -21,12 +21,12 @@ from instrument.links.attribution import (
     KINDS,
     OPTIMIZER,
     RECOMPUTE,
-    UNPLACED,
-    Places,
-    places,
+    UNATTRIBUTED,
+    AttributedWork,
+    attributed_work,
 )
 from instrument.links.attribution import summed as _summed
-from instrument.links.call_tree import Forest
+from instrument.links.call_tree import CallTree
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.paths import Paths
@@ -85,9 +85,9 @@ RANGES: Schema = schema(
     max_ns="the longest call",
 )
 _QUANTITIES = names_of(RANGES)[4:]
-PARTS: Schema = schema(
+ATTRIBUTION: Schema = schema(
     path="the path of the range; (no range) outside of all",
-    kind="backward, accumulate (the guess), optimizer, recompute, unplaced (backward nodes "
+    kind="backward, accumulate (the guess), optimizer, recompute, unattributed (backward nodes "
     "whose forward operator is not in the trace), or forward: all else",
     cpu_ns="CPU time; each nanosecond in which a thread was in any CPU event is in exactly one row",
     device_ns="device time that the part launched; None without device events",
@@ -108,7 +108,7 @@ REST: Schema = schema(
 class Slices:
     """Every range that was opened: its times, its path, whether it goes on with an earlier one, and what it spans."""
 
-    nodes: Forest
+    nodes: CallTree
     path: Ints
     resumed: Flags
     spans: dict[str, Ints | None]
@@ -131,11 +131,11 @@ class RangeTable(Table):
         self,
         paths: Paths,
         slices: Slices,
-        places: Places,
+        work: AttributedWork,
         steps: int,
         module_types: Mapping[str, str],
     ) -> None:
-        self._paths, self._slices, self._places, self._steps = paths, slices, places, steps
+        self._paths, self._slices, self._work, self._steps = paths, slices, work, steps
         types = [module_types.get(name.removesuffix(RECOMPUTED)) for name in paths.names]
         labels: dict[str, Sequence[Any]] = {
             "path": paths.texts,
@@ -185,17 +185,17 @@ class RangeTable(Table):
         return table.sort(by, descending=descending) if by in table.columns else table
 
     @cached_property
-    def parts(self) -> Table:
-        """The whole in parts, each nanosecond of the CPU in exactly one row; see `PARTS`."""
-        places, device = self._places, self._places.device_ns
-        key, row = np.unique((places.placed + 1) * len(KINDS) + places.kind, return_inverse=True)
+    def attribution(self) -> Table:
+        """The whole in parts, each nanosecond of the CPU in exactly one row; see `ATTRIBUTION`."""
+        work, device = self._work, self._work.device_ns
+        key, row = np.unique((work.attributed + 1) * len(KINDS) + work.kind, return_inverse=True)
         texts = [NO_RANGE, *self._paths.texts]
         return Table.of(
-            PARTS,
+            ATTRIBUTION,
             {
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-                "cpu_ns": _summed(places.cpu_ns, row, len(key)).tolist(),
+                "cpu_ns": _summed(work.cpu_ns, row, len(key)).tolist(),
                 "device_ns": _cells(
                     None if device is None else _summed(device, row, len(key)), len(key)
                 ),
@@ -205,19 +205,19 @@ class RangeTable(Table):
     @property
     def shared_ns(self) -> int:
         """The CPU time that shares are of, in ns."""
-        return int(self._places.counted_cpu_ns.sum())
+        return int(self._work.counted_cpu_ns.sum())
 
     @cached_property
     def rest(self) -> Table:
         """What belongs to no range; one row for each part that is there; see `REST`."""
-        places = self._places
-        backward = np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED))
+        work = self._work
+        backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
         for name, chosen in ((NO_RANGES_BACKWARD, backward), (NO_RANGE, ~backward)):
-            part = chosen & (places.placed < 0)
+            part = chosen & (work.attributed < 0)
             cpu_ns, device = (
-                places.cpu_ns[part],
-                None if places.device_ns is None else places.device_ns[part],
+                work.cpu_ns[part],
+                None if work.device_ns is None else work.device_ns[part],
             )
             if cpu_ns.sum() or (device is not None and device.sum()):
                 shares = self._shares(np.where(part, 0, -1), 1)
@@ -226,26 +226,26 @@ class RangeTable(Table):
                 rows.append(
                     {"name": name, **own, **{key: column[0] for key, column in shares.items()}}
                 )
-        if places.unlaunched_ns:
+        if work.unlaunched_ns:
             whole = self._device_whole_ns
-            share = places.counted_unlaunched_ns / whole if whole else None
+            share = work.counted_unlaunched_ns / whole if whole else None
             rows.append(
-                {"name": NO_LAUNCH, "self_device_ns": places.unlaunched_ns, "device_share": share}
+                {"name": NO_LAUNCH, "self_device_ns": work.unlaunched_ns, "device_share": share}
             )
         return Table.of(REST, {key: [row.get(key) for row in rows] for key in names_of(REST)})
 
     @property
     def _device_whole_ns(self) -> int:
-        launched = self._places.counted_device_ns
-        return 0 if launched is None else int(launched.sum()) + self._places.counted_unlaunched_ns
+        launched = self._work.counted_device_ns
+        return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
         """The shares of each group of places; -1 for those of none."""
-        places = self._places
+        work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
-            ("share", places.counted_cpu_ns, self.shared_ns),
-            ("device_share", places.counted_device_ns, self._device_whole_ns),
+            ("share", work.counted_cpu_ns, self.shared_ns),
+            ("device_share", work.counted_device_ns, self._device_whole_ns),
         ):
             if values is None or not whole:
                 found[name] = [None] * count
@@ -263,9 +263,9 @@ class RangeTable(Table):
         columns: dict[str, Sequence[Any]] = {
             **self._calls(group, count),
             **on_cpu,
-            **self._work(group, count),
+            **self._device_and_flops(group, count),
             **spans,
-            **self._shares(np.append(group, -1)[self._places.placed], count),
+            **self._shares(np.append(group, -1)[self._work.attributed], count),
             "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _QUANTITIES}
@@ -288,55 +288,57 @@ class RangeTable(Table):
 
     def _on_cpu(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """CPU time by the range around it, and by kind at the range where it is placed."""
-        places, summed = self._places, self._paths.summed
-        columns = {"self_cpu_ns": _cells(self._own(places.cpu_ns, group, count), count)}
+        work, summed = self._work, self._paths.summed
+        columns = {"self_cpu_ns": _cells(self._own(work.cpu_ns, group, count), count)}
         for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
-            values = np.where(places.kind == kind, places.cpu_ns, 0)
+            values = np.where(work.kind == kind, work.cpu_ns, 0)
             columns[f"{KINDS[kind]}_ns"] = _cells(
-                summed(values, group, count, places.placed), count
+                summed(values, group, count, work.attributed), count
             )
-        columns["total_ns"] = _cells(summed(places.cpu_ns, group, count, places.placed), count)
+        columns["total_ns"] = _cells(summed(work.cpu_ns, group, count, work.attributed), count)
         columns["self_total_ns"] = _cells(
             _summed(
-                places.cpu_ns[places.placed >= 0], group[places.placed[places.placed >= 0]], count
+                work.cpu_ns[work.attributed >= 0],
+                group[work.attributed[work.attributed >= 0]],
+                count,
             ),
             count,
         )
-        if not np.isin(places.kind, (BACKWARD, ACCUMULATE, UNPLACED)).any():
+        if not np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED)).any():
             columns |= dict.fromkeys(
                 ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count
             )
         return columns
 
-    def _work(self, group: Ints, count: int) -> dict[str, list[Any]]:
+    def _device_and_flops(self, group: Ints, count: int) -> dict[str, list[Any]]:
         """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
-        places = self._places
+        work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
             if values is None:
                 return None
-            return self._paths.summed(values, group, count, places.around, places.placed)
+            return self._paths.summed(values, group, count, work.enclosing, work.attributed)
 
-        device = of_both(places.device_ns)
+        device = of_both(work.device_ns)
         busy = None if device is None else self._busy(group, count)
-        direct = np.isin(places.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
+        direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
         own = (
             None
-            if places.device_ns is None
-            else self._own(np.where(direct, places.device_ns, 0), group, count)
+            if work.device_ns is None
+            else self._own(np.where(direct, work.device_ns, 0), group, count)
         )
-        flops, known = of_both(places.flops), of_both(places.operations)
+        flops, known = of_both(work.flops), of_both(work.operations)
         columns = {
             name: _cells(values, count)
             for name, values in (("device_ns", device), ("self_device_ns", own))
         }
         columns["device_busy_ns"] = _cells(busy, count)
-        stepped = of_both(places.counted_device_ns) if self._steps else None
+        stepped = of_both(work.counted_device_ns) if self._steps else None
         columns["device_ns_per_step"] = _cells(
             None if stepped is None else stepped // self._steps, count
         )
         columns["flops"] = _cells(flops, count, known)
-        time = _cells(of_both(places.cpu_ns) if busy is None else busy, count)
+        time = _cells(of_both(work.cpu_ns) if busy is None else busy, count)
         pairs = zip(columns["flops"], time)
         columns["flops_per_second"] = [
             n * 10**9 // ns if n is not None and ns else None for n, ns in pairs
@@ -354,8 +356,8 @@ class RangeTable(Table):
         }
 
     def _own(self, values: Ints, group: Ints, count: int) -> Ints:
-        inside = self._places.around >= 0
-        return _summed(values[inside], group[self._places.around[inside]], count)
+        inside = self._work.enclosing >= 0
+        return _summed(values[inside], group[self._work.enclosing[inside]], count)
 
     def _busy(self, group: Ints, count: int) -> Ints:
         """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
@@ -382,9 +384,9 @@ class RangeTable(Table):
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
         """When the device events of each path ran, those that touch put together."""
-        place, start, end = self._places.device
-        around, placed = self._places.around[place], self._places.placed[place]
-        path, event = np.concatenate([around, placed]), np.tile(np.arange(len(place)), 2)
+        place, start, end = self._work.device
+        enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
+        path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
         event, path = event[path >= 0], path[path >= 0]
         order = np.argsort(path, kind="stable")
         event, (paths, first) = event[order], np.unique(path[order], return_index=True)
@@ -400,15 +402,15 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     Cost: about 0.4 µs an event, half of it the CPU's nesting, however deep the ranges lie; for `device_busy_ns` the
     device's intervals are put together once for every range that they count in.
     """
-    events, marks = links.events, links.marks
+    events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
-        events.name[marks.ranges.index]
+        events.name[scopes.ranges.index]
     ]
-    slices = Slices(marks.ranges, marks.opened, resumed, _spans(links, marks.ranges))
-    return RangeTable(marks.paths, slices, places(links), len(links.steps), module_types)
+    slices = Slices(scopes.ranges, scopes.opened, resumed, _spans(links, scopes.ranges))
+    return RangeTable(scopes.paths, slices, attributed_work(links), len(links.steps), module_types)
 
 
-def _spans(links: Links, opened: Forest) -> dict[str, Ints | None]:
+def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
     """What lies in time within each range: idle time of the devices, memory of its own thread."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
@@ -426,7 +428,7 @@ def _spans(links: Links, opened: Forest) -> dict[str, Ints | None]:
     return found
 
 
-def _idle_ns(events: Events, device: Ints, opened: Forest) -> Ints:
+def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
     """How long of each range none of the device events ran."""
     timeline = sweep([(events.start_ns[device], events.end_ns[device])])
     return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)

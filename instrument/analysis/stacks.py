@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from instrument.errors import CaptureError, ConfigError
-from instrument.links.autograd import Marks
-from instrument.links.call_tree import Forest, nest, number_paths
+from instrument.links.autograd import Scopes
+from instrument.links.call_tree import CallTree, nest, number_paths
 from instrument.links.links import Links
 from instrument.printable import printable
 from instrument.range_names import STEP_PREFIX
@@ -70,15 +70,15 @@ def stacks(
             "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
         )
     links = Links(events, python=True)
-    forest = links.forest
-    values = forest.own(forest.total_ns) if metric == "cpu" else links.device_own_ns
+    call_tree = links.call_tree
+    values = call_tree.own(call_tree.total_ns) if metric == "cpu" else links.device_own_ns
     if values is None:
         raise CaptureError(
             "The trace holds no device activity, so it has no device stacks; choose cpu."
         )
     if range is not None:
-        values = np.where(_belonging(links.marks, range), values, 0)
-    found = _paths(events, *_without_ours(events, forest, values), threads=threads)
+        values = np.where(_belonging(links.scopes, range), values, 0)
+    found = _paths(events, *_without_ours(events, call_tree, values), threads=threads)
     if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
         found.append(Stack((_NO_LAUNCH,), unlaunched))
     return found
@@ -89,35 +89,37 @@ def _unlaunched_ns(links: Links) -> int:
     return int(links.events.duration_ns[device[node < 0]].sum())
 
 
-def _without_ours(events: Events, forest: Forest, values: Ints) -> tuple[Forest, Ints]:
+def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
     """The nodes without frames of ours around the user's, and with one for all below any other of ours."""
     is_frame = events.among(PYTHON)
-    machinery = (is_frame & events.named(_is_machinery))[forest.index]
-    around_users = (is_frame & events.named(_is_around_users))[forest.index]
+    machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
+    around_users = (is_frame & events.named(_is_around_users))[call_tree.index]
     if not (machinery | around_users).any():
-        return forest, values
-    below = np.append(forest.nearest(machinery), -1)[forest.parent] >= 0
+        return call_tree, values
+    below = np.append(call_tree.nearest(machinery), -1)[call_tree.parent] >= 0
     hidden = below | around_users
     hidden &= (
-        np.append(forest.nearest(~hidden), -1)[forest.parent] >= 0
+        np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
     )  # what nothing else is around stays
-    kept, inner = forest.only(~hidden)
+    kept, inner = call_tree.only(~hidden)
     sums = np.zeros(len(kept), np.int64)
     np.add.at(sums, inner, values)
     return kept, sums
 
 
-def _belonging(marks: Marks, wanted: str) -> Flags:
+def _belonging(scopes: Scopes, wanted: str) -> Flags:
     """Which nodes ran in a range of this name or path, or in the backward of what ran there."""
     chosen: list[bool] = []
-    for name, text, above in zip(marks.paths.names, marks.paths.texts, marks.paths.above.tolist()):
+    for name, text, above in zip(
+        scopes.paths.names, scopes.paths.texts, scopes.paths.above.tolist()
+    ):
         chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
     if not any(chosen):
-        near = get_close_matches(wanted, marks.paths.texts, n=1)
+        near = get_close_matches(wanted, scopes.paths.texts, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists those it holds."
         raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
     inside = np.array([*chosen, False])
-    return np.append(inside[marks.around] | inside[marks.placed], False)[marks.inner]
+    return np.append(inside[scopes.enclosing] | inside[scopes.attributed], False)[scopes.innermost]
 
 
 def folded(found: Sequence[Stack]) -> str:
@@ -136,14 +138,14 @@ def _safe(frame: str) -> str:
     return printable("_".join(frame.replace(";", ",").split())) or "_"
 
 
-def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> list[Stack]:
+def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
     """The time of all nodes with the same names from the root down, in the order of their first node."""
     names, code = _plain_names(events)
-    path, parents, labels = number_paths(forest, code[events.name[forest.index]])
+    path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
     for parent, label in zip(parents.tolist(), labels.tolist()):
         frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
-    before, prefix = _before_root(events, forest, threads=threads)
+    before, prefix = _before_root(events, call_tree, threads=threads)
     distinct, first, group = np.unique(
         prefix * len(frames) + path, return_index=True, return_inverse=True
     )
@@ -158,13 +160,13 @@ def _paths(events: Events, forest: Forest, values: Ints, *, threads: bool) -> li
 
 
 def _before_root(
-    events: Events, forest: Forest, *, threads: bool
+    events: Events, call_tree: CallTree, *, threads: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
     """What goes before a path, its thread and the frames told with its operator, as distinct ones and each node's."""
-    told = events.call_stack[forest.index]
-    nearest = forest.nearest(told >= 0)
-    stack = np.where(nearest >= 0, told[nearest], -1) + 1 if len(forest) else nearest
-    thread = forest.thread.astype(np.int64) if threads else np.zeros(len(forest), np.int64)
+    told = events.call_stack[call_tree.index]
+    nearest = call_tree.nearest(told >= 0)
+    stack = np.where(nearest >= 0, told[nearest], -1) + 1 if len(call_tree) else nearest
+    thread = call_tree.thread.astype(np.int64) if threads else np.zeros(len(call_tree), np.int64)
     distinct, prefix = np.unique(thread * (len(events.texts) + 1) + stack, return_inverse=True)
     before = []
     for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
@@ -214,10 +216,10 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
             for k in codes.tolist()
         ]
         return _distinct([text or None for text in texts], which)
-    forest = nest(events, python)
-    at = np.where(event >= 0, forest.around(events.thread[event], events.start_ns[event]), -1)
+    call_tree = nest(events, python)
+    at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
     nodes, code = np.unique(at, return_inverse=True)
-    labels = [_stack_text(events, forest, node, depth) for node in nodes.tolist()]
+    labels = [_stack_text(events, call_tree, node, depth) for node in nodes.tolist()]
     return _distinct(labels, code)
 
 
@@ -226,11 +228,11 @@ def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | No
     return np.array([index[label] for label in labels], np.int64)[code], list(index)
 
 
-def _stack_text(events: Events, forest: Forest, node: int, depth: int) -> str | None:
+def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:
     frames: list[str] = []
     while node >= 0 and len(frames) < depth:
-        name = events.names[events.name[forest.index[node]]]
+        name = events.names[events.name[call_tree.index[node]]]
         if _OURS.match(name) is None:
             frames.append(_ADDRESS.sub("", name))
-        node = int(forest.parent[node])
+        node = int(call_tree.parent[node])
     return ";".join(frames) or None

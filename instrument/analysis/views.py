@@ -37,7 +37,7 @@ from instrument.analysis.memory_timeline import (
 )
 from instrument.analysis.operators import OPERATORS, OPS_WITHOUT_FLOPS, OperatorTable
 from instrument.analysis.operators import operators as _operators
-from instrument.analysis.ranges import PARTS, RANGES, REST, RangeTable
+from instrument.analysis.ranges import ATTRIBUTION, RANGES, REST, RangeTable
 from instrument.analysis.ranges import ranges as _ranges
 from instrument.analysis.stacks import Stack
 from instrument.analysis.stacks import stacks as _stacks
@@ -64,16 +64,16 @@ NOTE_FILE = "upload.json"
 _LONGEST_NAME = 128
 
 
-SWALLOWED: Schema = schema(
+COMPILED_RANGES: Schema = schema(
     name="the range, which was called and cannot be timed",
     region="the compiled region that holds it, as torch names it",
 )
 #: The columns of each view that is a table, by its name; dots lead further in.
 SCHEMAS: dict[str, Schema] = {
     "operators": OPERATORS,
-    "operators.uncounted": OPS_WITHOUT_FLOPS,
+    "operators.ops_without_flops": OPS_WITHOUT_FLOPS,
     "ranges": RANGES,
-    "ranges.parts": PARTS,
+    "ranges.attribution": ATTRIBUTION,
     "ranges.rest": REST,
     "steps": STEPS,
     "moments": MOMENTS,
@@ -90,7 +90,7 @@ SCHEMAS: dict[str, Schema] = {
     "memory.events": MEMORY_EVENTS,
     "memory.live()": LIVE,
     "memory_categories": MEMORY_CATEGORIES,
-    "swallowed": SWALLOWED,
+    "compiled_ranges": COMPILED_RANGES,
 }
 
 
@@ -284,18 +284,18 @@ class Views:
         return _memory_categories(self.categories)
 
     @cached_property
-    def swallowed(self) -> Table:
-        """The ranges that torch.compile traced into a region that ran in this window; see `SWALLOWED`.
+    def compiled_ranges(self) -> Table:
+        """The ranges that torch.compile traced into a region that ran in this window; see `COMPILED_RANGES`.
 
         They were called, and their time is part of the region's; the compiled code does not know where they stood.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
-        here = [entry for entry in self.about.swallowed if entry.region in ran]
+        here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
         cells = {
             "name": [entry.range for entry in here],
             "region": [entry.region for entry in here],
         }
-        return Table.of(SWALLOWED, cells)
+        return Table.of(COMPILED_RANGES, cells)
 
     def stacks(
         self,

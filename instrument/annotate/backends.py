@@ -119,7 +119,7 @@ _arming: tuple[Backend, ...] = ()
 #: Called after each change of `armed`.
 on_arming: list[Callable[[], None]] = []
 #: What was traced away: (range, region as torch names it) -> that region's id, and the code that Dynamo compiled.
-swallowed: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
+compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
@@ -196,7 +196,7 @@ def swallow(name: str) -> None:
 
     region = CompileContext.current_compile_id()
     if region is not None:
-        swallowed[name, str(region)] = region, _code_compiled()
+        compiled_ranges[name, str(region)] = region, _code_compiled()
 
 
 def _code_compiled() -> ref[CodeType] | None:
@@ -208,11 +208,11 @@ def _code_compiled() -> ref[CodeType] | None:
         return None
 
 
-def still_swallowed() -> list[dict[str, str]]:
-    """Those of `swallowed` that are compiled still, as `range` and `region`: `torch._dynamo.reset()` counts anew."""
+def still_compiled_ranges() -> list[dict[str, str]]:
+    """Those of `compiled_ranges` that are compiled still, as `range` and `region`: `torch._dynamo.reset()` counts anew."""
     return [
         {"range": name, "region": said}
-        for (name, said), (region, code) in swallowed.items()
+        for (name, said), (region, code) in compiled_ranges.items()
         if code is None or _is_compiled(region, code())
     ]
 

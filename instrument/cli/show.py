@@ -38,7 +38,10 @@ VIEWS = {
     "streams": ("streams", "what ran on each stream of each device"),
     "overview": ("overview", "each step by kernels, copies, communication, loader and CPU"),
     "devices": ("devices", "how well each device was used"),
-    "swallowed": ("swallowed", "the ranges inside compiled regions, which cannot be timed"),
+    "compiled-ranges": (
+        "compiled_ranges",
+        "the ranges inside compiled regions, which cannot be timed",
+    ),
 }
 
 # What `--by` groups operators by, as the table sink's option of that name.

@@ -18,12 +18,12 @@ from instrument.links.links import Links
 from instrument.trace.events import Flags, Ints
 
 OPTIMIZER_STEP = "Optimizer.step#"
-KINDS = ("forward", "backward", "accumulate", "optimizer", "unplaced", "recompute")
-FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNPLACED, RECOMPUTE = range(6)
+KINDS = ("forward", "backward", "accumulate", "optimizer", "unattributed", "recompute")
+FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNATTRIBUTED, RECOMPUTE = range(6)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AttributedWork:
     """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
 
     `counted_cpu_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
@@ -32,8 +32,8 @@ class Places:
     operators whose FLOPs are.
     """
 
-    around: Ints
-    placed: Ints
+    enclosing: Ints
+    attributed: Ints
     kind: Ints
     cpu_ns: Ints
     device_ns: Ints | None
@@ -46,33 +46,33 @@ class Places:
     device: tuple[Ints, Ints, Ints]
 
 
-def places(links: Links) -> Places:
+def attributed_work(links: Links) -> AttributedWork:
     """Put the CPU's time, what it launched and what it computed where it belongs."""
-    events, marks = links.events, links.marks
-    width = len(marks.paths.names) + 1
+    events, scopes = links.events, links.scopes
+    width = len(scopes.paths.names) + 1
     kind = _kinds(links)
-    key = ((marks.around + 1) * width + marks.placed + 1) * len(KINDS) + kind
+    key = ((scopes.enclosing + 1) * width + scopes.attributed + 1) * len(KINDS) + kind
     distinct, place = np.unique(
         np.append(key, FORWARD), return_inverse=True
     )  # the last: outside of every mark
     place = place.reshape(-1)
     count = len(distinct)
-    roots, position = links.forest.parent < 0, np.zeros(len(events), np.int64)
-    position[links.forest.index] = np.arange(len(links.forest))
+    roots, position = links.call_tree.parent < 0, np.zeros(len(events), np.int64)
+    position[links.call_tree.index] = np.arange(len(links.call_tree))
 
     def own(total_ns: Ints) -> Ints:
         """Each mark's own part of the time of the nodes, then what lies outside of all marks."""
-        of_marks = total_ns[position[marks.nodes.index]]
-        outside = total_ns[roots].sum() - of_marks[marks.nodes.parent < 0].sum()
-        return np.append(marks.nodes.own(of_marks), outside)
+        of_marks = total_ns[position[scopes.nodes.index]]
+        outside = total_ns[roots].sum() - of_marks[scopes.nodes.parent < 0].sum()
+        return np.append(scopes.nodes.own(of_marks), outside)
 
     recorded, launcher = links.launched
     known = launcher >= 0
-    device, launched = recorded[known], place[marks.inner[launcher[known]]]
+    device, launched = recorded[known], place[scopes.innermost[launcher[known]]]
     flops, operations = _operations(links, place, count)
-    return Places(
-        around=distinct // len(KINDS) // width - 1,
-        placed=distinct // len(KINDS) % width - 1,
+    return AttributedWork(
+        enclosing=distinct // len(KINDS) // width - 1,
+        attributed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
         cpu_ns=summed(own(links.spent_ns), place, count),
         device_ns=summed(events.duration_ns[device], launched, count) if len(recorded) else None,
@@ -97,18 +97,18 @@ def summed(values: Ints, group: Ints, count: int) -> Ints:
 
 def _kinds(links: Links) -> Ints:
     """What each mark's own time is."""
-    events, marks = links.events, links.marks
+    events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
-        marks.recomputed, RECOMPUTE, np.where(under_step[marks.around], OPTIMIZER, FORWARD)
+        scopes.recomputed, RECOMPUTE, np.where(under_step[scopes.enclosing], OPTIMIZER, FORWARD)
     )
-    of_node = np.where(is_accumulation(events, marks.nodes.index), ACCUMULATE, BACKWARD)
-    return np.where(marks.backward, np.where(marks.lost, UNPLACED, of_node), of_range)
+    of_node = np.where(is_accumulation(events, scopes.nodes.index), ACCUMULATE, BACKWARD)
+    return np.where(scopes.backward, np.where(scopes.unattributed, UNATTRIBUTED, of_node), of_range)
 
 
 def _under_step(links: Links) -> Flags:
     """Which paths are the optimizer's: its step and what is in it, but for ranges of the closure that it was given."""
-    paths = links.marks.paths
+    paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
     under = paths.at_or_below(is_step)
     holds_closure = paths.with_inner(_recording_gradients(links)) > 0
@@ -117,11 +117,11 @@ def _under_step(links: Links) -> Flags:
 
 def _recording_gradients(links: Links) -> Ints:
     """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
-    events, marks = links.events, links.marks
-    mark = marks.inner[events.records_gradients[links.forest.index]]
-    mark = mark[mark >= 0]
-    around = marks.around[mark[~marks.backward[mark]]]
-    return np.bincount(around[around >= 0], minlength=len(marks.paths.names))
+    events, scopes = links.events, links.scopes
+    scope = scopes.innermost[events.records_gradients[links.call_tree.index]]
+    scope = scope[scope >= 0]
+    enclosing = scopes.enclosing[scope[~scopes.backward[scope]]]
+    return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))
 
 
 def _operations(links: Links, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
@@ -130,5 +130,5 @@ def _operations(links: Links, place: Ints, count: int) -> tuple[Ints | None, Int
     if flops is None:
         return None, None
     known = np.flatnonzero(flops != UNKNOWN)
-    of = place[links.marks.inner[known]]
+    of = place[links.scopes.innermost[known]]
     return summed(flops[known], of, count), np.bincount(of, minlength=count)

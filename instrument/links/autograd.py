@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.links.call_tree import Forest
+from instrument.links.call_tree import CallTree
 from instrument.links.paths import Paths, paths_of
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
@@ -42,46 +42,57 @@ _BACKWARD = re.compile(r"Backward\d*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Scopes:
     """The ranges and the backward nodes of the CPU's nesting, nested in each other as `nodes`, and where each belongs.
 
-    `inner` is the innermost mark at or above each node of the nesting; `backward` tells the backward nodes from the
+    `innermost` is the innermost mark at or above each node of the nesting; `backward` tells the backward nodes from the
     ranges. `ranges` are the ranges alone, `opened` is the path of each.
 
-    `around` is the path of the innermost range at or above each mark, `placed` the one that its own time belongs to: of
+    `enclosing` is the path of the innermost range at or above each mark, `attributed` the one that its own time belongs to: of
     a range its own path, of a backward node that of the innermost range around its forward operator. -1: there is none.
-    `lost` are the backward nodes of which it is not known, `recomputed` the ranges that run the forward once more.
+    `unattributed` are the backward nodes of which it is not known, `recomputed` the ranges that run the forward once more.
     """
 
-    nodes: Forest
-    inner: Ints
+    nodes: CallTree
+    innermost: Ints
     backward: Flags
-    ranges: Forest
+    ranges: CallTree
     opened: Ints
     paths: Paths
-    around: Ints
-    placed: Ints
-    lost: Flags
+    enclosing: Ints
+    attributed: Ints
+    unattributed: Flags
     recomputed: Flags
 
 
-def marks(events: Events, forest: Forest) -> Marks:
+def scopes(events: Events, call_tree: CallTree) -> Scopes:
     """The ranges and backward nodes of a CPU's nesting, and to which range each belongs."""
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name)
     )
-    nodes, inner = forest.only((is_range | is_backward(events))[forest.index])
+    nodes, innermost = call_tree.only((is_range | is_backward(events))[call_tree.index])
     backward = ~is_range[nodes.index]
     ranges, range_of = nodes.only(~backward)
     codes, names = _plain_names(events)
     name = codes[events.name[nodes.index]]
-    recomputed = _recomputed(events, forest, nodes, inner, backward, name)
+    recomputed = _recomputed(events, call_tree, nodes, innermost, backward, name)
     labelled = np.where(recomputed, name + len(names), name)[~backward]
     paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
-    around = np.append(opened, -1)[range_of]
-    home, lost = _homes(events, forest, nodes, inner, backward)
-    placed = np.where(home >= 0, around[home], -1)
-    return Marks(nodes, inner, backward, ranges, opened, paths, around, placed, lost, recomputed)
+    enclosing = np.append(opened, -1)[range_of]
+    home, unattributed = _homes(events, call_tree, nodes, innermost, backward)
+    attributed = np.where(home >= 0, enclosing[home], -1)
+    return Scopes(
+        nodes,
+        innermost,
+        backward,
+        ranges,
+        opened,
+        paths,
+        enclosing,
+        attributed,
+        unattributed,
+        recomputed,
+    )
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
@@ -104,22 +115,32 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
 
 
 def _recomputed(
-    events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags, name: Ints
+    events: Events,
+    call_tree: CallTree,
+    scopes: CallTree,
+    innermost: Ints,
+    backward: Flags,
+    name: Ints,
 ) -> Flags:
     """Which marks are ranges of the forward that a backward node runs once more; `name` is a number for each name.
 
     Operators record gradients in a backward node also where `create_graph` is set: then the node's own do so too, and
     nothing there is taken for a forward. Nor is a range whose name is opened nowhere else, as by a hook.
     """
-    holder = np.append(marks.nearest(backward), -1)
-    is_operator = events.among(OPERATOR)[forest.index] & (events.forward_thread == 0)[forest.index]
-    recording = events.records_gradients[forest.index]
-    again, differentiates = np.zeros(len(marks) + 1, np.bool_), np.zeros(len(marks) + 1, np.bool_)
-    again[holder[inner[recording]]] = True
-    around = forest.parent >= 0
-    own = np.zeros(len(forest), np.bool_)  # the operators that a mark calls itself
-    own[around] = forest.index[forest.parent[around]] == np.append(marks.index, -1)[inner[around]]
-    differentiates[holder[inner[is_operator & own & ~recording]]] = True
+    holder = np.append(scopes.nearest(backward), -1)
+    is_operator = (
+        events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
+    )
+    recording = events.records_gradients[call_tree.index]
+    again, differentiates = np.zeros(len(scopes) + 1, np.bool_), np.zeros(len(scopes) + 1, np.bool_)
+    again[holder[innermost[recording]]] = True
+    enclosing = call_tree.parent >= 0
+    own = np.zeros(len(call_tree), np.bool_)  # the operators that a mark calls itself
+    own[enclosing] = (
+        call_tree.index[call_tree.parent[enclosing]]
+        == np.append(scopes.index, -1)[innermost[enclosing]]
+    )
+    differentiates[holder[innermost[is_operator & own & ~recording]]] = True
     again[-1] = False  # of no backward node
     in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
     found: Flags = (again & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
@@ -127,46 +148,46 @@ def _recomputed(
 
 
 def _homes(
-    events: Events, forest: Forest, marks: Forest, inner: Ints, backward: Flags
+    events: Events, call_tree: CallTree, scopes: CallTree, innermost: Ints, backward: Flags
 ) -> tuple[Ints, Flags]:
     """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
 
-    `marks` are the ranges and the backward nodes of the CPU's nesting `forest`, `inner` the innermost mark at or above
+    `scopes` are the ranges and the backward nodes of the CPU's nesting `call_tree`, `innermost` the innermost mark at or above
     each of its nodes. A range is its own home; that of a backward node is the innermost range around its forward
     operator. An operator that itself ran in a backward node (for a second derivative) has that node's home. A node
     without a forward operator of its own has the home of the node around it; without that either, it has no place.
     """
-    count = len(marks)
+    count = len(scopes)
     nowhere, unknown = count, count + 1
     to = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
-    operator = _forward_operators(events, forest.index, marks.index[nodes])
+    operator = _forward_operators(events, call_tree.index, scopes.index[nodes])
     position = np.full(len(events) + 1, -1)
-    position[forest.index] = np.arange(len(forest))
+    position[call_tree.index] = np.arange(len(call_tree))
     node = position[operator]
     found = node >= 0
-    held = (marks.parent[nodes] >= 0) & backward[marks.parent[nodes]]
-    to[nodes] = np.where(held, marks.parent[nodes], unknown)
-    at = inner[node[found]]
+    held = (scopes.parent[nodes] >= 0) & backward[scopes.parent[nodes]]
+    to[nodes] = np.where(held, scopes.parent[nodes], unknown)
+    at = innermost[node[found]]
     to[nodes[found]] = np.where(at >= 0, at, nowhere)
-    _place_accumulations(events, marks, backward, to, unknown)
+    _place_accumulations(events, scopes, backward, to, unknown)
     for _ in range(count.bit_length() + 1):
         to = to[to]
     home = to[:count]
-    lost = backward & ((home == unknown) | np.append(backward, [False, False])[home])
-    return np.where(lost | (home >= count), -1, home), lost
+    unattributed = backward & ((home == unknown) | np.append(backward, [False, False])[home])
+    return np.where(unattributed | (home >= count), -1, home), unattributed
 
 
 def _place_accumulations(
-    events: Events, marks: Forest, backward: Flags, to: Ints, unknown: int
+    events: Events, scopes: CallTree, backward: Flags, to: Ints, unknown: int
 ) -> None:
     """Point each accumulation at the node just before it on its thread."""
-    is_sum = is_accumulation(events, marks.index)
-    nodes = np.arange(len(marks))
+    is_sum = is_accumulation(events, scopes.index)
+    nodes = np.arange(len(scopes))
     before = np.maximum.accumulate(np.where(backward & ~is_sum, nodes, -1))
-    sums = np.flatnonzero(is_sum & ~((marks.parent >= 0) & is_sum[marks.parent]))
+    sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))
     last = before[sums]
-    to[sums] = np.where((last >= 0) & (marks.thread[last] == marks.thread[sums]), last, unknown)
+    to[sums] = np.where((last >= 0) & (scopes.thread[last] == scopes.thread[sums]), last, unknown)
 
 
 def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:

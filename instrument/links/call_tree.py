@@ -17,7 +17,7 @@ from instrument.trace.events import Codes, Events, Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class CallTree:
     """Intervals in nesting order: by thread, then start, then the longer first; parents before children.
 
     `index` is the position of each node among the events it was made from, `parent` the node that holds it, or -1;
@@ -89,7 +89,7 @@ class Forest:
             hop = further
         return np.where(marked[hop], hop, -1) if len(self) else hop
 
-    def only(self, marked: Flags) -> tuple[Forest, Ints]:
+    def only(self, marked: Flags) -> tuple[CallTree, Ints]:
         """The marked nodes alone, each below the nearest marked one above it.
 
         Returns them, and for each node of this forest the nearest marked one at or above it as a node of theirs, or -1.
@@ -101,11 +101,11 @@ class Forest:
         above = self.parent[chosen]
         parent = np.where(above >= 0, inner[above], -1)
         start, end = self.start_ns[chosen], self.end_ns[chosen]
-        return Forest(
+        return CallTree(
             self.index[chosen], self.thread[chosen], start, end, parent, _depths(parent)
         ), inner
 
-    def around(self, thread: Codes, time_ns: Ints) -> Ints:
+    def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
         """The innermost node of a thread that holds each point in time, or -1."""
         if not len(self):
             return np.full(len(time_ns), -1)
@@ -117,7 +117,7 @@ class Forest:
             found[outside] = self.parent[found[outside]]
 
 
-def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> Forest:
+def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree:
     """The nesting of some events of a trace; `thread` stands in for the events' own where it is given.
 
     Cost: a sort, then some tens of array operations; about 0.2 µs an event.
@@ -128,7 +128,7 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> Forest:
     order = _nesting_order(threads, start, end)
     index, threads, start, end = index[order], threads[order], start[order], end[order]
     parent = _parents(threads, start, end)
-    return Forest(index, threads, start, end, parent, _depths(parent))
+    return CallTree(index, threads, start, end, parent, _depths(parent))
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -170,28 +170,28 @@ def _depths(parent: Ints) -> Ints:
     return depth[:roof]
 
 
-def _last_starting_by(forest: Forest, thread: Codes, time_ns: Ints) -> Ints:
+def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
     """The last node of the thread that starts at or before each point, or -1."""
     found = np.full(len(time_ns), -1)
-    bounds = np.searchsorted(forest.thread, np.unique(forest.thread))
-    for first, last in zip(bounds, [*bounds[1:], len(forest)]):
-        here = np.flatnonzero(thread == forest.thread[first])
-        at = np.searchsorted(forest.start_ns[first:last], time_ns[here], side="right") - 1
+    bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
+    for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
+        here = np.flatnonzero(thread == call_tree.thread[first])
+        at = np.searchsorted(call_tree.start_ns[first:last], time_ns[here], side="right") - 1
         found[here] = np.where(at >= 0, at + first, -1)
     return found
 
 
-def number_paths(forest: Forest, name: Ints) -> tuple[Ints, Ints, Ints]:
+def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """Number the paths of names from the roots down, a level at a time.
 
     Returns each node's path, and for each path the one above it (-1 at a root) and its last name; a path comes
     after the one above it.
     """
-    path = np.full(len(forest), -1)
+    path = np.full(len(call_tree), -1)
     parents, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     count, width = 0, int(name.max(initial=0)) + 1
-    for nodes in forest.levels():
-        above = np.where(forest.parent[nodes] >= 0, path[forest.parent[nodes]], -1)
+    for nodes in call_tree.levels():
+        above = np.where(call_tree.parent[nodes] >= 0, path[call_tree.parent[nodes]], -1)
         distinct, code = np.unique((above + 1) * width + name[nodes], return_inverse=True)
         path[nodes] = code + count
         parents.append(distinct // width - 1)

@@ -2,7 +2,7 @@
 
 A multiplication and the addition that follows count as two. An operator that runs another with a rule of its own
 (`aten::convolution` running `aten::addmm`) counts once, as the outer one. What has no rule is not counted: the
-elementwise operators, norms, pooling, embeddings; `capture.operators.uncounted` names what it was in a trace.
+elementwise operators, norms, pooling, embeddings; `capture.operators.ops_without_flops` names what it was in a trace.
 
 Unless said otherwise the rules are those of `torch.utils.flop_counter`, and the totals equal `FlopCounterMode`.
 They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, products
@@ -17,7 +17,7 @@ from math import prod
 import msgspec
 import numpy as np
 
-from instrument.links.call_tree import Forest
+from instrument.links.call_tree import CallTree
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded, is_step, split_overload
 
 Shapes = list[list[int]]
@@ -27,22 +27,22 @@ UNKNOWN = -1
 _ABSURD = 2**60  # an hour of a petaflop device; sums of some such still fit into 64 bits
 
 
-def node_flops(events: Events, forest: Forest) -> Ints | None:
+def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     """The operations that each node performs itself, -1 where no rule tells; None where the trace has no shapes.
 
     Cost: one evaluation for each distinct operator and arguments.
     """
     if not (events.shapes >= 0).any():
         return None
-    ruled = events.named(has_rule)[forest.index] & (events.shapes[forest.index] >= 0)
+    ruled = events.named(has_rule)[call_tree.index] & (events.shapes[call_tree.index] >= 0)
     nodes = np.flatnonzero(ruled)
-    event = forest.index[nodes]
+    event = call_tree.index[nodes]
     keys = np.stack([events.name[event], events.shapes[event], events.concrete[event]])
     distinct, code = np.unique(keys, axis=1, return_inverse=True)
     values = np.array([_evaluate(events, *key) for key in distinct.T.tolist()], np.int64)
-    flops = np.full(len(forest), UNKNOWN)
+    flops = np.full(len(call_tree), UNKNOWN)
     flops[nodes] = values[code.reshape(-1)]
-    return _outermost(forest, flops)
+    return _outermost(call_tree, flops)
 
 
 def has_rule(name: str) -> bool:
@@ -50,27 +50,27 @@ def has_rule(name: str) -> bool:
     return split_overload(name)[0] in RULES
 
 
-def uncounted(events: Events, forest: Forest, own: Ints | None) -> Flags:
+def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """Which operators no rule counted: neither themselves, nor in what they call, nor in what called them.
 
     `own` is what `node_flops` gives. Of those inside each other the outermost alone.
     """
-    operator = events.among(OPERATOR)[forest.index] & ~events.named(is_step)[forest.index]
-    counted = np.zeros(len(forest), np.bool_) if own is None else own != UNKNOWN
+    operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
+    counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
     bare = (
         operator
-        & (forest.with_descendants(counted.astype(np.int64)) == 0)
-        & (forest.nearest(counted) < 0)
+        & (call_tree.with_descendants(counted.astype(np.int64)) == 0)
+        & (call_tree.nearest(counted) < 0)
     )
-    outer = np.append(forest.nearest(bare), -1)[forest.parent]
+    outer = np.append(call_tree.nearest(bare), -1)[call_tree.parent]
     found: Flags = bare & (outer < 0)
     return found
 
 
-def _outermost(forest: Forest, flops: Ints) -> Ints:
+def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
     """The counts without those of a node below another that counts."""
-    counting = forest.nearest(flops != UNKNOWN)
-    below = (forest.parent >= 0) & (counting[forest.parent] >= 0)
+    counting = call_tree.nearest(flops != UNKNOWN)
+    below = (call_tree.parent >= 0) & (counting[call_tree.parent] >= 0)
     return np.where(below, UNKNOWN, flops)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.links.call_tree import Forest, nest
+from instrument.links.call_tree import CallTree, nest
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -81,18 +81,18 @@ def threads_of_calls(events: Events, others: Flags) -> Codes:
     elsewhere = (operator >= 0) & (events.thread[operator] != events.thread[calls])
     if elsewhere.any():
         calls, operator = calls[elsewhere], operator[elsewhere]
-        around = nest(events, others & np.isin(events.thread, events.thread[calls]))
-        bare = around.around(events.thread[calls], events.start_ns[calls]) < 0
+        enclosing = nest(events, others & np.isin(events.thread, events.thread[calls]))
+        bare = enclosing.node_at(events.thread[calls], events.start_ns[calls]) < 0
         thread[calls[bare]] = events.thread[operator[bare]]
     return thread
 
 
-def launching_nodes(events: Events, forest: Forest, found: Launches) -> Ints:
+def launching_nodes(events: Events, call_tree: CallTree, found: Launches) -> Ints:
     """The node that launched each device event, -1 where none is known."""
     if not len(found.device):
         return found.device
     position = np.full(len(events) + 1, -1)
-    position[forest.index] = np.arange(len(forest))
-    nearest = np.append(forest.nearest(~events.among(is_runtime)[forest.index]), -1)
+    position[call_tree.index] = np.arange(len(call_tree))
+    nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)
     around = nearest[position[found.call]]
     return np.where(around >= 0, around, position[found.operator])

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from instrument.links.autograd import Marks, marks
-from instrument.links.call_tree import Forest, nest
+from instrument.links.autograd import Scopes, scopes
+from instrument.links.call_tree import CallTree, nest
 from instrument.links.flops import node_flops
 from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
 from instrument.links.step_index import finished_steps, step_at, stepped_ns
@@ -37,7 +37,7 @@ class Links:
         self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
     @cached_property
-    def forest(self) -> Forest:
+    def call_tree(self) -> CallTree:
         """The nesting; a runtime call lies in what is around it, see `instrument.links.launches`."""
         events = self.events
         shown = ~events.named(_HIDDEN.__contains__)
@@ -47,14 +47,14 @@ class Links:
         )
 
     @cached_property
-    def marks(self) -> Marks:
+    def scopes(self) -> Scopes:
         """The ranges and the backward nodes, and the range to which each belongs."""
-        return marks(self.events, self.forest)
+        return scopes(self.events, self.call_tree)
 
     @cached_property
     def flops(self) -> Ints | None:
         """The operations that each node performs itself; see `instrument.links.flops.node_flops`."""
-        return node_flops(self.events, self.forest)
+        return node_flops(self.events, self.call_tree)
 
     @cached_property
     def steps(self) -> Ints:
@@ -69,23 +69,23 @@ class Links:
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
         """The device events and the node that launched each; see `instrument.links.launches.launching_nodes`."""
-        return self.launches.device, launching_nodes(self.events, self.forest, self.launches)
+        return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
 
     @cached_property
     def spent_ns(self) -> Ints:
         """The time of each node, its overlap with a later one of the same thread counted there alone."""
-        return self._until_ns - self.forest.start_ns
+        return self._until_ns - self.call_tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
         """How much of that lies in finished steps, which shares are of; all of it where there are none."""
         if not len(self.steps):
             return self.spent_ns
-        return stepped_ns(self.events, self.steps, self.forest.start_ns, self._until_ns)
+        return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._until_ns)
 
     @cached_property
     def _until_ns(self) -> Ints:
-        return self.forest.last_begun()
+        return self.call_tree.last_begun()
 
     @cached_property
     def counted_device_ns(self) -> Ints:
@@ -117,6 +117,6 @@ class Links:
         device, node = self.launched
         if not len(device):
             return None
-        own = np.zeros(len(self.forest), np.int64)
+        own = np.zeros(len(self.call_tree), np.int64)
         np.add.at(own, node[node >= 0], duration_ns[node >= 0])
         return own

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from instrument.links.call_tree import Forest, number_paths
+from instrument.links.call_tree import CallTree, number_paths
 from instrument.trace.events import Flags, Ints
 
 # A longer path is shortened. Python's own stack ends after 1000 calls, and a path of 2000 characters is read by nobody;
@@ -109,10 +109,10 @@ class Paths:
         return np.concatenate(found)
 
 
-def paths_of(forest: Forest, name: Ints, names: list[str]) -> tuple[Paths, Ints]:
+def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, Ints]:
     """The paths of a nesting's nodes, and each node's among them; `name` is an index into `names`."""
-    numbered, above, label = number_paths(forest, name)
-    order, depth = _tree_order(above, forest, numbered)
+    numbered, above, label = number_paths(call_tree, name)
+    order, depth = _tree_order(above, call_tree, numbered)
     rank = np.zeros(len(order) + 1, np.int64)
     rank[order] = np.arange(len(order))
     rank[-1] = -1
@@ -122,10 +122,10 @@ def paths_of(forest: Forest, name: Ints, names: list[str]) -> tuple[Paths, Ints]
     return Paths(parents, _ends(parents), named, texts, depths), rank[numbered]
 
 
-def _tree_order(above: Ints, forest: Forest, path: Ints) -> tuple[list[int], list[int]]:
+def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int], list[int]]:
     """The paths with parents before children and siblings by first start, and the depth of each path."""
     first = np.full(len(above), np.iinfo(np.int64).max)
-    np.minimum.at(first, path, forest.start_ns)
+    np.minimum.at(first, path, call_tree.start_ns)
     children: dict[int, list[int]] = {}
     for k in np.argsort(-first, kind="stable").tolist():
         children.setdefault(int(above[k]), []).append(k)

@@ -17,10 +17,8 @@ from instrument.annotate import backends
 from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo
 from instrument.redact import redact_words
-from instrument.trace.capture_json import own_version
+from instrument.trace.capture_json import FORMAT, own_version
 from instrument.worker import queue
-
-FORMAT = 1
 
 # How long git is waited for, once, at the start of a run.
 _GIT_S = 2.0

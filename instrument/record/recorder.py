@@ -291,7 +291,7 @@ class Recorder:
     def _about_ranges(self) -> dict[str, Any]:
         graphs, modules = _compiled_graphs(), self._modules
         return {
-            "swallowed": backends.still_swallowed(),
+            "compiled_ranges": backends.still_compiled_ranges(),
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": []
             if modules is None
@@ -313,7 +313,7 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: what the trace cannot tell of the ranges, for `capture.json`. `swallowed` are ranges that Dynamo traced
+        ranges: what the trace cannot tell of the ranges, for `capture.json`. `compiled_ranges` are ranges that Dynamo traced
             away, with the compiled region that holds them; `module_types` the classes of the submodules whose ranges
             were opened; `modules_not_seen` the submodules whose range never opened, as they were not called or lie
             inside a compiled region, and where this process compiles marked modules too; `graphs_compiled` how many

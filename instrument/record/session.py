@@ -32,6 +32,7 @@ from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import redact
+from instrument.trace.capture_json import FORMAT
 from instrument.worker import queue
 from instrument.worker.capture_queue import CaptureQueue
 
@@ -350,7 +351,7 @@ def _described(
         return metadata.describe_run(config, activities, rank_info)
     except Exception:  # a trace is worth more than what is said of it
         logger.exception("What capture.json says of the run is not all that it should.")
-        return {"format": metadata.FORMAT, "rank": rank_info.rank}
+        return {"format": FORMAT, "rank": rank_info.rank}
 
 
 def _length(loader: Iterable[Any]) -> int | None:

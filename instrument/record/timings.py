@@ -324,7 +324,9 @@ class Timings:
             self._device.collect()
         self._write()
         table = self.table()
-        inside = ", ".join(dict.fromkeys(each["range"] for each in backends.still_swallowed()))
+        inside = ", ".join(
+            dict.fromkeys(each["range"] for each in backends.still_compiled_ranges())
+        )
         note = f"\nInside compiled regions, not timed: {inside}." if inside else ""
         if len(table):
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)

@@ -210,7 +210,7 @@ def unmarked(capture: Views) -> str:
 
 def recomputed(capture: Views) -> str:
     """How much of the CPU's time activation checkpointing takes, in a sentence; empty where there is none."""
-    parts = capture.ranges.parts
+    parts = capture.ranges.attribution
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
         return ""
@@ -269,7 +269,7 @@ def unlaunched(capture: Views) -> str:
 def inside_compiled(capture: Views) -> str:
     """The ranges whose time cannot be told, by the compiled region that holds them."""
     by_region: dict[str, list[str]] = {}
-    for row in capture.swallowed:
+    for row in capture.compiled_ranges:
         by_region.setdefault(row.region, []).append(row.name)
     lines = [
         f"Inside compiled region {region}, not timed: {', '.join(names)}"

@@ -17,6 +17,8 @@ from instrument import files
 from instrument.errors import CaptureError
 
 METADATA_FILE = "capture.json"
+# 2: `compiled_ranges`, which 1 calls `swallowed`.
+FORMAT = 2
 # More ranks are no job's but damage.
 MOST_RANKS = 1_000_000
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -89,7 +91,7 @@ class Metadata(Struct):
     versions: dict[str, str] = field(default_factory=dict)
     config: Config = field(default_factory=Config)
     cost: Cost = field(default_factory=Cost)
-    swallowed: list[InRegion] = field(default_factory=list)
+    compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
     module_types: dict[str, str] = field(default_factory=dict)
     annotations_disabled: bool = False
@@ -114,8 +116,10 @@ def own_version() -> str:
 def read(folder: Path) -> dict[str, Any]:
     """The content of a folder's `capture.json`, whose known keys have the types of `Metadata`.
 
+    Keys that an older version named otherwise have the names of today.
+
     Raises:
-        CaptureError: there is none, or it is a link, no JSON, or of other types.
+        CaptureError: there is none, or it is a link, no JSON, of other types, or of a newer version's format.
     """
     path = folder / METADATA_FILE
     try:
@@ -136,6 +140,14 @@ def read(folder: Path) -> dict[str, Any]:
         raise CaptureError(
             f"The file {path} cannot be read ({error}); record the capture again."
         ) from None
+    written = content.get("format")
+    if isinstance(written, int) and written > FORMAT:
+        raise CaptureError(
+            f"The file {path} has format {written}, and this version of torch-instrument reads up to "
+            f"{FORMAT}: upgrade it, or give the trace file alone."
+        )
+    if "swallowed" in content and written == 1:
+        content["compiled_ranges"] = content.pop("swallowed")
     typed(content, path)
     return content
 

@@ -83,10 +83,10 @@ def _every_table(path: Path) -> object:
         if isinstance(view, cached_property)
     ]
     tables += [
-        operators.uncounted,
+        operators.ops_without_flops,
         *(operators.by(what) for what in GROUPINGS),
         ranges.by("name"),
-        ranges.parts,
+        ranges.attribution,
     ]
     tables += [memory.devices, memory.steps, memory.sizes, memory.events]
     with suppress(CaptureError):  # no memory events
@@ -273,6 +273,7 @@ def main() -> int:
         if name == "torch":
             _torch(path)
             return 0
+        from instrument.analysis import views  # noqa: F401 - what is imported is not measured
 
         if name in IMPORTS:
             __import__(IMPORTS[name])

@@ -45,7 +45,7 @@ def accumulation(start_us: float, duration_us: float, tid: int = 2) -> list[dict
 
 
 def parts(found: Capture) -> dict[tuple[str, str], int]:
-    return {(row.path, row.kind): row.cpu_ns for row in found.ranges.parts if row.cpu_ns}
+    return {(row.path, row.kind): row.cpu_ns for row in found.ranges.attribution if row.cpu_ns}
 
 
 def backward(found: Capture) -> dict[str, tuple[int, int]]:
@@ -80,7 +80,7 @@ def test_every_nanosecond_has_one_place(tmp_path) -> None:
     assert parts(found) == {
         ("(no range)", "forward"): (200 - 40 - 75 - 30) * 1000,
         ("(no range)", "backward"): 6000,
-        ("(no range)", "unplaced"): 11000,
+        ("(no range)", "unattributed"): 11000,
         ("forward", "forward"): 20000,
         ("forward", "backward"): 5000,
         ("forward/block", "forward"): 20000,
@@ -154,13 +154,13 @@ def test_device_time_of_a_range_is_also_that_of_its_backward_each_once(tmp_path)
     assert rows["forward"] == (73, 7, 73)
     assert rows["forward/block"] == (66, 5, 66)
     assert rows["outer"] == (61, 0, 61), "what ran in it, whatever it was the backward of"
-    assert {(r.path, r.kind): r.device_ns for r in found.ranges.parts if r.device_ns} == {
+    assert {(r.path, r.kind): r.device_ns for r in found.ranges.attribution if r.device_ns} == {
         ("forward", "forward"): 7000,
         ("forward/block", "forward"): 5000,
         ("forward/block", "backward"): 50000,
         ("forward/block", "accumulate"): 11000,
     }
-    assert sum(found.ranges.parts.column("device_ns")) == 73000
+    assert sum(found.ranges.attribution.column("device_ns")) == 73000
 
 
 def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> None:
@@ -205,7 +205,7 @@ def test_gradients_accumulated_before_any_node_or_on_another_thread_have_no_plac
         tmp_path, [*accumulation(15, 3), *events, *accumulation(27, 4, tid=3), *accumulation(30, 5)]
     )
     assert backward(found) == {"a": (6000, 5000)}
-    assert parts(found)["(no range)", "unplaced"] == 7000
+    assert parts(found)["(no range)", "unattributed"] == 7000
 
 
 def test_two_forward_threads_with_the_same_numbers_are_told_apart_by_names(tmp_path) -> None:
@@ -298,7 +298,7 @@ def test_nodes_that_name_each_other_have_no_place(tmp_path) -> None:
         *(node("XBackward0", 0, 10, 5, tid=1), made("aten::y", 2, 2, 6)),
         *(node("YBackward0", 20, 10, 6, tid=1), made("aten::x", 22, 2, 5)),
     ]
-    assert parts(capture(tmp_path, events)) == {("(no range)", "unplaced"): 20000}
+    assert parts(capture(tmp_path, events)) == {("(no range)", "unattributed"): 20000}
 
 
 def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and_its_backward(
@@ -319,7 +319,7 @@ def test_a_closure_in_an_optimizer_step_is_optimizer_time_but_for_its_ranges_and
 @pytest.mark.parametrize("name", BODIES)
 def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
     found = recordings(name).capture
-    assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events) > 0
+    assert sum(found.ranges.attribution.column("cpu_ns")) == top_level_ns(found.events) > 0
     rows = list(found.ranges)
     for kind in ("forward", "backward", "accumulate", "optimizer"):
         placed = sum(
@@ -328,8 +328,8 @@ def test_the_parts_of_a_recording_are_the_whole(recordings, name) -> None:
         assert sum(getattr(row, f"{kind}_ns") for row in rows if row.depth == 0) == placed > 0
     assert not [
         row
-        for row in found.ranges.parts
-        if row.kind == "unplaced" and row.cpu_ns > 0.01 * rows[0].cpu_ns
+        for row in found.ranges.attribution
+        if row.kind == "unattributed" and row.cpu_ns > 0.01 * rows[0].cpu_ns
     ]
 
 
@@ -448,9 +448,9 @@ def test_recomputed_ranges_are_ranges_and_their_backward_is_placed(tmp_path, ree
         "backward",
         "block (recomputed)",
     ]
-    parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges.parts}
+    parts = {(row.path, row.kind): row.cpu_ns for row in found.ranges.attribution}
     assert parts[again, "recompute"] == rows[again].cpu_ns
-    assert sum(found.ranges.parts.column("cpu_ns")) == top_level_ns(found.events)
+    assert sum(found.ranges.attribution.column("cpu_ns")) == top_level_ns(found.events)
 
 
 @pytest.mark.parametrize("name", ["derivative", "power"])
@@ -573,7 +573,7 @@ def test_the_operators_of_a_range_have_the_time_that_is_placed_there(recordings,
         own = row.name if row.range is None else f"{row.range}/{row.name}"
         by_range[own if own in paths else row.range or "(no range)"] += row.self_cpu_ns
     placed: dict[str, int] = defaultdict(int)
-    for row in found.ranges.parts:
+    for row in found.ranges.attribution:
         placed[row.path] += row.cpu_ns
     assert {path: ns for path, ns in by_range.items() if ns} == {
         path: ns for path, ns in placed.items() if ns

@@ -126,7 +126,11 @@ def _views(path: Path) -> Iterator[object]:
         if isinstance(view, cached_property)
     )
     yield from (capture.operators.by(what) for what in GROUPINGS)
-    yield from (capture.operators.uncounted, capture.ranges.by("name"), capture.ranges.parts)
+    yield from (
+        capture.operators.ops_without_flops,
+        capture.ranges.by("name"),
+        capture.ranges.attribution,
+    )
     yield from (
         capture.memory.devices,
         capture.memory.steps,
@@ -285,7 +289,7 @@ DESCRIBED: dict[str, Any] = {
         "stop_ns": 2,
     }
     | {"save_ns": 3, "trace_bytes": 4, "packed_bytes": 5, "export_ns": 6},
-    "swallowed": [{"range": "a", "region": "0/0"}],
+    "compiled_ranges": [{"range": "a", "region": "0/0"}],
     "modules_not_seen": ["a.b"],
     "annotations_disabled": False,
     "user_metadata": {"model": "vit"},
@@ -355,7 +359,7 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
         text = render(capture)
         views = [
             render_view(capture, view)
-            for view in ("steps", "kernels", "breakdown", "swallowed", "streams")
+            for view in ("steps", "kernels", "breakdown", "compiled_ranges", "streams")
         ]
         assert "cudaLaunchKernel" in text
         assert is_harmless("\n".join([text, *views, repr(capture), capture._repr_html_()]))

@@ -29,6 +29,21 @@ def described(folder: Path, metadata: Any) -> Path:
     return made
 
 
+def test_names_of_an_older_format_are_read(tmp_path: Path) -> None:
+    inside = [{"range": "a", "region": "0/0"}]
+    capture = Capture.load(described(tmp_path, {"format": 1, "swallowed": inside}))
+    assert capture.metadata["compiled_ranges"] == inside
+    assert "swallowed" not in capture.metadata
+
+
+def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    made = described(tmp_path, {"format": 3})
+    with pytest.raises(
+        CaptureError, match=r"has format 3, and this version .* reads up to 2: upgrade"
+    ):
+        Capture.load(made)
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
@@ -50,8 +65,11 @@ def described(folder: Path, metadata: Any) -> Path:
         ({"config": {"sinks": []}}, "- at `$.config.sinks`"),
         ({"cost": "x"}, "Expected `object`, got `str` - at `$.cost`"),
         ({"cost": {"start_ns": 1.5}}, "- at `$.cost.start_ns`"),
-        ({"swallowed": [1]}, "Expected `object`, got `int` - at `$.swallowed[0]`"),
-        ({"swallowed": [{"range": "a"}]}, "missing required field `region` - at `$.swallowed[0]`"),
+        ({"compiled_ranges": [1]}, "Expected `object`, got `int` - at `$.compiled_ranges[0]`"),
+        (
+            {"compiled_ranges": [{"range": "a"}]},
+            "missing required field `region` - at `$.compiled_ranges[0]`",
+        ),
         ({"modules_not_seen": {"a": 1}}, "- at `$.modules_not_seen`"),
         ({"host": "../../box"}, "- at `$.host`"),
         ({"host": "a\x00b"}, "- at `$.host`"),

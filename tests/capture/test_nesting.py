@@ -14,18 +14,18 @@ from instrument.links.call_tree import nest, number_paths
 
 def nested(folder: Path, *intervals: tuple[str, int, int]):
     events = read(folder, [span(name, start, end - start) for name, start, end in intervals])
-    forest = nest(events, np.ones(len(events), np.bool_))
-    names = [events.names[k] for k in events.name[forest.index]]
-    return {n: names[p] if p >= 0 else None for n, p in zip(names, forest.parent)}, forest
+    call_tree = nest(events, np.ones(len(events), np.bool_))
+    names = [events.names[k] for k in events.name[call_tree.index]]
+    return {n: names[p] if p >= 0 else None for n, p in zip(names, call_tree.parent)}, call_tree
 
 
 def test_a_child_lies_wholly_inside_its_parent(tmp_path) -> None:
-    parents, forest = nested(
+    parents, call_tree = nested(
         tmp_path, ("a", 0, 10), ("b", 1, 4), ("c", 2, 3), ("d", 5, 10), ("e", 11, 12)
     )
     assert parents == {"a": None, "b": "a", "c": "b", "d": "a", "e": None}
-    assert forest.depth.tolist() == [0, 1, 2, 1, 0]
-    assert forest.own(forest.total_ns).tolist() == [2000, 2000, 1000, 5000, 1000]
+    assert call_tree.depth.tolist() == [0, 1, 2, 1, 0]
+    assert call_tree.own(call_tree.total_ns).tolist() == [2000, 2000, 1000, 5000, 1000]
 
 
 def test_a_partial_overlap_ends_the_first_ones_turn_as_a_parent(tmp_path) -> None:
@@ -62,26 +62,26 @@ def test_parents_equal_those_of_a_plain_stack(tmp_path, seed) -> None:
     for _ in range(dice.choice([1, 30, 300])):
         start = dice.randrange(reach)
         spans.append(span("x", start, dice.randrange(reach - start + 1), tid=dice.randrange(3)))
-    forest = nest(read(tmp_path, spans), np.ones(len(spans), np.bool_))
-    assert forest.parent.tolist() == _plain(forest)
-    depths = [0] * len(forest)
-    for node, parent in enumerate(forest.parent.tolist()):
+    call_tree = nest(read(tmp_path, spans), np.ones(len(spans), np.bool_))
+    assert call_tree.parent.tolist() == _plain(call_tree)
+    depths = [0] * len(call_tree)
+    for node, parent in enumerate(call_tree.parent.tolist()):
         depths[node] = depths[parent] + 1 if parent >= 0 else 0
-    assert forest.depth.tolist() == depths
-    below = np.ones(len(forest), np.int64)
-    for node in range(len(forest) - 1, -1, -1):
-        if forest.parent[node] >= 0:
-            below[forest.parent[node]] += below[node]
-    assert forest.with_descendants(np.ones(len(forest), np.int64)).tolist() == below.tolist()
+    assert call_tree.depth.tolist() == depths
+    below = np.ones(len(call_tree), np.int64)
+    for node in range(len(call_tree) - 1, -1, -1):
+        if call_tree.parent[node] >= 0:
+            below[call_tree.parent[node]] += below[node]
+    assert call_tree.with_descendants(np.ones(len(call_tree), np.int64)).tolist() == below.tolist()
 
 
-def _plain(forest) -> list[int]:
+def _plain(call_tree) -> list[int]:
     parents, stack, thread = [], [], None
-    rows = zip(forest.thread.tolist(), forest.start_ns.tolist(), forest.end_ns.tolist())
+    rows = zip(call_tree.thread.tolist(), call_tree.start_ns.tolist(), call_tree.end_ns.tolist())
     for node, (its_thread, start, end) in enumerate(rows):
         if its_thread != thread:
             thread, stack = its_thread, []
-        while stack and (start >= forest.end_ns[stack[-1]] or end > forest.end_ns[stack[-1]]):
+        while stack and (start >= call_tree.end_ns[stack[-1]] or end > call_tree.end_ns[stack[-1]]):
             stack.pop()
         parents.append(stack[-1] if stack else -1)
         stack.append(node)
@@ -92,10 +92,12 @@ def test_the_innermost_interval_around_a_moment(tmp_path) -> None:
     events = read(
         tmp_path, [span("a", 0, 10), span("b", 2, 3), span("c", 20, 5), span("d", 3, 1, tid=2)]
     )
-    forest = nest(events, np.ones(4, np.bool_))
+    call_tree = nest(events, np.ones(4, np.bool_))
     moments = np.array([1, 2, 4, 7, 12, 22, 3, -5, 5, 10, 25]) * 1000
-    found = forest.around(np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], np.int32), moments)
-    names = [events.names[events.name[forest.index[node]]] if node >= 0 else None for node in found]
+    found = call_tree.node_at(np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], np.int32), moments)
+    names = [
+        events.names[events.name[call_tree.index[node]]] if node >= 0 else None for node in found
+    ]
     assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c"], (
         "their ends belong to them"
     )
@@ -106,8 +108,8 @@ def test_paths_are_numbered_by_their_names(tmp_path) -> None:
         tmp_path,
         [span("a", 0, 9), span("b", 1, 2), span("a", 4, 4), span("a", 10, 5), span("b", 11, 1)],
     )
-    forest = nest(events, np.ones(5, np.bool_))
-    path, above, name = number_paths(forest, events.name[forest.index].astype(np.int64))
+    call_tree = nest(events, np.ones(5, np.bool_))
+    path, above, name = number_paths(call_tree, events.name[call_tree.index].astype(np.int64))
     assert path[1] == path[4]
     assert path[0] == path[3]
     assert len(set(path.tolist())) == len(above) == 3
@@ -117,7 +119,7 @@ def test_paths_are_numbered_by_their_names(tmp_path) -> None:
 
 def test_nothing_nests_in_an_empty_trace(tmp_path) -> None:
     events = read(tmp_path, [])
-    forest = nest(events, np.ones(0, np.bool_))
-    assert len(forest) == 0
-    assert forest.with_descendants(forest.total_ns).tolist() == []
-    assert forest.around(np.array([0], np.int32), np.array([5])).tolist() == [-1]
+    call_tree = nest(events, np.ones(0, np.bool_))
+    assert len(call_tree) == 0
+    assert call_tree.with_descendants(call_tree.total_ns).tolist() == []
+    assert call_tree.node_at(np.array([0], np.int32), np.array([5])).tolist() == [-1]

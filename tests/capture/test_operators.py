@@ -446,7 +446,7 @@ def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
 
 def test_an_empty_trace_gives_an_empty_table(tmp_path) -> None:
     table = capture(tmp_path, []).operators
-    assert len(table) == len(table.uncounted) == 0
+    assert len(table) == len(table.ops_without_flops) == 0
     assert {what: len(table.by(what)) for what in GROUPINGS} == dict.fromkeys(GROUPINGS, 0)
 
 
@@ -594,7 +594,7 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
             span("aten::convolution", 41, 7, Input_Dims=[[1, 1, 3], [1, 1, 3]]),  # no arguments
             kernel("k", 60, 5, External_id=1, correlation=3),
         ],
-    ).operators.uncounted
+    ).operators.ops_without_flops
     assert table.columns == ("name", "has_rule", "calls", "cpu_ns", "device_ns")
     assert [tuple(row) for row in table] == [
         ("aten::gelu", False, 2, 9000, 5000),
@@ -603,7 +603,7 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
     ]
     without_device = capture(
         tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]
-    ).operators.uncounted
+    ).operators.ops_without_flops
     assert [(row.name, row.device_ns) for row in without_device] == [
         ("aten::b", None),
         ("aten::a", None),

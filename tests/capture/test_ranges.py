@@ -71,7 +71,7 @@ def test_the_columns_are_those_agreed(tmp_path) -> None:
     assert capture(tmp_path, STEPPED).ranges.by("name").columns == flat
     assert (
         len(capture(tmp_path, []).ranges.by("name"))
-        == len(capture(tmp_path, []).ranges.parts.where(path="a"))
+        == len(capture(tmp_path, []).ranges.attribution.where(path="a"))
         == 0
     )
 

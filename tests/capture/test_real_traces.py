@@ -78,7 +78,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_parts_of_the_host_are_the_whole_to_the_nanosecond(name) -> None:
     capture = load(name)
-    parts = capture.ranges.parts
+    parts = capture.ranges.attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events) > 0
     if None not in parts.column("device_ns"):
         launched = capture.operators.where(lambda row: row.name != UNLAUNCHED_ROW)
@@ -102,7 +102,7 @@ def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
     events = capture.events
     assert {"Operator", "Runtime", "Kernel"} <= {*events.categories}
     assert not events.named(lambda name: name.startswith("autograd::engine")).any()
-    times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges.parts}
+    times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges.attribution}
     assert min(times["backward"]) > 0
     assert min(times["accumulate"]) > 0
     found = launches(events)
@@ -126,7 +126,7 @@ def test_device_time_of_the_backward_is_what_the_traces_own_arrows_give(name) ->
 def device_backward(capture: Capture) -> dict[str, int]:
     """The device time of the backward of each name of a range, with that of the ranges inside, without the guesses."""
     found: dict[str, int] = defaultdict(int)
-    for row in capture.ranges.parts.where(kind="backward", device_ns=bool):
+    for row in capture.ranges.attribution.where(kind="backward", device_ns=bool):
         for name in set(row.path.split("/")) - {NO_RANGE}:
             found[name] += row.device_ns
     return dict(found)
@@ -170,10 +170,10 @@ def test_the_steps_are_found(name) -> None:
 
 def test_each_optimizer_step_launches_nine_kernels() -> None:
     events = load("v100_ns_resolution").events
-    found, forest = launches(events), nest(events, events.among(ANNOTATION))
-    around = forest.around(events.thread[found.call], events.start_ns[found.call])
+    found, call_tree = launches(events), nest(events, events.among(ANNOTATION))
+    around = call_tree.node_at(events.thread[found.call], events.start_ns[found.call])
     is_kernel = events.among(frozenset({"kernel"}))[found.device]
-    names = events.name[forest.index[around[is_kernel & (around >= 0)]]]
+    names = events.name[call_tree.index[around[is_kernel & (around >= 0)]]]
     assert np.sum(names == events.names.index("Optimizer.step#SGD.step")) == 5 * 9
 
 

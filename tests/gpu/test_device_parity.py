@@ -97,7 +97,7 @@ def test_the_backward_finds_its_ranges_on_host_and_device(
         if not k.startswith("ProfilerStep#")
     }
     assert on_cpu == stepless
-    parts = capture.ranges.parts
+    parts = capture.ranges.attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(capture.events)
     if device == "cuda":
         told = device_backward_by_flows(recording.path)
