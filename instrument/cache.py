@@ -1,13 +1,13 @@
-"""The one folder of this user for what can be made again: `~/.cache/torch-instrument`, or in `$XDG_CACHE_HOME`.
+"""The user's cache folder, `~/.cache/torch-instrument` or in `$XDG_CACHE_HOME`.
 
-It holds the columns of traces that were read, captures that were fetched from URLs, and how fast this machine is. An
-entry is a file or a folder that appears whole and vanishes whole, so that several processes may use the cache at once.
-All entries together have 2 GiB at most, or the number of bytes in `INSTRUMENT_CACHE_BYTES` (0: nothing is kept); those
-that were not used for longest go first. A fetched capture that was used in the last ten minutes stays, as a reader may
-yet open its files.
+It holds the columns of traces that were read, captures fetched from URLs, and the measured speed of
+this machine. An entry is a file or a folder, created and removed by a rename, so that several
+processes may use the cache at once. The entries have at most 2 GiB together, or
+`INSTRUMENT_CACHE_BYTES` (0: nothing is kept); the least recently used go first. A fetched capture
+stays for ten minutes after its last use, since a reader may still open its files.
 
-The folder is used only if it is this user's own and no link, and no link in it is followed. Whatever fails here costs
-time and nothing else: the functions that read and write raise OSError, which their callers ignore.
+The folder is used only if it belongs to this user and is no link; no link in it is followed. The
+cache only saves time: functions that read and write raise OSError, which their callers ignore.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ from instrument.files import (
 DEFAULT_BYTES = 2 << 30
 BYTES_VARIABLE = "INSTRUMENT_CACHE_BYTES"
 COLUMNS, FETCHED, RATES = "columns-", "fetched-", "machine.json"
-# Only what is called like this is ever removed.
+# Only files and folders with these names are ever removed.
 _ENTRY = re.compile(rf"({COLUMNS}|{FETCHED})[0-9a-f]{{32}}|{re.escape(RATES)}")
 _UNFINISHED = re.compile(r"\.\w+\.tmp")
-# A fetched capture stays so long after its last use; what is still unfinished after so long has been given up.
-_IN_USE_S, _GIVEN_UP_S = 600, 3_600
+# The seconds that a fetched capture stays after its last use, an unfinished entry after its last
+# write.
+_IN_USE_S, _UNFINISHED_S = 600, 3_600
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Where versions before this one kept what they fetched, and what they called the columns beside a trace.
+# Of earlier versions: the folder and names of fetched captures, the suffix of columns beside a
+# trace.
 _OLD_FOLDER, _OLD_FETCHED, _OLD_COLUMNS = "instrument", re.compile("[0-9a-f]{32}"), ".columns"
 _OLD_HEADS = (b'{"made_by":[', b'{"layout":["')
-# Captures that the cache could not take, by their entry's name.
+# Folders of entries that did not fit into the cache, by the name of the entry.
 _temporary: dict[str, Path] = {}
 
 
 class Entry(NamedTuple):
-    """One entry: where it lies, its size in bytes, and when it was last used, in nanoseconds since 1970."""
+    """An entry: its path, its size in bytes, and its last use in nanoseconds since 1970."""
 
     path: Path
     size: int
@@ -61,7 +63,7 @@ class Entry(NamedTuple):
 
 
 def location() -> Path:
-    """Where the cache is, or would be.
+    """The path of the cache's folder, which need not exist.
 
     Raises:
         OSError: the user has no home.
@@ -78,7 +80,7 @@ def _base() -> Path:
 
 
 def most_bytes() -> int:
-    """How many bytes the entries may have together.
+    """The limit for all entries together, in bytes.
 
     Raises:
         ConfigError: `INSTRUMENT_CACHE_BYTES` is no number.
@@ -92,10 +94,10 @@ def most_bytes() -> int:
 
 
 def open_entry(name: str) -> IO[bytes]:
-    """Open a file that is kept, for reading, and note that it is used.
+    """Open an entry that is a file for reading, and update its time of use.
 
     Raises:
-        OSError: there is none, or the cache cannot be used.
+        OSError: there is no such entry, or the cache cannot be used.
     """
     _check(location())
     file = open_regular(location() / name)
@@ -105,7 +107,9 @@ def open_entry(name: str) -> IO[bytes]:
 
 @contextmanager
 def adding(name: str) -> Iterator[IO[bytes]]:
-    """A file to write that becomes the entry of that name when all went well; others go where it becomes too much.
+    """A file to write, which becomes the entry `name` if the block succeeds.
+
+    Then entries over the limit are removed.
 
     Raises:
         OSError: the cache cannot be written.
@@ -116,12 +120,12 @@ def adding(name: str) -> Iterator[IO[bytes]]:
 
 
 def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
-    """The folder that is kept under a name; where it is missing, `fill` is called with an empty one.
+    """The entry `name`, a folder; if it is missing, `fill` is called with an empty folder.
 
-    Where the cache cannot take it, it is a temporary folder, which is gone when this process ends.
+    If the cache cannot take it, it is a temporary folder, which is removed when this process ends.
 
     Raises:
-        OSError: as `fill` does, or there is no room anywhere.
+        OSError: `fill` raised it, or no disk has room.
     """
     if (found := _folder(name)) is not None:
         return found
@@ -134,7 +138,7 @@ def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
         fill(new)
         if exists(kept) and not is_folder(kept):
             kept.unlink()
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another process has added it
             new.rename(kept)
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -146,7 +150,7 @@ def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _folder(name: str) -> Path | None:
-    """The folder that is kept under a name, from now on in use; None where there is none."""
+    """The entry `name` if it is a folder, with its time of use updated; else None."""
     with suppress(OSError):
         kept = location() / name
         _check(kept.parent)
@@ -165,7 +169,7 @@ def _temporary_folder(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _check(folder: Path) -> os.stat_result:
-    """Raise unless the cache's folder is there and can be trusted."""
+    """Raise OSError unless the cache's folder exists, is no link and belongs to this user."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise OSError(errno.ENOTDIR, "is no folder, or a link, which is not followed", str(folder))
@@ -175,10 +179,10 @@ def _check(folder: Path) -> os.stat_result:
 
 
 def _writable() -> Path:
-    """The cache's folder, made where it is missing, which nobody else may write.
+    """The cache's folder, created if missing, writable by this user alone.
 
     Raises:
-        OSError: it cannot be used, is marked as read-only, or nothing is to be kept.
+        OSError: it cannot be used, is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.
     """
     with suppress(ConfigError):
         if not most_bytes():
@@ -188,7 +192,7 @@ def _writable() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     mode = _check(folder).st_mode
-    if not mode & stat.S_IWUSR:  # which does not stop root
+    if not mode & stat.S_IWUSR:  # the system would let root write
         raise PermissionError(errno.EACCES, "is read-only", str(folder))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
@@ -196,18 +200,18 @@ def _writable() -> Path:
 
 
 def _note_use(path: Path) -> bool:
-    """Set an entry's time to now; gives whether it is there."""
+    """Set an entry's time of use to now; returns whether the entry exists."""
     try:
         os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
     except FileNotFoundError:
         return False
-    except OSError:  # a cache that is read-only
+    except OSError:  # the cache is read-only
         pass
     return True
 
 
 def entries() -> list[Entry]:
-    """What is kept, the last used first.
+    """All entries, the most recently used first.
 
     Raises:
         OSError: the cache cannot be used.
@@ -230,7 +234,7 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _keep_in_bounds() -> None:
-    """Remove the entries that were not used for longest, and what was given up unfinished."""
+    """Remove the least recently used entries over the limit, and abandoned unfinished ones."""
     with suppress(OSError, ConfigError):
         left, now_ns = most_bytes(), time.time_ns()
         for entry in entries():
@@ -248,32 +252,30 @@ def _remove_unfinished() -> None:
     for each in os.scandir(location()):
         with suppress(OSError):
             age_s = time.time() - each.stat(follow_symlinks=False).st_mtime
-            if _UNFINISHED.fullmatch(each.name) and age_s > _GIVEN_UP_S:
+            if _UNFINISHED.fullmatch(each.name) and age_s > _UNFINISHED_S:
                 _remove(Path(each.path))
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file, a link or a folder with what is in it, links in it unfollowed; gives whether it is gone."""
+    """Remove a file, a link, or a folder without following links; returns whether it is gone."""
     with suppress(OSError):
         if is_folder(path):
-            gone = path.with_name(
-                f".{secrets.token_hex(6)}.tmp"
-            )  # whoever looks sees all of it or nothing
-            path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            # Renamed first, so that no process sees half of an entry.
+            renamed = path.rename(path.with_name(f".{secrets.token_hex(6)}.tmp"))
+            shutil.rmtree(renamed, ignore_errors=True)
         else:
             path.unlink()
     return not exists(path)
 
 
 def check_writable() -> None:
-    """Raise OSError if nothing can be kept, with the reason."""
+    """Raise OSError, with the reason, if nothing can be added."""
     with tempfile.TemporaryFile(dir=_writable()) as file:
         file.write(b"x" * 4096)
 
 
 def clear() -> list[Entry]:
-    """Remove every entry; gives those that are gone.
+    """Remove every entry; returns those that were removed.
 
     Raises:
         OSError: the cache cannot be used.
@@ -285,7 +287,7 @@ def clear() -> list[Entry]:
 
 
 def leftovers(below: Path | None = None) -> list[Path]:
-    """What versions before this one have kept: fetched captures, and columns beside the traces at or below a path."""
+    """Files of earlier versions: fetched captures, and columns at or below a path."""
     found: list[Path] = []
     with suppress(OSError):
         old = _base() / _OLD_FOLDER
@@ -306,7 +308,7 @@ def leftovers(below: Path | None = None) -> list[Path]:
 
 
 def _is_columns(path: Path) -> bool:
-    """Whether a file begins as kept columns do: the length of a head, and the head, in JSON."""
+    """Whether a file begins like cached columns: the length of a header, and the header in JSON."""
     try:
         with open_regular(path) as file:
             head_bytes = int.from_bytes(file.read(8), "little")
@@ -316,8 +318,8 @@ def _is_columns(path: Path) -> bool:
 
 
 def remove_leftovers(paths: list[Path]) -> list[Path]:
-    """Remove what `leftovers` found; gives what is gone."""
+    """Remove files that `leftovers` found; returns those that were removed."""
     gone = [path for path in paths if _remove(path)]
-    with suppress(OSError):  # something else is in it
+    with suppress(OSError):  # it holds other files
         (_base() / _OLD_FOLDER).rmdir()
     return gone

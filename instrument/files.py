@@ -1,8 +1,7 @@
-"""Reading and writing files: whole or not at all, and never through a symbolic link.
+"""Reads and writes whole files, and follows no symbolic links.
 
-A capture folder may come from anybody. What lies in it is read only where it is a regular file, so that a link cannot
-show or send another file of the user's, and a pipe cannot hang the reader. What is written takes the place of a link
-instead of following it.
+A capture folder may come from anybody. Only regular files are read, so that a link cannot expose
+another file of the user and a pipe cannot block the reader. A written file replaces a link.
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-# What a file of metadata (capture.json, summary.json, upload.json) may hold; ours take kilobytes.
+# The limit for a metadata file (capture.json, summary.json, upload.json); ours have kilobytes.
 MOST_METADATA_BYTES = 64 << 20
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(
-    os, "O_NONBLOCK", 0
-)  # opening a pipe that nobody writes into would wait for ever
+# Without it, opening a pipe without a writer would block.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a regular file at `path` itself, and no link, pipe, device or folder."""
+    """Whether `path` is a regular file: no link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError):  # ValueError: a null character in the path
         return False
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder at `path` itself, and no link to one."""
+    """Whether `path` is a folder, and no link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -43,7 +41,7 @@ def is_folder(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything at `path`, a link that leads nowhere too."""
+    """Whether `path` exists, also as a broken link."""
     return os.path.lexists(path)
 
 
@@ -51,7 +49,8 @@ def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it does not exist, cannot be read, or is a symbolic link, a pipe, a device or a folder.
+        OSError: it does not exist, cannot be read, or is a symbolic link, a pipe, a device or a
+            folder.
     """
     try:
         handle = os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | getattr(os, "O_CLOEXEC", 0))
@@ -78,10 +77,10 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 @contextmanager
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `target` when all went well, and is gone when not.
+    """A file to write that replaces `target` if the block succeeds, and is removed if it raises.
 
-    A link at `target` is replaced and not followed. The temporary file lies beside it and is called `.*.tmp`. `mode`
-    is what the file allows, less what the process's umask takes away.
+    A link at `target` is replaced. The temporary file is in the same folder, named `.*.tmp`. The
+    umask applies to `mode`.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
@@ -94,10 +93,11 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a file for reading, and for writing at its end; it is made where it is missing.
+    """Open a file to read and append; it is created if missing.
 
     Raises:
-        OSError: it cannot be written, or is a symbolic link, no regular file, or a file that has another name too.
+        OSError: it cannot be written, is a symbolic link or no regular file, or has another hard
+            link.
     """
     try:
         handle = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
@@ -106,32 +106,28 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(handle)
-        raise OSError(
-            errno.EINVAL, "is no regular file of one name, which alone is written on", str(target)
-        )
+        raise OSError(errno.EINVAL, "is no regular file, or has another hard link", str(target))
     return os.fdopen(handle, "a+b", buffering)
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
-    linked = error.errno in (errno.ELOOP, errno.EMLINK)
-    return (
-        OSError(error.errno, "is a symbolic link, which is not followed", str(path))
-        if linked
-        else error
-    )
+    """The same error, with a clearer message for a symbolic link."""
+    if error.errno in (errno.ELOOP, errno.EMLINK):
+        return OSError(error.errno, "is a symbolic link, which is not followed", str(path))
+    return error
 
 
 def write(target: Path, content: str | bytes) -> None:
-    """Write a whole file, as `replacing` does; text as UTF-8, with `?` for halves of characters."""
+    """Write a file like `replacing`; text as UTF-8, with `?` for lone surrogates."""
     with replacing(target) as raw:
         raw.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
 def make_folder(base: Path, *names: str) -> Path:
-    """The folder `base/names…`, made where it is missing; `base` may be a link, what lies below it may not.
+    """The folder `base/names…`, created if missing; only `base` may be a link.
 
     Raises:
-        OSError: a part of it below `base` is a link or a file, or cannot be made.
+        OSError: a part below `base` is a link or a file, or cannot be created.
     """
     base.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -140,30 +136,26 @@ def make_folder(base: Path, *names: str) -> Path:
             base.mkdir()
         except FileExistsError:
             if not is_folder(base):
-                raise OSError(
-                    errno.ENOTDIR,
-                    "is no folder, or a link to one, which is not followed",
-                    str(base),
-                ) from None
+                what = "is no folder, or a link to one, which is not followed"
+                raise OSError(errno.ENOTDIR, what, str(base)) from None
     return base
 
 
 def state_folder() -> Path:
-    """Where this user's state is kept from run to run: `~/.local/state/torch-instrument`, or in `XDG_STATE_HOME`.
+    """The folder of this user's state: `~/.local/state/torch-instrument`, or in `XDG_STATE_HOME`.
 
     Raises:
         RuntimeError: the user has no home.
     """
-    return (
-        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        / "torch-instrument"
-    )
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "torch-instrument"
 
 
 def encodable(value: Any) -> Any:
-    """A value as JSON holds it, with the number of each half of a character in its place.
+    """A JSON value in which lone surrogates are replaced by their escapes.
 
-    Arguments and paths that are no UTF-8 reach Python with such halves, and no JSON reader takes them.
+    Python decodes arguments and paths that are not UTF-8 to lone surrogates, which JSON readers
+    refuse.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
@@ -173,9 +165,9 @@ def encodable(value: Any) -> Any:
 
 
 def python_running(module: str, *arguments: str) -> list[str]:
-    """A command that runs `main()` of a module in another interpreter.
+    """The command that runs `main()` of a module in a new interpreter.
 
-    Unlike `python -m` it imports nothing from the current folder, which may be somebody's download.
+    Unlike `python -m`, it imports nothing from the current folder, which may hold downloaded files.
     """
     code = (
         f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"
@@ -185,7 +177,7 @@ def python_running(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def importable_here() -> Iterator[None]:
-    """Let modules that lie in the current folder be imported within the block, if nothing else bears their name."""
+    """Make modules in the current folder importable within the block, after all others."""
     here = str(Path.cwd())
     sys.path.append(here)
     try:
@@ -195,7 +187,7 @@ def importable_here() -> Iterator[None]:
 
 
 def folder_bytes(folder: Path | str) -> int:
-    """The bytes of the regular files in a folder and below it; no link is followed."""
+    """The size of the regular files in a folder and its subfolders; links are skipped."""
     size = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -208,6 +200,6 @@ def folder_bytes(folder: Path | str) -> int:
 
 
 def regular_files(folder: Path) -> list[Path]:
-    """The regular files in a folder and below it, sorted; links are left out, and folders behind links."""
+    """The regular files in a folder and its subfolders, sorted; links are skipped."""
     found = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
     return sorted(file for file in found if is_regular(file))

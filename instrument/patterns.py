@@ -1,10 +1,10 @@
-r"""Regular expressions that come from a file, matched in time that grows with the text alone.
+r"""Regular expressions from a file, matched in time linear in the text.
 
-Python's matcher tries one way through a pattern after the other, and `(a+)+$` has more ways through a name of forty
-characters than anybody can wait for. Here all ways are followed at once, a character at a time (Thompson, 1968).
+Python's `re` backtracks: `(a+)+$` needs exponential time for a name of forty characters. This
+matcher follows all alternatives at once, one character at a time (Thompson, 1968).
 
-Understood is what needs no memory of what was matched: characters, classes, `.`, groups, `|`, the repetitions
-`* + ? {m,n}`, and the edges `^ $ \A \Z \b \B`. Lookarounds, references to groups and flags are not.
+It supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the assertions
+`^ $ \A \Z \b \B`, but no lookarounds, references to groups or flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from instrument.errors import ConfigError
 
-# A pattern of some hundred characters has as many states. What is remembered of steps is forgotten at so many.
+# A pattern has about one state per character. The cache of steps is cleared when it is full.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
     r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[dDwWsSnrtfva]|[^0-9A-Za-z]))
@@ -33,27 +33,28 @@ _EDGES: dict[str, Callable[[str, str], bool]] = {
 }
 _EDGES |= {r"\A": _EDGES["^"], r"\Z": _EDGES["$"]}
 
-# A part of a pattern: given the state that follows it, it makes its own and gives the first of them.
+# A part of a pattern: takes the state after it, adds its own states, and returns the first of them.
 _Part = Callable[[int], int]
 _States = frozenset[int]
 
 
 class Pattern:
-    """Several regular expressions in one, any of which may match anywhere in a text, in any case.
+    """Several regular expressions, of which any may match anywhere in a text, ignoring case.
 
     Raises:
-        ValueError: one of them is none, or is not understood here; the message says why, to stand in brackets.
+        ValueError: one of them is invalid or not supported; the message says why, in words that fit
+            into brackets.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._characters: dict[int, re.Pattern[str]] = {}
         self._edges: dict[int, tuple[Callable[[str, str], bool], int]] = {}
-        self._next: list[list[int]] = [[]]  # of state 0, the end, there is none
+        self._next: list[list[int]] = [[]]  # state 0 is the end
         self._steps: dict[tuple[_States, str, str], tuple[_States, str, bool]] = {}
         self._start = [self._compiled(pattern) for pattern in patterns]
 
     def search(self, text: str) -> bool:
-        """Whether one of them matches anywhere."""
+        """Whether one of them matches anywhere in the text."""
         states, before = _States(), ""
         for after in (*text, ""):
             key = states, before, after
@@ -63,7 +64,7 @@ class Pattern:
         return False
 
     def _step(self, key: tuple[_States, str, str]) -> tuple[_States, str, bool]:
-        """The states behind a character, it itself or one like it, and whether a match ended before it."""
+        """The states after a character, its kind, and whether a match ended before it."""
         states, before, after = key
         reached: set[int] = set()
         waiting = [*self._start, *states]
@@ -188,27 +189,27 @@ def _is_word(character: str) -> bool:
 
 
 def check_pattern(names: str) -> None:
-    """Refuse a pattern of `profiler.communication` that no reader of a capture could use.
+    """Check a pattern of `profiler.communication`.
 
     Raises:
-        ConfigError: it is no regular expression, is not understood here, or matches everything.
+        ConfigError: it is no regular expression, is not supported, or matches every name.
     """
     option = f"profiler.communication holds {names!r}, which"
     try:
-        everything = re.compile(f"(?:{names})").search(
-            ""
-        )  # in brackets, as it is read among others
+        matches_all = re.compile(f"(?:{names})").search("")  # readers join several with |
     except re.error as error:
         raise ConfigError(
-            f"{option} is no regular expression ({error.msg}); give some for kernel names, such as [my_all_reduce]."
+            f"{option} is no regular expression ({error.msg}); give some for kernel names, such as "
+            "[my_all_reduce]."
         ) from None
     try:
         Pattern([names])
     except ValueError as error:
         raise ConfigError(
-            f"{option} no reader of a capture takes ({error}); give a plainer one, such as my_all_reduce."
+            f"{option} is not supported ({error}); give a simpler one, such as my_all_reduce."
         ) from None
-    if everything:
+    if matches_all:
         raise ConfigError(
-            f"{option} every kernel's name matches; give a part of those that are communication, such as my_all_reduce."
+            f"{option} matches the name of every kernel; give a part of the names of communication "
+            "kernels, such as my_all_reduce."
         )

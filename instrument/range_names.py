@@ -1,56 +1,53 @@
-"""Range names as a trace can hold them.
+"""How names of ranges are encoded in a trace.
 
-Kineto writes a quotation mark into its JSON as it is, which ruins the whole file, turns a backslash into a slash, and
-replaces a name that is not printable ASCII by "unknown". Such a name travels percent-encoded behind a mark, and is put
-back when the trace is read. So does one that begins as torch's names of steps do, and is none of a step.
+Kineto does not escape quotation marks in its JSON, which makes the whole file invalid; it turns
+backslashes into slashes, and names that are not printable ASCII into "unknown". `to_trace` writes
+such names percent-encoded after a prefix, and `from_trace` decodes them. It also encodes a user's
+name that begins like torch's name of a step.
 """
 
 from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-#: What a resumed coroutine or generator adds to its range's name; the read half takes both as one range.
+#: The suffix of a range of a resumed coroutine or generator; the read half merges it with its first
+#: part.
 RESUMED = " (resumed)"
 
-#: How the name of a moment ends that was marked: Kineto takes no moments from its users, so it is a range of no length.
+#: The suffix of a mark. Kineto has no instant events for users, so a mark is a range of no length.
 MOMENT = " (mark)"
 
-#: How the ranges of steps begin, which the profiler numbers.
+#: The prefix of torch's ranges of steps, before the number.
 STEP_PREFIX = "ProfilerStep#"
 
-#: What activation checkpointing runs once more has this behind its range's name, where a trace is read.
+#: The suffix that the reader adds to ranges that activation checkpointing runs again.
 RECOMPUTED = " (recomputed)"
 
-#: How torch names the calls of compiled code, with the number of the region behind it.
+#: The prefix of torch's ranges of compiled code, before the number of the region.
 REGION = "Torch-Compiled Region: "
 
-_MARK = "utf8:"
+_ENCODED = "utf8:"
 _SAFE = "".join(map(chr, range(32, 127))).translate(str.maketrans("", "", '"\\%'))
 
 
 def to_trace(name: str) -> str:
-    """The name in characters that Kineto leaves alone; most names are that already."""
+    """The name in characters that Kineto does not change; most names stay as they are."""
     if name.startswith(STEP_PREFIX):
-        return f"{_MARK}%{ord(name[0]):X}{quote(name[1:], _SAFE, errors='surrogatepass')}"
-    if (
-        name.isascii()
-        and name.isprintable()
-        and not name.startswith(_MARK)
-        and '"' not in name
-        and "\\" not in name
-    ):
+        return f"{_ENCODED}%{ord(name[0]):X}{quote(name[1:], _SAFE, errors='surrogatepass')}"
+    is_plain = name.isascii() and name.isprintable() and '"' not in name and "\\" not in name
+    if is_plain and not name.startswith(_ENCODED):
         return name
-    return _MARK + quote(name, _SAFE, errors="surrogatepass")
+    return _ENCODED + quote(name, _SAFE, errors="surrogatepass")
 
 
 def from_trace(name: str) -> str:
-    """The name that `to_trace` was given."""
-    if not name.startswith(_MARK):
+    """The name that `to_trace` encoded."""
+    if not name.startswith(_ENCODED):
         return name
-    return unquote(name.removeprefix(_MARK), errors="surrogatepass")
+    return unquote(name.removeprefix(_ENCODED), errors="surrogatepass")
 
 
 def shown(name: str) -> str:
-    """As `from_trace`, but a range that is called like a step stands in quotes, so that nobody takes it for one."""
+    """Like `from_trace`, with quotes around a user's name that looks like that of a step."""
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

@@ -1,4 +1,4 @@
-"""Which of a job's processes this one is."""
+"""The rank of this process in its job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import sys
 from typing import NamedTuple
 
-# What a launcher calls a process's rank, how many there are, and the rank on its machine. Slurm's tasks are counted by
-# step: a batch script outside any step sees those of the whole job.
+# By launcher, the variables with the rank, the number of ranks, and the local rank. Slurm's number
+# of tasks is that of the step: in a batch script outside any step SLURM_NTASKS is that of the whole
+# job.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -16,7 +17,7 @@ _LAUNCHERS = (
 
 
 class RankInfo(NamedTuple):
-    """Which of a job's processes this one is; `local_rank` is its number on its machine."""
+    """The rank of a process, the number of ranks, and its rank on its machine."""
 
     rank: int
     world_size: int
@@ -24,30 +25,23 @@ class RankInfo(NamedTuple):
 
 
 def rank_info() -> RankInfo:
-    """As torchrun says it, torch's process group, Slurm or Open MPI; rank 0 of 1 where none does.
+    """The rank from torchrun, torch's process group, Slurm or Open MPI; otherwise rank 0 of 1.
 
-    Where nobody tells the local rank, it is the rank.
+    The local rank is the rank if nothing states it.
     """
-    dist = sys.modules.get("torch.distributed")  # where a process group was made, it is loaded
-    if (
-        _number("RANK") is None
-        and dist is not None
-        and dist.is_available()
-        and dist.is_initialized()
-    ):
-        return _placed(dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK"))
+    dist = sys.modules.get("torch.distributed")  # loaded if there is a process group
+    has_group = dist is not None and dist.is_available() and dist.is_initialized()
+    if dist is not None and has_group and _number("RANK") is None:
+        rank, local_rank = dist.get_rank(), _number("LOCAL_RANK")
+        return RankInfo(rank, dist.get_world_size(), rank if local_rank is None else local_rank)
     for names in _LAUNCHERS:
         rank, world_size, local_rank = map(_number, names)
         if rank is not None:
-            return _placed(rank, world_size or 1, local_rank)
+            return RankInfo(rank, world_size or 1, rank if local_rank is None else local_rank)
     return RankInfo(0, 1, 0)
 
 
-def _placed(rank: int, world_size: int, local_rank: int | None) -> RankInfo:
-    return RankInfo(rank, world_size, rank if local_rank is None else local_rank)
-
-
 def _number(variable: str) -> int | None:
-    """A launcher's variable; None where it is not set, or set to something else."""
+    """The number in an environment variable; None if it is unset or holds no number."""
     value = os.environ.get(variable, "")
     return int(value) if value.isdecimal() else None

@@ -1,7 +1,7 @@
-"""HTML and SVG from the templates in this package.
+"""Renders HTML and SVG from the templates in this package.
 
 Templates and assets (CSS and JavaScript) are files, named by their path in the package, such as
-`report/templates/memory.html`. A page contains its CSS and its JavaScript and loads nothing.
+`report/templates/memory.html`. A page contains its CSS and JavaScript and loads nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def render(template: str, **values: Any) -> str:
     """Fill a template with values.
 
-    Values are data: they are escaped, and characters that do not print are shown as escapes. An object with `__html__`
-    stands as the HTML that it gives. Floats, which are coordinates here, are rounded to three decimals.
+    Values are escaped, and unprintable characters are shown as escapes; of an object with
+    `__html__` its HTML is inserted. Floats, which are coordinates, are rounded to three decimals.
 
     Raises:
         jinja2.UndefinedError: the template uses a value that is not given.
@@ -31,11 +31,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import (
-        Environment,
-        PackageLoader,
-        StrictUndefined,
-    )  # here, as most runs render nothing
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # most runs render nothing
     from markupsafe import Markup
 
     environment = Environment(
@@ -63,5 +59,5 @@ def _finalize(value: Any) -> Any:
 
 
 def _csp_hash(script: str) -> str:
-    """What a page's Content-Security-Policy calls a script that it lets run."""
+    """The hash with which a page's Content-Security-Policy allows a script."""
     return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"

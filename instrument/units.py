@@ -1,4 +1,4 @@
-"""Times, bytes and counts as text, in the unit that suits each."""
+"""Times, bytes and counts as text with units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def duration(ns: float) -> str:
-    """A time in nanoseconds as text with three decimals in the unit that suits it."""
+    """A time in nanoseconds as text, such as "1.500 ms" or "12 ns"."""
     for limit, divisor, unit in (
         (1_000, 1, "ns"),
         (1_000_000, 1e3, "µs"),
@@ -18,12 +18,12 @@ def duration(ns: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes as text: "2.00 KiB", or "-3 B"."""
+    """A number of bytes as text, such as "2.00 KiB" or "-3 B"."""
     return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def count(value: float) -> str:
-    """A number of operations as text: "1.50 K"."""
+    """A number of operations as text, such as "1.50 K"."""
     return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
 
 

@@ -22,7 +22,7 @@ from instrument.runs.run import Run
 from instrument.worker import rank_report
 from instrument.worker.finish import finish
 from instrument.worker.job import Job
-from instrument.worker.rank_report import PATIENT_S
+from instrument.worker.rank_report import LONGEST_WAIT_S
 
 DDP = """
 import os, sys, time
@@ -84,7 +84,7 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
 Sleeping = Callable[[int], None]
 
 
-def conclude(own: Capture, patient_s: float = PATIENT_S) -> None:
+def conclude(own: Capture, patient_s: float = LONGEST_WAIT_S) -> None:
     """What the worker of a capture's rank does at the end of its run."""
     about, folder = own.metadata, own.folder
     assert folder is not None

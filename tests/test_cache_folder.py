@@ -96,7 +96,7 @@ def test_what_others_put_there_and_what_is_being_written_stays(folder: Path) -> 
     (folder / "notes.txt").write_text("mine")
     (folder / ".0123456789ab.tmp").write_text("being written")
     (folder / ".ba9876543210.tmp").mkdir()
-    at = time.time() - cache._GIVEN_UP_S - 1
+    at = time.time() - cache._UNFINISHED_S - 1
     os.utime(folder / ".ba9876543210.tmp", (at, at))
     assert [entry.path.name for entry in cache.clear()] == [ENTRIES[0]]
     assert sorted(path.name for path in folder.iterdir()) == [".0123456789ab.tmp", "notes.txt"]

@@ -194,8 +194,8 @@ class Never:
         ),
         (
             {"communication": ["a|"]},
-            "profiler.communication holds 'a|', which every kernel's name matches; give a part of those that are "
-            "communication, such as my_all_reduce.",
+            "profiler.communication holds 'a|', which matches the name of every kernel; give a part of "
+            "the names of communication kernels, such as my_all_reduce.",
         ),
         (
             {"emit": ["nvtxx"]},

@@ -198,17 +198,17 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
         assert other.stdout is not None
         assert other.stdout.readline() == "holds\n"
         (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
-        queue.tidy(tmp_path)
+        queue.remove_stale(tmp_path)
         assert len(on_disk(tmp_path)) == 3, (
             "whatever its process number is, and on whatever machine it runs"
         )
         other.kill()
-    queue.tidy(tmp_path)
+    queue.remove_stale(tmp_path)
     assert on_disk(tmp_path) == []
 
 
 def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log: Log) -> None:
-    queue.tidy(tmp_path)
+    queue.remove_stale(tmp_path)
     assert log == []
     run = "a" * 32
     lock = RunLock(tmp_path, run)
@@ -216,10 +216,10 @@ def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log
     for name in ("first", "second"):
         queue.queue(queue.stage(tmp_path, name, run), {"run": run})
     queue.queue(queue.stage(tmp_path, "of nobody"), {})
-    queue.tidy(tmp_path)
+    queue.remove_stale(tmp_path)
     assert log == [], "the run is alive"
     lock.release(done=False)
-    queue.tidy(tmp_path)
+    queue.remove_stale(tmp_path)
     assert log == [
         "WARNING An earlier run left first, second recorded but without its tables: "
         f"`instrument export {tmp_path}` finishes that."
@@ -233,7 +233,7 @@ def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path
     (unnamed / "owner").unlink()
     os.utime(old, (0, 0))
     (tmp_path / ".link.partial").symlink_to(tmp_path / "elsewhere")
-    queue.tidy(tmp_path)
+    queue.remove_stale(tmp_path)
     assert on_disk(tmp_path) == [".link.partial", ".unlocked.partial", ".unnamed.partial"]
     assert unlocked.is_dir()
 

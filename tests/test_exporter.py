@@ -23,7 +23,7 @@ from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import as_config
 from instrument.worker import process, queue
-from instrument.worker.finish import _alone, built, finish
+from instrument.worker.finish import _locked, build_sinks, finish
 
 SINKS = """
     import os, signal, time
@@ -296,7 +296,7 @@ def test_two_processes_do_not_finish_the_same_window(
     output = Path(profiler["output_dir"])
     folder = queue.queue(queue.stage(output, "w"), {"config": {"sinks": {}}})
     (folder / "trace.json").write_text('{"traceEvents": []}')
-    with _alone(folder):
+    with _locked(folder):
         assert main(["export", str(output)]) == 2
     assert "just being finished by another process" in capsys.readouterr().err
     assert main(["export", str(folder)]) == 0
@@ -359,7 +359,9 @@ def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> 
 
 def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
     log.errors_expected = True
-    assert built({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
+    assert (
+        build_sinks({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
+    )
     assert not (tmp_path / "made").exists()
     assert "'os.mkdir' is no class of a sink" in log.at("ERROR")[0]
 
@@ -518,7 +520,7 @@ class Mute(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("where", ["process", "inline"])
 @pytest.mark.parametrize("what", ["keyboard", "exit", "mute"])
-def test_whatever_a_sink_raises_costs_that_sink_alone(
+def test_whatever_a_sink_raises_costs_that_sink_locked(
     profiler: dict[str, Any], log: Log, what: str, where: str
 ) -> None:
     log.errors_expected = True

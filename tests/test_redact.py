@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from instrument import ProfilerConfig, Session, Sink
 from instrument.capture import Capture
-from instrument.redact import blanked, blanked_words
+from instrument.redact import redact, redact_words
 
 HIDDEN = "hUnter2-of-7"
 
@@ -84,7 +84,7 @@ HIDDEN = "hUnter2-of-7"
 )
 def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[str]) -> None:
     given = [word.replace("§", HIDDEN) for word in words]
-    shown = blanked_words(["train.py", "lr=0.1", *given, "steps=3", "--epochs", "4", "out/x"])
+    shown = redact_words(["train.py", "lr=0.1", *given, "steps=3", "--epochs", "4", "out/x"])
     assert "***" in str(shown)
     assert HIDDEN not in str(shown)
     assert (shown[:2], shown[-4:]) == (
@@ -131,7 +131,7 @@ def test_a_secret_on_the_command_line_is_hidden_and_the_rest_stays(words: list[s
     ids=" ".join,
 )
 def test_what_only_resembles_a_secret_stays(words: list[str]) -> None:
-    assert blanked_words(words) == words
+    assert redact_words(words) == words
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_what_only_resembles_a_secret_stays(words: list[str]) -> None:
     ],
 )
 def test_known_kinds_of_tokens_are_hidden_wherever_they_stand(token: str) -> None:
-    assert blanked_words([f"run={token}"]) == ["run=***"]
-    assert blanked({"note": ["a", {"b": f"see {token}"}]}) == {"note": ["a", {"b": "see ***"}]}
-    assert [*blanked({token: 1})] == ["***"]
+    assert redact_words([f"run={token}"]) == ["run=***"]
+    assert redact({"note": ["a", {"b": f"see {token}"}]}) == {"note": ["a", {"b": "see ***"}]}
+    assert [*redact({token: 1})] == ["***"]
 
 
 def test_metadata_is_hidden_by_the_names_of_its_keys() -> None:
@@ -171,7 +171,7 @@ def test_metadata_is_hidden_by_the_names_of_its_keys() -> None:
         "token": None,
         "secrets": [],
     }
-    assert blanked(given) == {
+    assert redact(given) == {
         **given,
         "db": "postgres://***@h/db",
         "hf_token": "***",
@@ -207,10 +207,10 @@ def test_no_value_of_a_secret_is_ever_shown(
     name: str, secret: str, form: str, others: list[str]
 ) -> None:
     words = [form.format(n=name, s=secret)]
-    for shown in (blanked_words([*others, *words]), blanked_words([*others, f"--{name}", secret])):
+    for shown in (redact_words([*others, *words]), redact_words([*others, f"--{name}", secret])):
         assert secret not in shown[-1]
-        assert secret not in json.dumps(blanked({"a": [{name: {"b": secret}}]}))
-    assert len(blanked_words([*others, *words, *others])) == 2 * len(others) + 1
+        assert secret not in json.dumps(redact({"a": [{name: {"b": secret}}]}))
+    assert len(redact_words([*others, *words, *others])) == 2 * len(others) + 1
 
 
 @given(
@@ -220,8 +220,8 @@ def test_no_value_of_a_secret_is_ever_shown(
     )
 )
 def test_hiding_twice_changes_nothing_more(value: Any) -> None:
-    once = blanked(value)
-    assert blanked(once) == once
+    once = redact(value)
+    assert redact(once) == once
 
 
 def test_a_large_text_takes_no_longer_than_its_length() -> None:
@@ -234,7 +234,7 @@ def test_a_large_text_takes_no_longer_than_its_length() -> None:
         "{" * 10**6,
         "-" * 10**6,
     ):
-        assert blanked_words([text]) == [text]
+        assert redact_words([text]) == [text]
 
 
 class Hook(Sink):

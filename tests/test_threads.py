@@ -16,7 +16,7 @@ import torch
 from collected import Log
 
 from instrument import Session, threads
-from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
+from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -228,7 +228,7 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
 class Polled(Trigger):
     """Is asked between steps."""
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
         return TriggerCallbacks(
             lambda step: Request("third") if step.number == 2 else None, poll=lambda: ask(Request())
         )

@@ -26,7 +26,7 @@ from instrument import Capture, ProfilerConfig, Session, Sink, cache, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
 from instrument.record import metadata
-from instrument.redact import blanked, public
+from instrument.redact import public, redact
 from instrument.worker import upload, waiting
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
@@ -248,7 +248,8 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
         f"{ALL[0]} cannot be sent to {url} (Could not connect to the endpoint URL"
     )
     assert error.endswith(
-        f"is kept, as further ones are, untold: `instrument export {output}` sends them."
+        "and is kept; failures of further ones are not logged. "
+        f"`instrument export {output}` sends them."
     )
     assert len([line for line in log.at("DEBUG") if "not sent yet" in line]) == 5, (
         "the others have one try each"
@@ -390,7 +391,7 @@ def test_left_ones_that_come_back_are_counted_again(
     monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
-    monkeypatch.setattr("instrument.worker.waiting._PATIENT_S", 0.0)
+    monkeypatch.setattr("instrument.worker.waiting._LOG_EVERY_S", 0.0)
     left = iter([["d"], ["d"], ["a", "b", "c"], []])
     changed = threading.Condition()
     with changed:
@@ -534,7 +535,7 @@ def test_two_that_claim_a_folder_at_once_do_not_both_get_it(
     server.bucket("claims")
     fs, _ = storage.filesystem("s3://claims", server.options)
     monkeypatch.setattr(fs, "find", lambda *_, **__: [])  # both have looked before either wrote
-    assert [upload._claimed(fs, "claims/a", token) for token in ("one", "other", "one")] == [
+    assert [upload._claim_folder(fs, "claims/a", token) for token in ("one", "other", "one")] == [
         True,
         False,
         True,
@@ -729,7 +730,7 @@ def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
     ],
 )
 def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> None:
-    assert blanked({"a": [url]}) == {"a": [told]}
+    assert redact({"a": [url]}) == {"a": [told]}
     assert SECRET not in str(public({"endpoint_url": url}))
 
 

@@ -1,8 +1,9 @@
-"""Sinks and triggers from their `_target_` mappings, and the mappings of those that are built.
+"""Builds sinks and triggers from `_target_` mappings, and writes the mappings of instances.
 
-`_target_`, the import path of a class, is the only registry; those that ship may be called by their names. A config's
-mapping is built by Hydra, since it may hold interpolations and further `_target_` mappings. The command line and the
-job of a worker hold neither, and are built by `sink_of_class`, which calls nothing but classes.
+`_target_`, the import path of a class, is the only registry; built-in classes also have names.
+Hydra builds the mappings of a config, since they may hold interpolations and nested `_target_`
+mappings. Those of the command line and of a worker's job hold neither: `sink_of_class` builds them
+and calls only classes.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _METHODS = {
 
 
 def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
-    """Build what `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
+    """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
 
     Args:
-        kind: which of the two.
+        kind: whether it is a sink or a trigger.
         name: its name in the config.
-        given: a `_target_` mapping, the options of one that ships, or an instance, which is returned as it is.
+        given: a `_target_` mapping, the options of a built-in class, or an instance, which is
+            returned unchanged.
 
     Raises:
-        ConfigError: it is none of these, cannot be built, or lacks the method that its kind must have.
+        ConfigError: `given` is none of these, cannot be built, or lacks the method of its kind.
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):
@@ -43,8 +45,8 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             known = shipped(f"{kind}s")
             if name not in known:
                 raise ConfigError(
-                    f"{path} is no {kind} that ships (those are {', '.join(known)}), and has no _target_"
-                    f"{suggestion(name, known) or ', the class to build.'}"
+                    f"{path} is no {kind} that ships (those are {', '.join(known)}), and has no "
+                    f"_target_{suggestion(name, known) or ', the class to build.'}"
                 )
             given = {"_target_": known[name], **given}
         given = instantiated(path, given)
@@ -58,14 +60,13 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
 
 
 def instantiated(path: str, given: Mapping[str, Any]) -> Any:
-    """What a `_target_` mapping at a path of the config describes, with everything in it that has one built first.
+    """Build the `_target_` mapping at a path of the config, with nested mappings first.
 
     Raises:
         ConfigError: it cannot be built.
     """
-    from hydra.errors import (
-        InstantiationException,
-    )  # 0.3 s: only where something is built from a config
+    # Takes 0.3 s, so it is imported only here.
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
     try:
@@ -81,14 +82,14 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
 
 
 def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
-    """Build a sink without Hydra, for the command line and the worker: only a class that can be a sink is called.
+    """Build a sink without Hydra, for the command line and the worker; calls only classes of sinks.
 
     Args:
-        target: the name of a sink that ships, or the import path of a class.
+        target: the name of a built-in sink, or the import path of a class.
         options: the keyword arguments of the class.
 
     Raises:
-        ConfigError: there is no such class, it has no method `write`, or an option cannot work.
+        ConfigError: there is no such class, it has no method `write`, or an option is wrong.
         MissingPackage: the sink needs a package that is not installed.
     """
     known, (method, signature) = shipped("sinks"), _METHODS["sink"]
@@ -96,31 +97,30 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         hint = suggestion(target, known) or "; give one of these, or the import path of a class."
         raise ConfigError(f"{target!r} is no sink that ships (those are {', '.join(known)}){hint}")
     try:
-        found = _found(known.get(target, target))
-        if not inspect.isclass(found) or not callable(getattr(found, method, None)):
+        kind = _imported(known.get(target, target))
+        if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
             raise ConfigError(
                 f"{target!r} is no class of a sink, which must have a method {signature}."
             )
-        return found(**options)
+        return kind(**options)
     except InstrumentError:
         raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"The sink {target} cannot be built: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"The sink {target} cannot be built: {reason}") from error
 
 
 def parse_options(given: Iterable[str]) -> dict[str, Any]:
-    """Options written as `key=value`, with values as YAML has them and dots in a key for what is nested.
+    """Parse options of the form `key=value`, with YAML values and dots in nested keys.
 
     Raises:
-        ConfigError: one of them cannot be read so.
+        ConfigError: an option does not have this form.
     """
     options = OmegaConf.create()
     for text in given:
         try:
             options.merge_with_dotlist([text])
-        except Exception:  # of OmegaConf's grammar or of YAML's, which have no base in common
+        except Exception:  # the errors of OmegaConf and YAML have no common base
             raise ConfigError(
                 f"The option {text!r} cannot be read; write key=value, as in rows=30."
             ) from None
@@ -129,19 +129,19 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
-    """The `_target_` mapping that describes a sink or trigger, which was built from `given`.
+    """The `_target_` mapping of a sink or trigger that was built from `given`.
 
-    Of a plain object that the user made it holds the class alone.
+    For the user's own instance of a plain class it holds only the class.
     """
     target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
-        with suppress(Exception):  # a field of the user's that JSON cannot hold
+        with suppress(Exception):  # a field may not be serializable
             return {"_target_": target, **instance.model_dump(mode="json")}
     return dict(given) if isinstance(given, Mapping) else {"_target_": target}
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """The mapping from which any process builds the same sink; the sink itself where only this process can run it."""
+    """The mapping to build this sink in any process, or the sink if only this one can run it."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
         return sink
@@ -151,20 +151,20 @@ def for_any_process(sink: Any, given: Any) -> Any:
         written = json.dumps(options)
         if isinstance(sink, BaseModel):
             same = bool(kind(**options) == sink)
-        else:  # from a mapping without anything that only Hydra understands
+        else:  # the mapping must not need Hydra
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
-        return mapping if same and _found(mapping["_target_"]) is kind else sink
-    except Exception:  # whatever a class of the user's does
+        return mapping if same and _imported(mapping["_target_"]) is kind else sink
+    except Exception:  # a user's class may raise anything
         return sink
 
 
-def _found(target: str) -> Any:
-    """What an import path leads to.
+def _imported(target: str) -> Any:
+    """The object at an import path.
 
     Raises:
-        ImportError, AttributeError: nothing is there.
-        Exception: whatever the module raises while it loads.
+        ImportError, AttributeError: there is no such object.
+        Exception: the module raised it while it was imported.
     """
     module, _, attribute = target.rpartition(".")
     return getattr(import_module(module), attribute)

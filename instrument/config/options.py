@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Validatio
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from instrument.errors import ConfigError, did_you_mean
-from instrument.redact import blanked
+from instrument.redact import redact
 
 
 def _no_bool(kind: str) -> BeforeValidator:
@@ -46,7 +46,7 @@ class Options(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, blanked(value, name or "")
+            yield name, redact(value, name or "")
 
     @classmethod
     def display_name(cls) -> str:

@@ -32,7 +32,7 @@ from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
 from instrument.errors import ConfigError, need_package, suggestion
 from instrument.patterns import check_pattern
-from instrument.redact import blanked, public
+from instrument.redact import public, redact
 
 
 class ModulesConfig(BaseModel):
@@ -256,7 +256,7 @@ class ProfilerConfig(BaseModel):
     @field_validator("metadata")
     @classmethod
     def _without_secrets(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        hidden: dict[str, Any] = blanked(as_json(metadata, "profiler.metadata"))
+        hidden: dict[str, Any] = redact(as_json(metadata, "profiler.metadata"))
         return hidden
 
     @field_validator("upload_options", mode="before")
@@ -345,7 +345,7 @@ class ProfilerConfig(BaseModel):
         """The options as JSON values; sinks and triggers become `_target_` mappings.
 
         Values that may be secrets are left out: most of `upload_options`, and those that
-        `redact.blanked` hides.
+        `redact.redact` hides.
         """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
         options["schedule"] = None if self.schedule is None else self.schedule.described()
@@ -358,7 +358,7 @@ class ProfilerConfig(BaseModel):
             "upload_options": public(self.upload_options),
             "upload_to": self.upload_to,
         }  # checked, and read again
-        plain: dict[str, Any] = blanked(options) | kept
+        plain: dict[str, Any] = redact(options) | kept
         return plain
 
 

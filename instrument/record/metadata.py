@@ -16,7 +16,7 @@ import torch
 from instrument.annotate import backends
 from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo
-from instrument.redact import blanked_words
+from instrument.redact import redact_words
 from instrument.trace.capture_json import FORMAT, own_version
 from instrument.worker import queue
 
@@ -64,8 +64,8 @@ def provenance() -> dict[str, Any]:
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
-        "command": blanked_words(sys.argv),
-        "overrides": None if hydra is None else blanked_words(hydra.overrides.task),
+        "command": redact_words(sys.argv),
+        "overrides": None if hydra is None else redact_words(hydra.overrides.task),
         "git": _git(Path(main).absolute().parent if main else Path.cwd()),
     }
 

@@ -32,7 +32,7 @@ from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.redact import blanked
+from instrument.redact import redact
 from instrument.trace.capture_json import FORMAT
 from instrument.worker import queue
 from instrument.worker.capture_queue import CaptureQueue
@@ -153,7 +153,7 @@ class Session:
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
-        queue.tidy(self.output_dir)
+        queue.remove_stale(self.output_dir)
         capture_queue = CaptureQueue(
             config, self.output_dir, self.captures, rank.rank, rank.world_size
         )
@@ -278,9 +278,7 @@ class Session:
         warning.
         """
         try:
-            self._loop.user_metadata.update(
-                blanked(as_json({key: value}, "The session's metadata"))
-            )
+            self._loop.user_metadata.update(redact(as_json({key: value}, "The session's metadata")))
         except ConfigError as error:
             self._loop.warn_once(str(error))
 

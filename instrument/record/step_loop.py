@@ -413,7 +413,7 @@ class StepLoop:
         if self.recording and self.run is not None:
             with uninterrupted():  # handles the signal after the last log line
                 self._guarded(self._finish, "SIGTERM", "")
-                self.run.capture_queue.say_what_is_left()
+                self.run.capture_queue.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the run, its window and its signal handler to the parent."""

@@ -1,7 +1,8 @@
-"""What writes something from a finished window: the `Sink` base, one file for each sink that ships.
+"""Sinks write output from captures: the base class `Sink`, and a file for each built-in sink.
 
-A sink of your own is one class with `write(capture, folder)`, named in the config by `_target_`. Deriving from
-`Sink` adds options that are checked before the first step; the session accepts any object with that method.
+Your own sink is a class with `write(capture, folder)`, named in the config by `_target_`. The
+session accepts any object with that method; a subclass of `Sink` has options that are checked
+before the first step.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ __all__ = ["Sink"]
 
 
 class Sink(Options):
-    """Writes something from one capture; its fields are its options.
+    """Writes output from each capture; its fields are its options.
 
     Raises:
         ConfigError: when built with an option that does not exist or has a value that cannot work.
     """
 
     sink_name: ClassVar[str] = ""
-    """What error sentences call the sink; by default its class name without a trailing "Sink"."""
+    """The sink's name in error messages; by default its class name without a trailing "Sink"."""
 
     last: ClassVar[bool] = False
-    """Whether it runs after the sinks that do not say so; for one that changes what the others read."""
+    """Whether it runs after the sinks without `last`, because it changes files that they read."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
@@ -37,7 +38,7 @@ class Sink(Options):
         super().__init__(**options)
 
     inline: ClassVar[bool] = False
-    """Whether it must run in the training process, on a thread there, and not in the one that exports beside it."""
+    """Whether it must run in the training process (on a thread), not in the worker process."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -47,37 +48,38 @@ class Sink(Options):
 
     @classmethod
     def display_name(cls) -> str:
-        """What error sentences call it."""
+        """The name in error messages."""
         return f"The {cls.sink_name} sink"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The boolean fields of ProfilerConfig that must be true for this sink, with its present options."""
+        """The boolean fields of ProfilerConfig that must be true for this sink with its options."""
         return ()
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write this sink's output for `capture` into `folder`, the capture's own folder.
 
-        The folder takes its final name, `capture.place`, when all sinks that run with this one are done.
-        What it raises is logged once by the caller; it stops neither the other sinks nor the training.
+        The folder gets its final name, `capture.place`, once all sinks have run. The caller logs an
+        exception once; the other sinks and training go on.
         """
 
     def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Whether it still needs the files of a capture whose `write` is over; until then none of them is removed."""
+        """Whether it still needs a capture's files after `write`; retention keeps them so long."""
         return False
 
     def notice(self) -> None:
-        """Look at what only the training thread can tell: called there when a run starts and whenever a window ends.
+        """Read state that only the training thread can read; training waits for it.
 
-        Of a sink that is not `inline` it is called with `profiler.export=inline` alone. Training waits for it.
+        Called on that thread when a run starts and when a window ends, for sinks that are `inline`
+        or run with `profiler.export=inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End what was kept open between windows; called where `write` was, once no more of them come.
+        """Close what stayed open between windows; called where `write` is, after the last window.
 
-        What it raises is logged.
+        The caller logs an exception.
 
         Args:
-            timeout_s: how long it may wait at most, as training has failed and others may wait for this process to
-                end; None: as long as its own options say.
+            timeout_s: the longest time that it may wait. It is given if training failed, as other
+                ranks may then wait for this process to end. None: its own options decide.
         """

@@ -1,4 +1,4 @@
-"""Options on the trace that the session writes anyway: plain or gzip, metadata, a copy, dropping it."""
+"""Changes the trace that every capture has: plain or gzip, metadata, a copy, or none at all."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from pydantic import Field, field_validator
 from instrument.capture import Capture
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError
-from instrument.redact import blanked
+from instrument.redact import redact
 from instrument.sinks import Sink
 from instrument.trace.rewrite import rewrite
 
 
 class ChromeTrace(Sink):
-    """Rewrites, copies or drops the window's trace file once the other sinks are done with it.
+    """Rewrites, copies or removes the window's trace file after the other sinks have run.
 
-    With the options as they are it does nothing: `trace.json.gz` is there already. Perfetto opens both forms,
-    chrome://tracing the plain one.
+    With its default options it does nothing, since `trace.json.gz` exists already. Perfetto opens
+    both forms, chrome://tracing the plain one.
 
-    Cost: one pass over the file, in constant memory, where `gzip` is false or `metadata` is given; a copy where
-    `copy_to` is given. `keep=False` loses the trace: the capture can no longer be shown or compared.
+    Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given; a
+    copy if `copy_to` is given. With `keep=False` the capture can no longer be shown or compared.
     """
 
     sink_name: ClassVar[str] = "chrome_trace"
     last: ClassVar[bool] = True
 
     gzip: bool = True
-    """False turns the file into a plain `trace.json`, about ten times as large."""
+    """False makes the file a plain `trace.json`, about ten times as large."""
 
     copy_to: str | None = None
-    """A folder that also gets the trace, as `<capture name>.json` or `.json.gz`; made where it is missing."""
+    """A folder for a copy, `<capture name>.json` or `.json.gz`; it is created if it is missing."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Keys written at the top level of the trace's JSON object, which Perfetto's info page shows; those that
-    `profiler.metadata` or `Session.add_metadata` gave are there already, and stay as they are."""
+    """Keys for the top level of the trace's JSON object, which Perfetto's info page shows. Keys
+    from `profiler.metadata` or `Session.add_metadata` are there already and keep their values."""
 
     keep: bool = True
-    """False removes the trace from the capture folder at the end; a copy stays."""
+    """False removes the trace from the capture folder at the end; the copy stays."""
 
     @field_validator("metadata")
     @classmethod
     def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        hidden: dict[str, Any] = blanked(as_json(metadata, "The chrome_trace sink's metadata"))
+        hidden: dict[str, Any] = redact(as_json(metadata, "The chrome_trace sink's metadata"))
         return hidden
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Bring the trace into the form asked for, copy it, drop it; `capture.trace_path` follows.
+        """Rewrite, copy or remove the trace as the options say, and update `capture.trace_path`.
 
-        A trace that lies elsewhere than in `folder` is left as it is.
+        A trace outside `folder` stays as it is.
 
         Raises:
-            CaptureError: the trace has been dropped before.
-            TraceError: metadata is to be added and the file does not begin as a JSON object does.
+            CaptureError: the trace was removed before.
+            TraceError: there is metadata to add, but the file does not begin like a JSON object.
         """
         trace, folder = trace_of(capture).absolute(), folder.absolute()
         wanted = folder / ("trace.json.gz" if self.gzip else "trace.json")
@@ -76,7 +76,7 @@ def trace_of(capture: Capture) -> Path:
     """The path of the capture's trace.
 
     Raises:
-        CaptureError: the trace has been dropped.
+        CaptureError: the trace was removed.
     """
     if capture.trace_path is None:
         raise CaptureError(

@@ -1,4 +1,4 @@
-"""Memory over time, as data and as a page."""
+"""Memory over time, as data and as an HTML page."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ By = Literal["operator", "range", "module", None]
 
 
 class Memory(Sink):
-    """Writes what lived in memory over time, the three forms that torch's `export_memory_timeline` had.
+    """Writes the memory in use over time, in the three forms of torch's `export_memory_timeline`.
 
-    - `memory.html`: a page for each reader: the curve of each device, told apart by what made it, what lived at the
-      peak, what each step left behind, the commonest sizes. One file, no script, nothing from the network.
-      With `profiler.memory_categories`, also by what it was for.
+    - `memory.html`: a page with a curve for each device, split by what allocated the memory, the
+      allocations alive at the peak, those that each step left behind, and the commonest sizes. With
+      `profiler.memory_categories`, also by category. One file, without scripts or network access.
     - `memory.json`: the same as data.
-    - `memory.raw.json.gz`: every allocation and free: `columns` names what each of `events` holds.
+    - `memory.raw.json.gz`: every allocation and free; `columns` names the fields of each of
+      `events`.
 
-    Times in the data are nanoseconds on the trace's own clock. With shapes, ranges or stacks recorded it tells more,
-    but memory events are enough. Lost: what torch's form tells of parameters, gradients and activations, which
-    `profiler.memory_categories` has torch write.
+    Times in the data are nanoseconds on the trace's own clock. Memory events suffice; recorded
+    shapes, ranges and stacks add detail. Lost: torch's split into parameters, gradients and
+    activations, which only `profiler.memory_categories` records.
 
-    Cost: about 10 µs a memory event, most of it the raw form.
+    Cost: about 10 µs per memory event, most of it for the raw form.
     """
 
     sink_name: ClassVar[str] = "memory"
 
     forms: list[Form] = Field(["json", "raw", "html"], min_length=1)
-    """Which of the files are written."""
+    """Which files to write."""
 
     by: By = None
-    """What tells memory apart in the curve; None: what of these tells the most of the peak apart."""
+    """How to split the curve; None: the way that explains the largest part of the peak."""
 
     rows: int = Field(15, ge=1)
-    """How many rows the page's tables have at most."""
+    """The most rows in a table of the page."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The memory events themselves."""
+        """Memory events."""
         return ("profile_memory",)
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write the files.
 
         Raises:
-            CaptureError: the trace holds no memory events, or no modules and `by` asks for them.
+            CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
             TraceError: the trace cannot be read.
         """
         memory = capture.memory
@@ -77,13 +78,13 @@ class Memory(Sink):
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices; the view's own sentence where there are none."""
+    """The devices with memory events; without any, `timeline` raises CaptureError."""
     memory.timeline()
     return memory.timelines
 
 
 def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
-    """What `memory.json` holds: the curves, and the view's tables as lists of rows."""
+    """The content of `memory.json`: the curves, and the tables as lists of rows."""
     tables = {"devices": memory.devices, "steps": memory.steps, "sizes": memory.sizes}
     live = {curve.device: _rows(memory.live(curve.by, device=curve.device)) for curve in curves}
     return {
@@ -108,7 +109,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _categories(capture: Capture) -> list[Categories]:
-    """What torch classified; nothing where its files cannot be read."""
+    """The memory by category that torch wrote; an empty list if its files cannot be read."""
     try:
         return capture.categories
     except CaptureError as error:

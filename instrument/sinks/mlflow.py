@@ -13,46 +13,48 @@ from pydantic import PrivateAttr
 from instrument.errors import need_package
 from instrument.sinks.tracker import Sent, Tracker
 
-# What MLflow refuses in a metric's name, how long that may be, and how many metrics it takes at once.
+# Characters that MLflow refuses in a metric's name, its longest name, and the most metrics in a
+# request.
 _REFUSED, _LONGEST, _MOST = re.compile(r"[^\w.\- :/]"), 250, 1000
 
 
 class MLflow(Tracker):
-    """Logs each window into the run that is active where training goes on, or else into one of its own.
+    """Logs each window into the MLflow run that is active in the program, or into a new one.
 
-    A metric's step is the window's last training step. The files of a capture lie in the artifact folder
-    `profile/<capture>`. A run that is active is never ended; one of its own ends with the session.
+    A metric's step is the window's last training step. The files of a capture go into the artifact
+    folder `profile/<capture>`. The sink ends only a run that it started, at the end of the session.
 
-    Lost: characters of a range's name that MLflow refuses become `_`, and what is longer than 250 of them is cut.
+    Lost: a character of a range's name that MLflow refuses becomes `_`, and names end after 250
+    characters.
 
     Raises:
-        MissingPackage: the package `mlflow` is not installed; when the sink is built.
+        MissingPackage: when built, if the package `mlflow` is not installed.
     """
 
     sink_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
-    """Where the runs are; None: as `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI says."""
+    """The tracking server; None: that of `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
 
     run_id: str | None = None
-    """The run to log into; None: the active one of the thread that trains, or MLFLOW_RUN_ID."""
+    """The run to log into; None: the active run of the training thread, or MLFLOW_RUN_ID."""
 
     experiment: str | None = None
-    """Of a run of its own, made where it is missing; None: MLFLOW_EXPERIMENT_NAME, or MLflow's default."""
+    """The experiment of a new run; None: MLFLOW_EXPERIMENT_NAME or MLflow's default."""
 
     name: str | None = None
-    """Of a run of its own; None: MLflow makes one up."""
+    """The name of a new run; None: MLflow chooses one."""
 
     _active: str | None = PrivateAttr(None)
     _own: str | None = PrivateAttr(None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Look for the package now, before the first step."""
+        """Raise MissingPackage before the first step if the package is missing."""
         super().model_post_init(context)
         need_package("The mlflow sink", "mlflow", "mlflow")
 
     def notice(self) -> None:
-        """Remember the active run, which no other thread can ask for."""
+        """Remember the active run, which only this thread can read."""
         import mlflow  # takes seconds: before the first step
 
         run = mlflow.active_run()
@@ -60,12 +62,12 @@ class MLflow(Tracker):
             self._active = run.info.run_id
 
     def send(self, sent: Sent) -> None:
-        """Log the metrics and the files, by requests that wait for their answers."""
+        """Log the metrics and the files; each request waits for its response."""
         from mlflow.entities import Metric
 
         client = self._client()
         run_id = self.run_id or self._active or os.environ.get("MLFLOW_RUN_ID")
-        run_id = run_id or (None if sent.rank else self._begun(client))
+        run_id = run_id or (None if sent.rank else self._new_run(client))
         if run_id is None:
             return
         now_ms = time.time_ns() // 1_000_000
@@ -77,13 +79,13 @@ class MLflow(Tracker):
         for start in range(0, len(metrics), _MOST):
             client.log_batch(run_id, metrics[start : start + _MOST])
         for file in sent.files:
-            inner = file.relative_to(sent.folder).parent
+            parent = file.relative_to(sent.folder).parent.as_posix()
             client.log_artifact(
-                run_id, str(file), f"profile/{sent.name}/{inner.as_posix()}".removesuffix("/.")
+                run_id, str(file), f"profile/{sent.name}/{parent}".removesuffix("/.")
             )
 
     def end(self) -> None:
-        """End the run of its own, and forget the program's."""
+        """End the run that this sink started, and forget the program's run."""
         run, self._own, self._active = self._own, None, None
         if run is not None:
             self._client().set_terminated(run)
@@ -93,7 +95,7 @@ class MLflow(Tracker):
 
         return MlflowClient(self.tracking_uri)
 
-    def _begun(self, client: Any) -> str:
+    def _new_run(self, client: Any) -> str:
         if self._own is None:
             name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
             found = client.get_experiment_by_name(name)

@@ -1,4 +1,4 @@
-"""The events as a Parquet dataset, for DuckDB on a laptop and for Spark or Trino over a thousand ranks."""
+"""The events as a Parquet dataset, for DuckDB, Spark or Trino."""
 
 from __future__ import annotations
 
@@ -16,70 +16,70 @@ from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
 
-# How Hive, and all who read its layout, write a partition whose value is not known.
+# The value that Hive, and readers of its layout, take for an unknown partition.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Parquet(Sink):
-    """Writes the window's events to `run=…/rank=…/window=…/events.parquet` below the dataset's folder.
+    """Writes the window's events to `run=…/rank=…/window=…/events.parquet` in the dataset's folder.
 
-    One row for each event with a duration, in the order of the trace, then one for each allocation or free. The
-    partitions are columns too: `run` and `window` (a word of SQL's own: write "window") are text, `rank` is a number.
-    What is not known is null.
+    One row for each event with a duration, in the order of the trace, then one for each allocation
+    or free. The partitions are columns too: `run` and `window` are text (`window` is a keyword of
+    SQL: quote it), `rank` is a number. Unknown values are null.
 
-    | column | type | what it is |
+    | column | type | content |
     |---|---|---|
     | `event` | int64 | the row's number in this window, from 0 |
-    | `category` | string | Kineto's: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, …; `memory` |
-    | `name` | string | of the operator, range, call or kernel |
-    | `process`, `thread` | string | where it ran; on a device the device and the stream |
-    | `start_ns` | int64 | on the trace's own clock |
-    | `start_unix_ns` | int64 | the same since 1970, to compare ranks by; null where the trace does not tell |
+    | `category` | string | Kineto's, such as `cpu_op`, `user_annotation`, `kernel`; or `memory` |
+    | `name` | string | name of the operator, range, call or kernel |
+    | `process`, `thread` | string | where it ran; on a device, the device and the stream |
+    | `start_ns` | int64 | start on the trace's own clock |
+    | `start_unix_ns` | int64 | start since 1970, comparable between ranks; null if unknown |
     | `duration_ns` | int64 | null for allocations |
-    | `self_ns` | int64 | without the operators, ranges and calls directly inside; of CPU events other than Python's |
-    | `parent` | int64 | the `event` directly around it, of the same kinds |
-    | `launched_by` | int64 | of device work: the `event` of the operator or range that launched it |
-    | `correlation` | int64 | the same for a launch and what it started |
+    | `self_ns` | int64 | duration without the events directly inside; not of Python frames |
+    | `parent` | int64 | the `event` directly around it, no Python frame |
+    | `launched_by` | int64 | for device work: `event` of the operator or range that launched it |
+    | `correlation` | int64 | equal for a launch and its device work |
     | `external_id` | int64 | torch's number of the operator |
-    | `sequence`, `forward_thread` | int64 | the same for a forward operator and its backward |
+    | `sequence`, `forward_thread` | int64 | equal for a forward operator and its backward |
     | `finished` | bool | whether the event ended within the window; null for allocations |
     | `input_shapes`, `input_types`, `concrete_inputs` | string | JSON text, as recorded |
-    | `python_id`, `python_parent` | int64 | of Python frames |
-    | `size_bytes` | int64 | of an allocation; negative for a free |
-    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType` (0 is the CPU) and its number |
-    | `allocated_bytes`, `reserved_bytes` | int64 | the device's totals after it; null where no total was written |
+    | `python_id`, `python_parent` | int64 | for Python frames |
+    | `size_bytes` | int64 | size of an allocation; negative for a free |
+    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType`; index |
+    | `allocated_bytes`, `reserved_bytes` | int64 | totals of the device after it; null if unknown |
 
-    A file appears whole or not at all, under a name that no reader takes for a part of the dataset until then; the
-    same run, rank and window written again replaces it.
+    A file gets its final name once it is complete. Writing the same run, rank and window again
+    replaces it.
 
-    Lost: flows, thread labels, and those arguments of an event that have no column.
+    Lost: flows, thread labels, and arguments of events that have no column.
 
-    Cost: 1 to 2 µs and 13 to 22 bytes an event, on top of reading the trace.
+    Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
     Raises:
-        MissingPackage: the package `pyarrow` is not installed; when the sink is built.
+        MissingPackage: when built, if the package `pyarrow` is not installed.
     """
 
     sink_name: ClassVar[str] = "parquet"
 
     dir: str | None = None
-    """The dataset's folder, which many runs may share; None: the folder `parquet` beside the captures."""
+    """The dataset's folder, which runs may share; None: `parquet` beside the captures."""
 
     run: str | None = None
-    """What the run is called; None: the name of its folder, with Hydra's day before its time."""
+    """The name of the run; None: the name of its folder, after the date in Hydra's folders."""
 
     rank: int | None = Field(None, ge=0)
-    """The rank, for a trace that does not tell; None: the capture's own."""
+    """The rank, for a trace without one; None: the rank of the capture."""
 
     def model_post_init(self, _: Any, /) -> None:
-        """Look for the package now, before the first step."""
+        """Raise MissingPackage before the first step if the package is missing."""
         need_package("The parquet sink", "pyarrow", "parquet")
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write the window's file.
 
         Raises:
-            CaptureError: the trace has been dropped.
+            CaptureError: the trace was removed.
             TraceError: the trace cannot be read.
         """
         from pyarrow import parquet
@@ -98,12 +98,12 @@ class Parquet(Sink):
 
 
 def _partition(key: str, value: str | int | None) -> str:
-    """One folder of the layout; its readers take %XX for the characters that a path cannot hold."""
+    """The name of a partition's folder; characters that a path cannot hold are written as %XX."""
     return f"{key}={_UNKNOWN if value is None else quote(str(value), safe='')}"
 
 
 def _run(capture: Capture, folder: Path) -> str:
-    """The run's name by its folder: `…/outputs/2026-01-02/03-04-05/profile` gives `2026-01-02_03-04-05`."""
+    """The run's name, of `…/2026-01-02/03-04-05/profile` for example `2026-01-02_03-04-05`."""
     home = (capture.folder or folder).absolute().parent
     parts = [part for part in home.parts if part != "profile"][::-1]
     dated = list(takewhile(re.compile(r"[\d-]+").fullmatch, parts))

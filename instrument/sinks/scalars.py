@@ -1,4 +1,4 @@
-"""A window in numbers, for whatever draws curves over windows."""
+"""The scalars of a window, for TensorBoard and experiment trackers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from instrument.capture import Capture
 
-# What recording cost, in ms of the sums of these.
+# Tags of the recording cost, each the sum of these fields in ms.
 _COSTS = {
     "recorded_step_ms": ["recorded_step_ns"],
     "unrecorded_step_ms": ["unrecorded_step_ns"],
@@ -17,14 +17,16 @@ _COSTS = {
 
 
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
-    """What TensorBoard and the trackers are told of a window, as tag and value; unknown quantities are left out.
+    """The scalars of a window, as tag and value; unknown quantities are left out.
 
-    `ranges/<path>/cpu_ms` and `device_ms` are milliseconds per finished step of what lies in those, or was launched in
-    them; of the whole recording where it holds no steps. `ranges/<path>/calls` counts the calls of the window.
-    `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all operators) are of
-    the window. `cost/…` is what recording it cost the run: medians of a recorded step and of those before the window,
-    how long the loop stood still at its start and end, how long the export took until this was written, and the size of
-    the trace.
+    - `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all
+      operators).
+    - `ranges/<path>/calls`: calls in the window. `ranges/<path>/cpu_ms` and
+      `ranges/<path>/device_ms`: milliseconds in, or launched from, the range per finished step;
+      without steps, in the window.
+    - `cost/…`: what recording cost the run: the median of the recorded steps and of the steps
+      before the window, how long the loop was blocked at its start and end, how long the export has
+      taken so far, and the size of the trace.
     """
     steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)
@@ -53,7 +55,10 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
 
 def last_step(capture: Capture) -> int:
-    """The training step at which the window's scalars stand: its last, or its first where none was finished."""
+    """The training step for the window's scalars: its last whole step, else its first step."""
     window = capture.about.window
-    told = [step for step in (window.last_step, window.first_step) if step is not None]
-    return told[0] if told else max(capture.steps.column("number"), default=0)
+    if window.last_step is not None:
+        return window.last_step
+    if window.first_step is not None:
+        return window.first_step
+    return max(capture.steps.column("number"), default=0)

@@ -1,4 +1,4 @@
-"""Folded stacks, for a flame graph."""
+"""Folded stacks, the input of flame graphs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _CALLED = {"cpu": "CPU", "device": "device"}
 
 
 class Stacks(Sink):
-    """Writes `stacks.txt`: a line for each call path, outermost first, with the µs spent in its last frame itself.
+    """Writes `stacks.txt`: a line per call path, outermost frame first, with its self time in µs.
 
-    `stacks.svg` is its flame graph as a picture, where that is asked for; speedscope.app opens the text. Python
-    frames, ranges and operators are told apart by their names alone. Paths of less than half a microsecond are left
+    speedscope.app opens it; with the option `svg`, its flame graph is written as `stacks.svg`.
+    Frames of Python, ranges and operators differ only by their names. Paths below 0.5 µs are left
     out.
 
-    Cost: about 1 µs an event, on top of reading the trace; recording stacks is what is dear.
+    Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
 
     sink_name: ClassVar[str] = "stacks"
 
     metric: Literal["cpu", "device"] = "cpu"
-    """Which time: `cpu`, or `device` for what the kernels took; torch's names for them are understood."""
+    """Which time: `cpu`, or `device` for the time of kernels; torch's names for them work too."""
 
     range: str | None = None
-    """Only what ran inside this range and its backward, given by its name or its path; None: everything."""
+    """The name or path of a range: only frames in it and its backward count; None: all frames."""
 
     threads: bool = False
-    """Whether each path begins with its thread; otherwise threads are put together."""
+    """Whether each path begins with its thread; otherwise threads are merged."""
 
     svg: bool = False
-    """Whether `stacks.svg` is written too, the flame graph as a picture that any browser shows."""
+    """Whether to write the flame graph as `stacks.svg` too."""
 
     @field_validator("metric", mode="before")
     @classmethod
@@ -57,23 +57,22 @@ class Stacks(Sink):
         return ("with_stack",)
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write `stacks.txt`, and `stacks.svg` where it is asked for, unless they would be empty.
+        """Write `stacks.txt`, and `stacks.svg` if `svg` is true.
 
         Raises:
-            CaptureError: the trace holds no Python frames, no such range, no device activity for `device`, or no
-                time in any path.
+            CaptureError: the trace holds no Python frames, no such range, no device activity for
+                `device`, or no time in any path.
             TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)
         text = folded(found)
         if not text:
             raise CaptureError(
-                f"No call path of {capture.name} has {_CALLED[self.metric]} time, so there are no stacks to write."
+                f"No call path of {capture.name} has {_CALLED[self.metric]} time, so there are no "
+                "stacks to write."
             )
         files.write(folder / "stacks.txt", text)
         if self.svg:
             inside = f" in {self.range}" if self.range else ""
-            files.write(
-                folder / "stacks.svg",
-                svg(found, f"{capture.name}: {_CALLED[self.metric]} time{inside}"),
-            )
+            title = f"{capture.name}: {_CALLED[self.metric]} time{inside}"
+            files.write(folder / "stacks.svg", svg(found, title))

@@ -1,4 +1,4 @@
-"""The range tree and the operator table as plain text: in the log and in `table.txt`."""
+"""The range tree and the operator table as text, in the log and in `table.txt`."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ from instrument.sinks import Sink
 
 
 class TableSink(Sink):
-    """Logs the range tree and the costliest operators as one message, and writes the same text to `table.txt`.
+    """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
 
-    Of several ranks that record, the lowest logs it; the others name the file in one line.
+    Only the lowest rank that records logs the text; the others log the name of the file.
 
-    Cost: reads the whole trace, about 3 s for a million events, which the other sinks then share.
+    Cost: reads the whole trace, about 3 s for a million events; the other sinks do not read it
+    again.
     """
 
     sink_name: ClassVar[str] = "table"
 
     rows: int = 15
-    """How many operators, and how many ranges, are shown at most; -1: all, as in torch's `row_limit`."""
+    """The most operators, and the most ranges, to show; -1: all, as in torch's `row_limit`."""
 
     sort: str | None = None
-    """The operators' column that decides which are shown; torch's names (`self_cpu_time_total`) are understood.
+    """The column that sorts the operators; torch's names, such as `self_cpu_time_total`, work too.
 
-    None: `self_device_ns` where a device was recorded, else `self_cpu_ns`.
+    None: `self_device_ns` if a device was recorded, else `self_cpu_ns`.
     """
 
     columns: list[str] | None = None
-    """The columns of both tables, besides the name; None: the usual ones; `[all]`: all in which something is known."""
+    """The columns of both tables besides the name; `[all]`: all with known values."""
 
     by: By = "name"
-    """What makes two calls the same operator besides the name; see `instrument.analysis.operators.OperatorTable.by`.
+    """How to group calls besides by name; see `instrument.analysis.operators.OperatorTable.by`.
 
-    `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names`.
+    `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs
+    `capture_overload_names`.
     """
 
     stack_depth: int = Field(5, ge=1)
-    """How many of the innermost Python frames make and show a stack."""
+    """How many of the innermost Python frames form a stack."""
 
     ranges: bool = True
-    """Whether the range tree is shown."""
+    """Whether to show the range tree."""
 
     operators: bool = True
-    """Whether the operators are shown."""
+    """Whether to show the operators."""
 
     @field_validator("rows")
     @classmethod
     def _some(cls, rows: int) -> int:
         if rows < 1 and rows != ALL:
             raise ConfigError(
-                f"The table sink's option 'rows' should be a positive number, or -1 for all, not {rows}."
+                "The table sink's option 'rows' should be a positive number, or -1 for all, "
+                f"not {rows}."
             )
         return rows
 
@@ -74,7 +77,7 @@ class TableSink(Sink):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the recording must keep for this grouping."""
+        """The option of the recording that this grouping needs."""
         flags = {
             "input_shapes": "record_shapes",
             "stack": "with_stack",
@@ -86,16 +89,15 @@ class TableSink(Sink):
         """Log the text, and write it to `table.txt`.
 
         Raises:
-            CaptureError: the trace holds nothing of what to group by.
+            CaptureError: the trace lacks what `by` groups by.
             TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))
         files.write(folder / "table.txt", text + "\n")
         rank, lowest = capture.metadata.get("rank"), _lowest_recording_rank(capture)
         if rank in (None, lowest):
-            logger.info(
-                "\n{}", text
-            )  # the heading on a line of its own, where a format puts much before the message
+            # Many log formats put a long prefix before the message: begin on a new line.
+            logger.info("\n{}", text)
         else:
             logger.info(
                 "The table of {} is in its table.txt; rank {} logs its own.", capture.name, lowest
@@ -105,4 +107,4 @@ class TableSink(Sink):
 def _lowest_recording_rank(capture: Capture) -> int:
     chosen = capture.metadata.get("config", {}).get("ranks")
     numbers = [each for each in chosen if isinstance(each, int)] if isinstance(chosen, list) else []
-    return min(numbers, default=0)  # rank 0 is the first of its machine, too
+    return min(numbers, default=0)  # with first_per_node too, rank 0 is the lowest

@@ -1,4 +1,4 @@
-"""Traces where TensorBoard's profiler plugin looks for them, and scalars that a plain TensorBoard shows."""
+"""Traces for TensorBoard's profiler plugin, and scalars for TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -19,44 +19,45 @@ from instrument.trace.rewrite import rewrite
 
 
 class TensorBoard(Sink):
-    """Writes each window's trace and its scalars into one folder, so that scalars become curves over the windows.
+    """Writes all windows' traces and scalars into one folder; scalars become curves over windows.
 
-    `tensorboard --logdir` shows the scalars as it is, and the traces with the plugin `torch-tb-profiler`. Every rank
-    but the first has its scalars in a folder of its own, `rank1` and so on: a run of its own in TensorBoard.
+    `tensorboard --logdir` shows the scalars, and with the plugin `torch-tb-profiler` the traces.
+    Ranks other than 0 have their scalars in a subfolder, such as `rank1`, which TensorBoard shows
+    as a run.
 
     Cost: reads the trace for the scalars; copies it, and unpacks it unless `use_gzip` is true.
 
     Raises:
-        MissingPackage: the package `tensorboard` is not installed; when the sink is built.
+        MissingPackage: when built, if the package `tensorboard` is not installed.
     """
 
     sink_name: ClassVar[str] = "TensorBoard"
 
     dir: str | None = None
-    """Where TensorBoard looks; None: the folder `tensorboard` beside the captures."""
+    """TensorBoard's log folder; None: the folder `tensorboard` beside the captures."""
 
     worker_name: str | None = None
-    """What a trace's file name begins with, one for each process; None: `<host>_<pid>` as torch has it."""
+    """The start of a trace's file name, unique to a process; None: `<host>_<pid>`, as in torch."""
 
     use_gzip: bool = False
-    """Whether traces are compressed."""
+    """Whether to compress traces."""
 
     trace: bool = True
-    """Whether traces are written."""
+    """Whether to write traces."""
 
     scalars: bool = True
-    """Whether scalars are written."""
+    """Whether to write scalars."""
 
     def model_post_init(self, _: Any, /) -> None:
-        """Look for the package now, before the first step."""
+        """Raise MissingPackage before the first step if the package is missing."""
         if self.scalars:
             need_package("The TensorBoard sink", "tensorboard", "tensorboard")
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write the window's files under their final names, each whole or not at all.
+        """Write the window's files; each gets its final name once it is complete.
 
         Raises:
-            CaptureError: the trace has been dropped.
+            CaptureError: the trace was removed.
             TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent
@@ -74,9 +75,9 @@ class TensorBoard(Sink):
 
 
 def write_scalars(capture: Capture, into: Path) -> Path:
-    """Write one event file with the window's scalars and return it; a second time replaces the first.
+    """Write an event file with the window's scalars, replacing an earlier one, and return its path.
 
-    The global step of each is the window's last step.
+    The global step of each scalar is the window's last step.
     """
     rank = capture.about.rank
     into = make_folder(into, f"rank{rank}") if rank else make_folder(into)
@@ -92,7 +93,7 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 def append_scalars(
     target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]
 ) -> None:
-    """Add scalars to an event file, which is made where it is missing; what a full disk cuts short is taken back."""
+    """Append scalars to an event file, created if missing; undo a partial write on a full disk."""
     with open_to_append(target) as raw:
         size = raw.seek(0, os.SEEK_END)
         try:
@@ -106,10 +107,11 @@ def append_scalars(
 
 
 def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
-    """A file name by which TensorBoard knows event files.
+    """The name of an event file, in TensorBoard's form.
 
-    It reads a folder's event files in the order of their names and never goes back, so the start comes first.
-    EventFileWriter's names end in a counter, where 10 sorts before 9, and it writes them from a thread.
+    TensorBoard reads the event files of a folder once, in the order of their names, so the start
+    time comes first. EventFileWriter is not used: its names end in a counter, where 10 sorts before
+    9, and it writes on a thread.
     """
     return f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{name}"
 
@@ -119,21 +121,22 @@ def _write_event(
 ) -> None:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+    from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
     summary = {"summary": Summary(value=values)} if values else {}
-    RecordWriter(raw).write(Event(wall_time=wall_time_s, **fields, **summary).SerializeToString())
+    event = Event(wall_time=wall_time_s, **fields, **summary)
+    record_writer.RecordWriter(raw).write(event.SerializeToString())
 
 
 def _process(capture: Capture) -> tuple[str, int]:
-    """The host and process that recorded, to name files after; of this process where a bare trace does not say."""
+    """The host and process id that recorded; for a trace without them, those of this process."""
     return capture.about.host or socket.gethostname(), capture.about.pid or os.getpid()
 
 
 def _started_ns(capture: Capture) -> int:
-    """When the recording began, in ns since the epoch; when the file was written where a bare trace does not say."""
+    """When the recording began, in ns since 1970; if unknown, when the file was written."""
     started_s = unix_time(capture.about.started_at)
-    return (
-        trace_of(capture).stat().st_mtime_ns if started_s is None else round(started_s * 1e6) * 1000
-    )
+    if started_s is None:
+        return trace_of(capture).stat().st_mtime_ns
+    return round(started_s * 1e6) * 1000

@@ -1,4 +1,4 @@
-"""What the sinks for experiment trackers share: what they send, and how they keep training from waiting for it."""
+"""`Tracker`, the base class of sinks that send windows to experiment trackers on a thread."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# How long the end of a run waits for a tracker without a word.
+# The end of a run logs what it waits for after this time.
 _SILENT_S = 2.0
 
 
 class Sent(NamedTuple):
-    """What a tracker gets of a window: values by their tag, at a training step, and files of the capture `folder`."""
+    """What a tracker gets of a window: scalars by tag at a training step, and files in `folder`."""
 
     name: str
     rank: int
@@ -35,42 +35,42 @@ class Sent(NamedTuple):
 
 
 class Tracker(Sink):
-    """Sends each window to an experiment tracker: the scalars of `instrument.sinks.scalars`, and the capture's files.
+    """Sends each window to an experiment tracker: its scalars, and the capture's files.
 
-    It runs in the training process, which holds the tracker's run, on a thread of its own: one that is slow or away
-    holds up neither training nor the next window. What goes wrong is told with the window after it, or at the end.
+    It runs in the training process, which holds the tracker's run, on a separate thread: a slow or
+    unreachable tracker delays neither training nor the next window. An error is reported with the
+    next window, or at the end.
 
-    Tags begin with `profile/`, those of every rank but the first with `profile/rank1/` and so on. Such a rank sends
-    only into a run that it already has, and never begins one.
+    Tags begin with `profile/`, on ranks other than 0 with `profile/rank1/` and so on. These ranks
+    send only into a run that exists; they never start one.
     """
 
     inline: ClassVar[bool] = True
 
     scalars: bool = True
-    """Whether scalars are logged."""
+    """Whether to log scalars."""
 
     artifact: Literal["all", "tables", "none"] = "all"
-    """Which files of the capture are attached: all, all but the trace, or none."""
+    """Which files of the capture to attach: all, all but the trace, or none."""
 
     timeout_s: float = Field(60, gt=0)
-    """Seconds that the end of the run waits until everything is sent."""
+    """How many seconds the end of the run waits at most until everything is sent."""
 
-    _waiting: SimpleQueue[Sent | None] | None = PrivateAttr(
-        None
-    )  # together with the thread that takes from it
+    # Both are set, or neither: the thread takes from the queue.
+    _queue: SimpleQueue[Sent | None] | None = PrivateAttr(None)
     _thread: Thread | None = PrivateAttr(None)
-    _unsent: list[Path] = PrivateAttr(default_factory=list)  # captures
+    _unsent: list[Path] = PrivateAttr(default_factory=list)
     _failures: list[str] = PrivateAttr(default_factory=list)
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
-        """Hand one window to the tracker; may take its time, and raise anything."""
+        """Send one window to the tracker; may block, and may raise anything."""
 
     def end(self) -> None:
-        """End the run that this sink began, if it did; called where `send` is."""
+        """End the run that this sink started, if any; called on the thread of `send`."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Have the window sent. Where the folder is still to be renamed, as with `profiler.export=inline`, do it now.
+        """Queue the window; send it now if its folder is yet to be renamed (inline export).
 
         Raises:
             CaptureError: an earlier window could not be sent.
@@ -80,74 +80,70 @@ class Tracker(Sink):
         if folder.name.startswith("."):
             self.send(sent)
             return
-        if self._waiting is None:
-            waiting: SimpleQueue[Sent | None] = SimpleQueue()
-            thread = Thread(
-                target=self._work, args=[waiting], name=f"instrument {self.sink_name}", daemon=True
-            )
-            if not threads.start(
-                thread, f"{self.display_name()} sends each window as it ends, while training waits"
-            ):
+        if self._queue is None:
+            queue: SimpleQueue[Sent | None] = SimpleQueue()
+            name = f"instrument {self.sink_name}"
+            thread = Thread(target=self._work, args=[queue], name=name, daemon=True)
+            otherwise = f"{self.display_name()} sends each window as it ends, while training waits"
+            if not threads.start(thread, otherwise):
                 self.send(sent)
                 return
-            self._waiting, self._thread = waiting, thread
+            self._queue, self._thread = queue, thread
         self._unsent.append(sent.folder)
-        self._waiting.put(sent)
-        if failures := self._told_failures():
+        self._queue.put(sent)
+        if failures := self._take_failures():
             raise CaptureError(
                 f"it has this one yet to send, and could not send the one before: {failures}"
             )
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether a capture waits to be sent."""
+        """Whether a capture is still to be sent."""
         return folder in self._unsent
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is sent, no longer than its own `timeout_s` and this one; after 2 s say what for.
+        """Wait until everything is sent, at most the shorter timeout; log after 2 s.
 
         Raises:
-            CaptureError: that was not long enough, or a window could not be sent.
+            CaptureError: the time was too short, or a window could not be sent.
         """
-        thread, waiting = self._thread, self._waiting
-        self._thread = self._waiting = None
-        if thread is None or waiting is None:
+        thread, queue = self._thread, self._queue
+        self._thread = self._queue = None
+        if thread is None or queue is None:
             self.end()
             return
-        waiting.put(None)
+        queue.put(None)
         timeout_s = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
-        self._wait(thread, timeout_s)
-        failures = self._told_failures()
-        if thread.is_alive():
-            raise CaptureError(self._too_late(timeout_s, failures))
-        if failures:
-            raise CaptureError(f"{self.display_name()} could not send {failures}")
-
-    def _wait(self, thread: Thread, timeout_s: float) -> None:
         thread.join(min(_SILENT_S, timeout_s))
         if thread.is_alive() and timeout_s > _SILENT_S:
             names = ", ".join(folder.name for folder in self._unsent) or "that its run has ended"
             what = "{} has yet to send {}: the end of the run waits for it, at most {:g} s in all."
             logger.info(what, self.display_name(), names, timeout_s)
             thread.join(timeout_s - _SILENT_S)
+        failures = self._take_failures()
+        if thread.is_alive():
+            raise CaptureError(self._too_late(timeout_s, failures))
+        if failures:
+            raise CaptureError(f"{self.display_name()} could not send {failures}")
 
     def _too_late(self, waited_s: float, failures: str) -> str:
-        kind, left = type(self), list(self._unsent)
+        """The error message about a thread that is still sending."""
+        kind = type(self)
         shipped = kind.__module__.startswith("instrument.")
-        command = (
-            f"--sink {self.sink_name if shipped else f'{kind.__module__}.{kind.__qualname__}'}"
-        )
+        sink = self.sink_name if shipped else f"{kind.__module__}.{kind.__qualname__}"
         later = "".join(
-            f"; `instrument export {folder} {command}` sends it later" for folder in left
+            f"; `instrument export {folder} --sink {sink}` sends it later"
+            for folder in list(self._unsent)
         )
+        earlier = f" Before, it could not send {failures}" if failures else ""
         return (
-            f"{self.display_name()} is still sending after {waited_s:g} s (profiler.sinks.{self.sink_name}.timeout_s is "
-            f"{self.timeout_s:g}): its server may be out of reach. What is left may be lost to the tracker, and the "
-            f"captures are whole{later}."
-            + (f" Before, it could not send {failures}" if failures else "")
+            f"{self.display_name()} is still sending after {waited_s:g} s (profiler.sinks."
+            f"{self.sink_name}.timeout_s is {self.timeout_s:g}): its server may be out of reach. "
+            "What is left may be lost to the tracker, and the captures are whole"
+            f"{later}.{earlier}"
         )
 
-    def _work(self, waiting: SimpleQueue[Sent | None]) -> None:
-        for sent in iter(waiting.get, None):
+    def _work(self, queue: SimpleQueue[Sent | None]) -> None:
+        for sent in iter(queue.get, None):
             self._try(sent.name, self.send, sent)
             self._unsent.remove(sent.folder)
         self._try("the end of its run", self.end)
@@ -156,12 +152,11 @@ class Tracker(Sink):
         try:
             act(*args)
         except (Exception, SystemExit) as error:  # whatever the tracker raises
-            self._failures.append(
-                f"{what} ({type(error).__name__}: {' '.join(str(error).split())})"
-            )
+            reason = " ".join(str(error).split())
+            self._failures.append(f"{what} ({type(error).__name__}: {reason})")
 
-    def _told_failures(self) -> str:
-        """What could not be sent and was not told yet, to end a sentence; empty where there is nothing."""
+    def _take_failures(self) -> str:
+        """The failures that were not reported yet, as the end of a sentence; empty without any."""
         failures, self._failures = self._failures, []
         return f"{', '.join(failures)}." if failures else ""
 
@@ -169,7 +164,7 @@ class Tracker(Sink):
         about = capture.about
         rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        # the exporter has computed them, for the sake of training, which would feel the reading of a large trace
+        # The worker has computed them: reading a large trace here would slow down training.
         known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
         return Sent(

@@ -13,53 +13,54 @@ _STEP = "profile/step"
 
 
 class WandB(Tracker):
-    """Logs each window into the run that is live where training goes on, or else into one of its own.
+    """Logs each window into the wandb run that is active in the program, or into a new one.
 
-    The curves' axis is `profile/step`, the window's last training step; the run's own step is left alone, so that no
-    `wandb.log(…, step=…)` of the program's is refused. Each capture is a version of the artifact `profile-<run id>`, of
-    type `profile`, with its name as alias.
+    The curves' axis is `profile/step`, the window's last training step. The run's own step does not
+    change, so that wandb refuses no `wandb.log(…, step=…)` of the program. Each capture is a
+    version of the artifact `profile-<run id>` of type `profile`, with its name as alias.
 
-    A run that is live is never finished. One of its own, in `mode` or as WANDB_MODE says, is finished with the session.
+    The sink finishes only a run that it started, at the end of the session.
 
-    Lost: of windows that end between two logs of the program's, the scalars of all but the last, unless `commit`.
+    Lost: if several windows end between two logs of the program, the scalars of all but the last,
+    unless `commit` is true.
 
     Raises:
-        MissingPackage: the package `wandb` is not installed; when the sink is built.
+        MissingPackage: when built, if the package `wandb` is not installed.
     """
 
     sink_name: ClassVar[str] = "wandb"
 
     project: str | None = None
-    """Of a run of its own; None: WANDB_PROJECT, or wandb's default."""
+    """The project of a new run; None: WANDB_PROJECT or wandb's default."""
 
     name: str | None = None
-    """Of a run of its own; None: wandb makes one up."""
+    """The name of a new run; None: wandb chooses one."""
 
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Of a run of its own; None: WANDB_MODE, or online."""
+    """The mode of a new run; None: WANDB_MODE or online."""
 
     commit: bool = False
-    """Whether each window is a row of the live run's history by itself, which moves that run's step on by one."""
+    """Whether each window is a separate row of the run's history; it advances the run's step."""
 
-    _live: Any = PrivateAttr(None)  # the program's own run
+    _active: Any = PrivateAttr(None)  # the program's run
     _own: Any = PrivateAttr(None)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Look for the package now, before the first step."""
+        """Raise MissingPackage before the first step if the package is missing."""
         super().model_post_init(context)
         need_package("The wandb sink", "wandb", "wandb")
 
     def notice(self) -> None:
-        """Remember the live run: should it be finished before the last window is sent, no other takes its place."""
+        """Remember the active run, so that windows sent after its end go into no other run."""
         import wandb  # takes seconds: before the first step
 
-        self._live = wandb.run or self._live
+        self._active = wandb.run or self._active
 
     def send(self, sent: Sent) -> None:
-        """Log the scalars and the artifact; wandb uploads both in a process of its own."""
+        """Log the scalars and the artifact; wandb uploads both in a separate process."""
         import wandb
 
-        run = self._live or wandb.run or (None if sent.rank else self._begun())
+        run = self._active or wandb.run or (None if sent.rank else self._new_run())
         if run is None:
             return
         if sent.values:
@@ -75,21 +76,18 @@ class WandB(Tracker):
             run.log_artifact(artifact, aliases=["latest", sent.name])
 
     def end(self) -> None:
-        """Finish the run of its own, and forget the program's."""
-        run, self._own, self._live = self._own, None, None
+        """Finish the run that this sink started, and forget the program's run."""
+        run, self._own, self._active = self._own, None, None
         if run is not None:
             run.finish()
 
-    def _begun(self) -> Any:
+    def _new_run(self) -> Any:
         import wandb
 
         if self._own is None:
-            bounded: dict[str, Any] = (
-                {"finish_timeout": self.timeout_s}
-                if "finish_timeout" in wandb.Settings.model_fields
-                else {}
-            )
-            settings = wandb.Settings(**bounded)  # older ones wait at exit for as long as it takes
+            settings = wandb.Settings()
+            if "finish_timeout" in wandb.Settings.model_fields:  # older versions wait without limit
+                settings = wandb.Settings(finish_timeout=self.timeout_s)
             self._own = wandb.init(
                 project=self.project,
                 name=self.name,

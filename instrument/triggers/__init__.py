@@ -1,7 +1,7 @@
-"""What may ask for a window: the `Trigger` base, one file for each trigger that ships.
+"""Triggers request windows: the base class `Trigger`, and a file for each built-in trigger.
 
-The options are fields of the class; what a trigger keeps from step to step is made anew for each run by `begin`, so
-that one config can serve several sessions.
+The fields of the class are its options. `begin` creates the state of one run, so that one config
+can serve several sessions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Step(NamedTuple):
 
     Attributes:
         number: counted from 0.
-        duration_ns: CPU time since the step before ended, without that spent in another phase.
-        loss: the newest loss that is known and was not seen before; None where there is none. It comes a step late, and
-            from a device as soon as that has it, so that looking at it never makes the training wait.
-        loss_step: the step whose loss it is.
-        recorded: whether a window was open or warming up in this step, which makes steps slower.
+        duration_ns: wall time since the previous step ended, without the time spent in other
+            phases.
+        loss: the newest loss that no earlier step had; None if there is none. It is at least one
+            step late, and comes from a device once its copy has finished: reading it never blocks
+            training.
+        loss_step: the step that the loss belongs to.
+        recorded: whether a window was open or warming up in this step, which makes it slower.
     """
 
     number: int
@@ -40,9 +42,9 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """What torch's allocator holds on the current device now; None without a CUDA device.
+        """Bytes that torch's allocator holds on the current device now; None without a CUDA device.
 
-        Costs some 10 µs where there is one: not to be asked after every step.
+        Costs about 10 µs with a CUDA device: do not read it after every step.
         """
         import torch  # not needed by `instrument trigger`
 
@@ -50,23 +52,24 @@ class Step(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A window asked for: why, in words, and of how many steps (None: as many as `profiler.active` says)."""
+    """A request for a window: the reason, and the number of steps (None: `profiler.active`)."""
 
     why: str | None = None
     steps: int | None = None
 
 
 Answer = bool | str | Request | None
-Ask = Callable[[Request], None]
+RequestWindow = Callable[[Request], None]
 
 
 class TriggerCallbacks(NamedTuple):
-    """What one trigger does in one run; None for what it does not.
+    """The functions of one trigger in one run; each may be None.
 
     Attributes:
-        fires: asked on the training thread after each step; anything true asks for a window.
-        poll: called every half second on a thread of its own, for what takes longer than a step may.
-        failed: told of the exception that leaves the session's block, and the step that it ended.
+        fires: called on the training thread after each step; a true result requests a window.
+        poll: called every half second on a separate thread, for work that is too slow for a step.
+        failed: called with the exception that leaves the session's block, and the number of the
+            step.
         end: called when the session stops.
     """
 
@@ -77,24 +80,25 @@ class TriggerCallbacks(NamedTuple):
 
 
 class Trigger(Options):
-    """Asks for a window; named in a config by `_target_`. Its fields are its options.
+    """Requests windows; a config names it by `_target_`. Its fields are its options.
 
-    One of your own defines `fires`, or `begin` where it keeps something from step to step. A session takes any object
-    with a method `fires`; deriving from this class adds options that are checked before the first step.
+    Your own trigger defines `fires`, or `begin` if it keeps state between steps. A session takes
+    any object with a method `fires`; a subclass of this class has options that are checked before
+    the first step.
 
-    When it fires while no window is open, the next steps are warmed up for and recorded, as many as the schedule's
-    `warmup` and `active` say. One that raises is logged once and not asked again.
+    When it fires and no window is open, the next `warmup` steps warm up and the `active` steps
+    after them are recorded. A trigger that raises is logged once and not called again.
 
     Attributes:
-        cooldown: steps after a firing in which it gets no further window.
-        max_windows: windows that it gets in a run at most; None: any number.
+        cooldown: steps after a firing in which it gets no other window.
+        max_windows: how many windows it gets in a run at most; None: any number.
 
     Raises:
         ConfigError: when built with an option that does not exist or has a value that cannot work.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Options of `ProfilerConfig` that its windows are recorded with, in place of the run's."""
+    """Options of `ProfilerConfig` that replace the run's options in its windows."""
 
     cooldown: int = Field(100, ge=0)
     max_windows: int | None = Field(5, ge=1)
@@ -105,17 +109,23 @@ class Trigger(Options):
         super().__init__(**options)
 
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
-        """Whether the steps after this one should be recorded; a sentence says yes and why."""
+        """Whether to record the steps after this one; a text means yes and gives the reason."""
         return None
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks | None:  # noqa: ARG002
-        """Called when a session starts, with its folder for captures. None: it cannot work here, and has said so.
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
+        """Start a run; called when a session starts.
 
-        `ask` asks for a window from any thread or a signal's handler; the request is kept until no window is open.
+        Args:
+            folder: the session's folder for captures.
+            ask: requests a window, from any thread or from a signal handler. The request waits
+                until no window is open.
+
+        Returns:
+            The functions to call; None if the trigger cannot work here and has logged why.
         """
         return TriggerCallbacks(self.fires)
 
     @classmethod
     def display_name(cls) -> str:
-        """What error sentences call it."""
+        """The name in error messages."""
         return f"The {re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls.__name__).lower()} trigger"

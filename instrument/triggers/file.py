@@ -1,4 +1,4 @@
-"""A touched file asks for a window; so does `ask`, from another process."""
+"""A touched file requests a window; so does `ask`, from another process."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ from pydantic import Field
 
 from instrument import files
 from instrument.errors import CaptureError
-from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
+from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 _NAME = "record"
-_LISTENS = (
-    ".listens-"  # and some digits: what each process that listens makes, and `ask` writes into
-)
-_LONGEST = 20  # bytes of a request
+# Each process with this trigger creates a file with this prefix and some digits; `ask` writes into
+# it.
+_PREFIX = ".listens-"
+_REQUEST_BYTES = 20
 
 
 class File(Trigger):
-    """Records the next window when `record` in the session's folder is touched, or `instrument trigger` asks.
+    """Records a window when the file `record` is touched, or on `instrument trigger`.
 
-    A number in that file is the window's steps. It may be there or not, is never written or removed here, and counts
-    only while it is empty or holds a number. Each process of a run looks every half second and takes each change once;
+    The file is in the session's folder for captures.
+
+    A number in the file is the number of steps to record. A file with any other content is ignored.
+    The trigger never writes or removes this file. Each process looks at it every half second; all
     ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
-        """Make the file that `ask` looks for, and take what is there already for old."""
-        own = folder / f"{_LISTENS}{secrets.token_hex(6)}"
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
+        """Create the file that `ask` writes into; an existing `record` requests nothing."""
+        own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
-        changed = _changed(folder / _NAME), _changed(own)
+        watched = {
+            f"the file {_NAME} was touched": _watcher(folder / _NAME),
+            "instrument trigger asked for it": _watcher(own),
+        }
 
         def poll() -> None:
-            for request, why in zip(
-                changed, (f"the file {_NAME} was touched", "instrument trigger asked for it")
-            ):
-                if (text := request()) is not None:
+            for why, new_request in watched.items():
+                if (text := new_request()) is not None:
                     ask(Request(why, int(text or 0) or None))
 
         return TriggerCallbacks(poll=poll, end=lambda: own.unlink(missing_ok=True))
 
 
-def _changed(path: Path) -> Callable[[], str | None]:
-    """What a file holds where it has changed since the last call; None where not, or where it holds no request."""
+def _watcher(path: Path) -> Callable[[], str | None]:
+    """A function that returns a file's request if it changed since the last call, else None."""
     seen = _stamp(path)
 
-    def text() -> str | None:
+    def new_request() -> str | None:
         nonlocal seen
         before, seen = seen, _stamp(path)
         return _request(path) if seen is not None and seen != before else None
 
-    return text
+    return new_request
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -69,37 +72,38 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _request(path: Path) -> str | None:
-    """The number in the file, or nothing; None where it is the file of something else."""
+    """The number in a file, or an empty text; None if the file holds something else."""
     try:
-        text = files.read_bytes(path, _LONGEST).decode("ascii", "replace").strip()
+        text = files.read_bytes(path, _REQUEST_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return None
     return text if not text or text.isdecimal() else None
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Ask every run that listens in or below a folder for a window, and return the folders where some do.
+    """Request a window from each run with a file trigger below a folder; return their folders.
 
     Raises:
-        CaptureError: there is none.
+        CaptureError: there is no such run.
     """
     asked = set()
-    for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _LISTENS + "*")]:
+    for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _PREFIX + "*")]:
         if _request(path) is not None:
-            with suppress(OSError):  # its run has just ended
+            with suppress(OSError):  # the run has just ended
                 _write(path, f"{steps or 0}".encode())
                 asked.add(path.parent)
     if not asked:
         raise CaptureError(
-            f"No run listens in or below {folder}: it must run, with the file trigger: 'profiler/triggers=[file]'."
+            f"No run in or below {folder} has the file trigger: start one with "
+            "'profiler/triggers=[file]'."
         )
     return sorted(asked)
 
 
 def _write(path: Path, request: bytes) -> None:
-    """Write a request into a file that is there, at once: nobody reads half a number, and no file is made anew."""
+    """Write a request into an existing file, in one write so that no reader sees half a number."""
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
-        os.write(handle, request.rjust(_LONGEST))
+        os.write(handle, request.rjust(_REQUEST_BYTES))
     finally:
         os.close(handle)

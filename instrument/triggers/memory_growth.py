@@ -1,4 +1,4 @@
-"""Growing memory asks for a window."""
+"""Growing memory requests a window."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
+from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 from instrument.units import size
 
-_LOOKS = 10  # parts of the steps over which memory must have grown
+_SAMPLES = 10  # in `over` steps
 
 
 class MemoryGrowth(Trigger):
-    """Fires when memory has grown by `at_least_bytes` over `over` steps, without ever falling, at ten looks or so.
+    """Fires when memory grew by `at_least_bytes` over `over` steps and fell in no sample.
 
-    With a CUDA device it looks at what torch's allocator holds at the end of a step; on the CPU alone at the memory
-    of the whole process, which only Linux tells. Windows, which take memory themselves, make it begin anew.
+    It takes ten samples in these steps.
 
-    Its own windows record memory with `profile_memory=true`, whatever the run's say; torch then records only the thread
-    that takes the steps.
+    With a CUDA device it samples what torch's allocator holds at the end of a step; on the CPU
+    alone the memory of the whole process (Linux only). It starts again after each window, since
+    recording takes memory itself.
+
+    Its own windows are recorded with `profile_memory=true`, whatever the run's option is; torch
+    then records only the thread that takes the steps.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
@@ -34,8 +37,8 @@ class MemoryGrowth(Trigger):
     over: int = Field(500, ge=10)
     at_least_bytes: int = Field(64 * 1024**2, ge=1)
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
-        """Choose where to look."""
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
+        """Choose which memory to sample."""
         if torch.cuda.is_available():
             return TriggerCallbacks(self._grown(lambda step: step.allocated_bytes))
         resident: list[int | None] = [None]
@@ -45,45 +48,45 @@ class MemoryGrowth(Trigger):
 
         return TriggerCallbacks(self._grown(lambda _: resident[0]), poll)
 
-    def _grown(self, look: Callable[[Step], int | None]) -> Callable[[Step], str | None]:
-        stride = self.over // _LOOKS
-        looks: deque[tuple[int, int]] = deque(maxlen=_LOOKS + 1)
-        next_look = 0
+    def _grown(self, sample: Callable[[Step], int | None]) -> Callable[[Step], str | None]:
+        stride = self.over // _SAMPLES
+        samples: deque[tuple[int, int]] = deque(maxlen=_SAMPLES + 1)
+        next_sample = 0
 
         def fires(step: Step) -> str | None:
-            nonlocal next_look
+            nonlocal next_sample
             if step.recorded:
-                looks.clear()
+                samples.clear()
                 return None
-            if step.number < next_look:
+            if step.number < next_sample:
                 return None
-            next_look = step.number + stride
-            now = look(step)
+            next_sample = step.number + stride
+            now = sample(step)
             if now is None:
                 return None
-            if looks and now < looks[-1][1]:
-                looks.clear()
-            looks.append((step.number, now))
-            (first, before), grown = looks[0], now - looks[0][1]
-            if len(looks) <= _LOOKS or grown < self.at_least_bytes or _in_one_go(looks):
+            if samples and now < samples[-1][1]:
+                samples.clear()
+            samples.append((step.number, now))
+            (first, before), grown = samples[0], now - samples[0][1]
+            if len(samples) <= _SAMPLES or grown < self.at_least_bytes or _in_one_go(samples):
                 return None
-            looks.clear()
-            sizes = size(grown), size(before), size(now)
-            return "memory grew by {} from step {} to {}, from {} to {}".format(
-                sizes[0], first, step.number, *sizes[1:]
+            samples.clear()
+            return (
+                f"memory grew by {size(grown)} from step {first} to {step.number}, "
+                f"from {size(before)} to {size(now)}"
             )
 
         return fires
 
 
-def _in_one_go(looks: deque[tuple[int, int]]) -> bool:
-    """Whether memory grew at fewer than half of the looks, as where something large was made once."""
-    sizes = [size for _, size in looks]
-    return sum(later > earlier for earlier, later in pairwise(sizes)) < _LOOKS // 2
+def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
+    """Whether memory grew at fewer than half of the samples, as after one large allocation."""
+    sizes = [size for _, size in samples]
+    return sum(later > earlier for earlier, later in pairwise(sizes)) < _SAMPLES // 2
 
 
 def _resident_bytes() -> int | None:
-    """The memory that this process holds; None where the system does not say."""
+    """The resident memory of this process; None where the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

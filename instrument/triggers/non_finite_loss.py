@@ -1,18 +1,18 @@
-"""A loss that is infinite or no number asks for a window."""
+"""A loss that is infinite or NaN requests a window."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
+from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 
 
 class NonFiniteLoss(Trigger):
-    """Fires when the loss given to `session.step(loss=…)` becomes infinite or no number, a step or more later."""
+    """Fires a step or more after the loss in `session.step(loss=…)` becomes infinite or NaN."""
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
-        """Begin as if the loss had been finite."""
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
+        """Start as if the last loss was finite."""
         was_finite = True
 
         def fires(step: Step) -> str | None:

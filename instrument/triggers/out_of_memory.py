@@ -1,10 +1,9 @@
-"""What the allocator holds when memory runs out."""
+"""A snapshot of CUDA's allocator when memory runs out."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,41 +13,43 @@ from pydantic import Field
 
 from instrument.config.options import Options
 from instrument.rank_info import rank_info
-from instrument.triggers import Ask, Step, TriggerCallbacks
+from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 
 
 class OutOfMemory(Options):
-    """Keeps the snapshot of CUDA's allocator when `torch.OutOfMemoryError` leaves the session's block.
+    """Saves a snapshot of CUDA's allocator when `torch.OutOfMemoryError` ends the session's block.
 
-    The error goes on, and no window is asked for. The folder `out_of_memory_step_…` beside the captures gets
-    `memory_snapshot.pickle`, which pytorch.org/memory_viz opens, and the error's text. Each allocation and free,
-    `history` of them at most, is kept with its Python stack during the whole run, which costs the CPU a little each;
-    0: only what lives at the end, without stacks. A window with `profiler.memory_snapshot` ends that history.
+    The error is raised on, and no window is requested. The folder `out_of_memory_step_…` beside the
+    captures gets `memory_snapshot.pickle`, for pytorch.org/memory_viz, and the text of the error.
+    During the whole run torch keeps the last `history` allocations and frees with their Python
+    stacks, at some CPU time for each; with 0 the snapshot holds only what is alive at the end,
+    without stacks. A window with `profiler.memory_snapshot` ends the history.
     """
 
-    asks: ClassVar[bool] = False  # for a window, so that what is scheduled stays
+    # It requests no window, so the scheduled windows stay.
+    asks: ClassVar[bool] = False
 
     history: int = Field(100_000, ge=0)
 
     @classmethod
     def display_name(cls) -> str:
-        """What error sentences call it."""
+        """The name in error messages."""
         return "The out_of_memory trigger"
 
     def fires(self, step: Step) -> None:
-        """No step asks for a window."""
+        """Never fires."""
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
-        """Have the allocator keep its history."""
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
+        """Start recording the allocator's history."""
         keeps = self.history > 0 and torch.cuda.is_available()
         if keeps:
             torch.cuda.memory._record_memory_history(max_entries=self.history, stacks="python")
 
         def failed(error: BaseException, number: int) -> None:
             if isinstance(error, torch.OutOfMemoryError):
-                kept = _keep_snapshot(folder, number, str(error), torch.cuda.memory._snapshot())
+                saved = _save_snapshot(folder, number, str(error), torch.cuda.memory._snapshot())
                 logger.warning(
-                    "Out of memory in step {}: the allocator's snapshot is in {}", number, kept
+                    "Out of memory in step {}: the allocator's snapshot is in {}", number, saved
                 )
 
         def end() -> None:
@@ -58,15 +59,11 @@ class OutOfMemory(Options):
         return TriggerCallbacks(failed=failed, end=end)
 
 
-def _keep_snapshot(folder: Path, number: int, error: str, snapshot: Any) -> Path:
-    kept = next(path for path in _names(folder, number) if not path.exists())
-    kept.mkdir()
-    (kept / "memory_snapshot.pickle").write_bytes(pickle.dumps(snapshot))
-    (kept / "error.txt").write_text(error + "\n", encoding="utf-8")
-    return kept
-
-
-def _names(folder: Path, number: int) -> Iterator[Path]:
+def _save_snapshot(folder: Path, number: int, error: str, snapshot: Any) -> Path:
     name = f"out_of_memory_step_{number:06d}_rank{rank_info().rank}"
-    yield folder / name
-    yield from (folder / f"{name}-{attempt}" for attempt in count(2))
+    names = chain([name], (f"{name}-{attempt}" for attempt in count(2)))
+    target = next(folder / name for name in names if not (folder / name).exists())
+    target.mkdir()
+    (target / "memory_snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+    (target / "error.txt").write_text(error + "\n", encoding="utf-8")
+    return target

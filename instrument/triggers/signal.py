@@ -1,4 +1,4 @@
-"""A signal asks for a window."""
+"""A signal requests a window."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument.errors import ConfigError, did_you_mean
-from instrument.triggers import Ask, Request, Trigger, TriggerCallbacks
+from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 
 class Signal(Trigger):
-    """Records the next window when the process gets a signal: `kill -USR2 PID`, `scancel --signal=USR2 JOB`.
+    """Records a window on a signal, such as `kill -USR2 PID` or `scancel --signal=USR2 JOB`.
 
-    A handler that was there before is called as well, and put back when the session stops. Python lets only the main
-    thread set one: started on another, it says so and does nothing.
+    The handler that was set before is called too, and restored when the session stops. Python lets
+    only the main thread set a handler: in a session started on another thread, the trigger logs a
+    warning and does nothing.
     """
 
     name: str = "SIGUSR2"
@@ -29,16 +30,15 @@ class Signal(Trigger):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in signal.Signals.__members__:
-            raise ConfigError(
-                f"The signal trigger knows no {name!r}{did_you_mean(name, signal.Signals.__members__)}"
-            )
+            hint = did_you_mean(name, signal.Signals.__members__)
+            raise ConfigError(f"The signal trigger knows no {name!r}{hint}")
         return name
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks | None:  # noqa: ARG002
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
         """Set the handler."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "The signal trigger does nothing: the session was started on a thread that is not the main."
+                "The signal trigger does nothing: the session was not started on the main thread."
             )
             return None
         number = signal.Signals[self.name]
@@ -49,12 +49,11 @@ class Signal(Trigger):
             if callable(before):
                 before(received, frame)
 
-        def put_back() -> None:
+        def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            if (
-                on_main and signal.getsignal(number) is handle
-            ):  # otherwise somebody else's stands on ours
+            # Another handler that was set since may call ours: leave it.
+            if on_main and signal.getsignal(number) is handle:
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 
         signal.signal(number, handle)
-        return TriggerCallbacks(end=put_back)
+        return TriggerCallbacks(end=restore)

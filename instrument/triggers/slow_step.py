@@ -1,4 +1,4 @@
-"""A slow step asks for a window."""
+"""A slow step requests a window."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from instrument.triggers import Ask, Step, Trigger, TriggerCallbacks
+from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 from instrument.units import duration
 
 
 class SlowStep(Trigger):
     """Fires after a step that took more than `factor` times the median of the steps before it.
 
-    The median is of the last `over` steps outside windows; nothing is judged before `after` of them. A step that took
-    less than `excess_ms` more than the median is not slow: steps of microseconds vary by more than any factor. What is
-    recorded are the steps after the slow one: this finds what is slow again and again.
+    The median is that of the last `over` steps outside windows; the first `after` of them never
+    fire. A step that took less than `excess_ms` more than the median is not slow, since steps of
+    microseconds vary by large factors. The window holds the steps after the slow one, so it shows
+    only slowness that recurs.
     """
 
     factor: float = Field(3.0, gt=1)
@@ -25,44 +26,43 @@ class SlowStep(Trigger):
     over: int = Field(101, ge=3)
     after: int = Field(20, ge=2)
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:  # noqa: ARG002
-        """Begin with no step known."""
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
+        """Start without any step."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
-        limit, good_for = math.inf, min(self.after, self.over)
+        # A step up to `limit` cannot be slow; this holds for the next `valid_steps` steps.
+        limit, valid_steps = math.inf, min(self.after, self.over)
 
-        def slow_from(median_ns: int) -> float:
+        def threshold(median_ns: int) -> float:
             return max(self.factor * median_ns, median_ns + excess_ns)
 
         def fires(step: Step) -> str | None:
-            nonlocal limit, good_for
+            nonlocal limit, valid_steps
             if step.recorded:
                 return None
-            took = step.duration_ns
-            said = None
-            if took > limit and took > slow_from(median_ns := sorted(recent)[len(recent) // 2]):
-                said = _said(step.number, took, median_ns)
-            recent.append(took)
-            good_for -= 1
-            if good_for == 0:
-                least, good_for = _lower_bound(sorted(recent))
-                limit = slow_from(least)
-            return said
+            took_ns, reason = step.duration_ns, None
+            if took_ns > limit:
+                median_ns = sorted(recent)[len(recent) // 2]
+                if took_ns > threshold(median_ns):
+                    reason = (
+                        f"step {step.number} took {duration(took_ns)}, "
+                        f"{took_ns / max(median_ns, 1):.1f} × the median of {duration(median_ns)}"
+                    )
+            recent.append(took_ns)
+            valid_steps -= 1
+            if valid_steps == 0:
+                lowest_median_ns, valid_steps = _lower_bound(sorted(recent))
+                limit = threshold(lowest_median_ns)
+            return reason
 
         return TriggerCallbacks(fires)
 
 
 def _lower_bound(times: list[int]) -> tuple[int, int]:
-    """What the median cannot fall below, and for how many steps: each step moves it by one place at most.
+    """A lower bound of the median, and for how many steps it holds.
 
-    So that the times are sorted at few steps, and at those that may be slow.
+    A step moves the median by at most one place. With the bound, the times are sorted only every
+    few steps, and after steps that may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1
-
-
-def _said(number: int, took_ns: int, median_ns: int) -> str:
-    ratio = took_ns / max(median_ns, 1)
-    return (
-        f"step {number} took {duration(took_ns)}, {ratio:.1f} × the median of {duration(median_ns)}"
-    )

@@ -1,4 +1,4 @@
-"""`CaptureQueue`: from the raw traces that a run saves to its finished captures."""
+"""`CaptureQueue`, which has the windows of a run finished, uploaded and retained."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.sinks import Sink
 from instrument.worker import job, queue, rank_report, retention, upload
-from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
+from instrument.worker.finish import call_sinks, ctrl_c_passes, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload
 
-# How long the lowest of several ranks waits at the end for what the others finish themselves as well.
-_PATIENT_S = 2.0
-# How long each sink may take to close where training has failed.
+# How long the lowest rank waits at the end for the summaries of the others, with inline export.
+_OTHER_RANKS_S = 2.0
+# How long each sink may take to close if training failed.
 _CLOSING_S = 5.0
 
 
 class CaptureQueue:
-    """Takes a run's windows once their raw traces are saved, and has each finished, uploaded and kept or removed.
+    """The windows of a run from the saved trace on: finishes, uploads and removes them.
 
-    The session's `captures` gets each capture once all sinks have run on it, and loses those that retention removes.
-    With `profiler.export=process` the worker finishes them, and a thread here, which needs next to no time, takes them
-    in. Uploading is the last sink: where this process runs sinks behind the worker's, it uploads too.
+    With `profiler.export=process` the worker finishes them, and a thread of this process adds them
+    to the session's `captures`. Retention also removes captures from this list. Uploading is the
+    last sink: it runs in the worker, or in this process if this process runs sinks after the
+    worker.
 
     Attributes:
         output_dir: the folder for captures.
-        run: the run's id, which stands in each `capture.json`; it is of this rank alone.
-        rank: of this process.
-        lock: tells others that the run is alive; held from the first window on.
-        taken: how many windows were saved.
+        run: the id of the run on this rank, which is in each `capture.json`.
+        rank: the rank of this process.
+        lock: shows other processes that the run is alive; held from the first window on.
+        taken: the number of saved windows.
         exporter: the trainer's handle on the worker; None with `profiler.export=inline`.
-        to_finish: queued folders that this process has to finish itself.
-        inline: the user's sinks that only this process can run, while the worker runs the others.
+        to_finish: queued folders that this process must finish itself.
+        inline: with a worker, the user's sinks that only this process can run.
         sinks_here: all sinks that run in this process, in order.
     """
 
@@ -67,9 +68,9 @@ class CaptureQueue:
         self.to_finish: list[Path] = []
         self._enforcing = Lock()
         by_worker = config.export == "process"
-        self.inline = self._chosen_inline() if by_worker else {}
+        self.inline = self._choose_inline_sinks() if by_worker else {}
         self.sinks_here = dict(self.inline if by_worker else config.sinks)
-        uploads_here = not by_worker or bool(self.inline)  # where the last sink runs
+        uploads_here = not by_worker or bool(self.inline)
         self._upload: Upload | None = None
         if config.upload_to and uploads_here:
             self._upload = Upload(url=config.upload_to, options=config.upload_options)
@@ -94,26 +95,27 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Call `notice` of the sinks that run here, on the training thread: a window has ended, or the run begins."""
-        tell_sinks(self.sinks_here, "notice", self._failed)
+        """Call `notice` of the sinks of this process, on the training thread."""
+        call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
-        """Keep a copy of the job for `instrument export`; called before the first window is queued.
+        """Save a copy of the job for `instrument export`, before the first window is queued.
 
-        The job's owner is that of the window's folder, which a network's file system may have changed.
+        The job's owner is that of the window's folder `staging`: a network file system may change
+        it.
         """
         self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
         url, options = self._config.upload_to, self._config.upload_options
         job.remember(msgspec.structs.replace(self._job, upload_to=url, upload_options=options))
 
     def has_room(self, name: str) -> bool:
-        """Whether the queue has room for a window that is about to begin; if not, warn once and count it as dropped."""
+        """Whether there is room for the window `name`; if not, drop it and warn once."""
         if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
             return True
         if not self._dropped:
             logger.warning(
-                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
-                "until it has caught up. Record less often, or give it a core.",
+                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so "
+                "are further ones until it has caught up. Record less often, or give it a core.",
                 self._config.export_queue,
                 name,
             )
@@ -121,10 +123,10 @@ class CaptureQueue:
         return False
 
     def finish_inline(self) -> None:
-        """Finish all windows in `to_finish`, as `profiler.export=inline` asks.
+        """Finish the windows in `to_finish` on this thread.
 
         Raises:
-            OSError: the trace cannot be compressed; it stays queued.
+            OSError: a trace cannot be compressed; the window stays queued.
         """
         with ctrl_c_passes():
             while self.to_finish:
@@ -132,14 +134,14 @@ class CaptureQueue:
                 self._take_capture(finish(folder, self.sinks_here, failed=self._failed))
 
     def close(self, reason: str | None) -> None:
-        """Finish what is not finished yet, and wait for the worker and for uploads as long as the config allows.
+        """Finish all windows; wait for the worker and for uploads as long as the config allows.
 
-        Where an exception ended the run, other ranks may hang in a collective until this process ends. It then waits
-        two seconds at most for the worker, which goes on by itself, and not at all for its own uploads, which
-        `instrument export` does later.
+        After an exception other ranks may hang in a collective until this process ends. It then
+        waits at most two seconds for the worker, which goes on by itself, and not for its own
+        uploads, which `instrument export` sends later.
 
         Args:
-            reason: why the run ended before its time; None: it did not.
+            reason: why the run ended early; None if it did not.
         """
         self.finish_inline()
         began, raised = time.monotonic(), reason is not None and reason.startswith("exception ")
@@ -154,27 +156,27 @@ class CaptureQueue:
                 name: sink for name, sink in self.sinks_here.items() if sink is not self._upload
             }
             with ctrl_c_passes():
-                tell_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
+                call_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
             self._remove_oldest()
-        finally:  # also where Ctrl-C ends the waiting
-            self.say_what_is_left()
+        finally:  # also if Ctrl-C ends the wait
+            self.warn_of_unfinished()
             self._release()
         if len(self._dropped) > 1:
             logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
             rank_report.write_rank_report(
-                self._job, self._captures[-1].folder, 0.0 if reason else _PATIENT_S
+                self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S
             )
 
     def _release(self) -> None:
-        """Release the run's lock, and forget its job if nothing is left for the worker or `instrument export`."""
+        """Release the run's lock; delete its job if no window is left to finish or upload."""
         done = not self._unsent() and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self.taken:
             job.forget(self.run)
 
-    def say_what_is_left(self) -> None:
-        """Warn of windows that the exporter has not finished, and of captures that were not uploaded."""
+    def warn_of_unfinished(self) -> None:
+        """Warn about windows that are not finished and captures that are not uploaded."""
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
@@ -189,11 +191,14 @@ class CaptureQueue:
                 if self.exporter and self.exporter.sending
                 else ""
             )
-            what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
+            what = (
+                "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not "
+                "arrived."
+            )
             logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
-    def _chosen_inline(self) -> dict[str, Any]:
-        """The sinks that only this process can run; if there are any, those with `last` run here too, behind them."""
+    def _choose_inline_sinks(self) -> dict[str, Any]:
+        """The sinks that only this process can run; if any, followed by the sinks with `last`."""
         names = self._config.inline_sinks
         if not names:
             return {}
@@ -208,7 +213,7 @@ class CaptureQueue:
         }
 
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
-        """Finish a window here because no thread could be started; where the worker cannot start, only say so."""
+        """Finish a window here if no thread can be started; log an error if no worker can be."""
         if isinstance(error, RuntimeError):  # no thread can be started
             if (
                 "shutdown" not in str(error) and "thread" not in self._failed
@@ -231,7 +236,7 @@ class CaptureQueue:
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
-        """Run the sinks that only this process can run on a finished capture, and keep it in `captures`."""
+        """Run this process's sinks on a capture of the worker, and add it to `captures`."""
         if self.exporter is not None:
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, Capture.load(folder), folder, self._failed)
@@ -240,7 +245,7 @@ class CaptureQueue:
         self._remove_oldest()
 
     def _unsent(self) -> list[str]:
-        """The names of the captures that have not arrived at `profiler.upload_to`, as each says itself."""
+        """The names of the captures that are not uploaded to `profiler.upload_to`."""
         folders = [
             capture.folder
             for capture in self._captures
@@ -254,7 +259,7 @@ class CaptureQueue:
         )
 
     def _remove_oldest(self) -> None:
-        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`; also on `captures`."""
+        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(
@@ -266,7 +271,7 @@ class CaptureQueue:
                 ]
 
     def _is_needed(self, folder: Path) -> bool:
-        """Whether a capture is still on its way into `captures`, or to be sent."""
+        """Whether a capture must stay: it is pending or not uploaded yet, or a sink needs it."""
         if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
             return True
         sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))

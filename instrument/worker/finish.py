@@ -1,4 +1,4 @@
-"""From a queued folder to a finished capture: the trace compressed, a summary written, the sinks run."""
+"""Finishes a queued folder: compresses the trace, writes a summary, runs the sinks."""
 
 from __future__ import annotations
 
@@ -28,28 +28,34 @@ _LOCK_FILE = ".lock"
 
 
 def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
-    """Compress a queued folder's trace, write its summary, run the sinks on it, and give it its name.
+    """Compress the trace of a queued folder, write its summary, run the sinks, and rename it.
 
-    `failed` are the sinks that have failed before in this run, which is said once; they are added to it.
+    Args:
+        folder: the queued folder.
+        sinks: the sinks, by name.
+        failed: the names of sinks that failed before in this run; failures are added, and logged
+            once.
+
+    Returns:
+        The folder of the finished capture.
 
     Raises:
-        CaptureError: another process is at it, or its trace is no regular file.
-        OSError: the trace cannot be compressed, for one because the disk is full; the folder stays queued.
+        CaptureError: another process is finishing it, or its trace is no regular file.
+        OSError: the trace cannot be compressed, perhaps since the disk is full; the folder stays
+            queued.
     """
-    with _alone(folder):
+    with _locked(folder):
         began = time.perf_counter_ns()
-        for half_written in folder.glob(".*.tmp"):  # by one that was killed at it
+        for half_written in folder.glob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
-        about = dict(
-            Capture.load(folder).metadata
-        )  # ours: a sink may do anything to the capture's own
+        about = dict(Capture.load(folder).metadata)  # a copy: sinks may change the capture's
         raw = folder / RAW
         if files.exists(raw):
             if not files.is_regular(raw):
                 raise CaptureError(
-                    f"{raw} is no regular file, and no link is followed: put the trace itself there."
+                    f"{raw} is no regular file, and no link is followed: put the trace there."
                 )
-            # put in here and not by torch, whose export turns backslashes into slashes and the trace into no JSON
+            # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
             rewrite(raw, folder / PACKED, about.get("user_metadata", {}))
             raw.unlink()
         cost = about["cost"] = {
@@ -59,32 +65,34 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         capture = Capture.load(folder)
         capture.metadata["cost"] = cost
         _summarize(capture, folder, failed)
-        on_final = {
-            name: sink for name, sink in sinks.items() if getattr(sink, "needs_final_folder", False)
+        # stable: first the sinks without `last`, each in the config's order
+        names = sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False)))
+        after_renaming = {
+            name for name in names if getattr(sinks[name], "needs_final_folder", False)
         }
-        on_queued = [(name, sink) for name, sink in sinks.items() if name not in on_final]
-        for name, sink in sorted(on_queued, key=lambda item: bool(getattr(item[1], "last", False))):
-            cost["export_ns"] = time.perf_counter_ns() - began  # until now
-            run_sink(name, sink, capture, folder, failed)
+        for name in names:
+            if name in after_renaming:
+                continue
+            cost["export_ns"] = time.perf_counter_ns() - began  # so far, for the sink
+            run_sink(name, sinks[name], capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
-            if about.get(
-                "sinks_inline"
-            ):  # training would feel it if they read a large trace for these
+            if about.get("sinks_inline"):  # else they would read a large trace beside training
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
-        place = publish(folder, about)
-    for name, sink in on_final.items():
-        run_sink(name, sink, Capture.load(place), place, failed)
-    return place
+        finished = publish(folder, about)
+    for name in names:
+        if name in after_renaming:
+            run_sink(name, sinks[name], Capture.load(finished), finished, failed)
+    return finished
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write what a table of all ranks needs of this one; that it failed is said once, and it is made when needed."""
+    """Write the summary for comparing ranks; log a failure once: the summary can be made later."""
     try:
         of_rank.write(capture, folder)
-    except Exception as error:  # the trace is there, or the sinks that need it say what is wrong
+    except Exception as error:
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning(
@@ -93,9 +101,9 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Let one sink write into the capture's folder; what it raises is logged, once for each sink in `failed`.
+    """Run one sink on a capture; log an exception once per sink, and add the sink to `failed`.
 
-    That may be anything, KeyboardInterrupt too: where the user can press Ctrl-C, the caller looks for it.
+    This includes KeyboardInterrupt: a caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
     try:
         sink.write(capture, folder)
@@ -103,10 +111,11 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         if name in failed:
             return
         failed.add(name)
-        # one of our own sentences says it all, anything else needs its traceback; loguru's would show every variable
+        # Our own errors need no traceback. loguru's traceback would show the values of variables.
         where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
         logger.error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this sink are not told.{}",
+            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
+            "sink are not logged.{}",
             name,
             name_of(folder),
             reason_of(error),
@@ -115,19 +124,23 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         )
 
 
-def tell_sinks(
+def call_sinks(
     sinks: Mapping[str, Any],
     what: Literal["notice", "close"],
     failed: set[str],
     timeout_s: float | None = None,
 ) -> None:
-    """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`.
+    """Call `notice` or `close` of all sinks; log what they raise, once for each sink and method.
 
-    `timeout_s` is for `close`.
+    Args:
+        sinks: the sinks, by name.
+        what: the method.
+        failed: the sinks and methods that failed before; failures are added.
+        timeout_s: the argument of `close`.
     """
     for name, sink in sinks.items():
         try:
-            if not isinstance(sink, Sink):  # another's `close` may mean anything
+            if not isinstance(sink, Sink):  # `close` of another class may mean anything
                 continue
             if what == "notice":
                 sink.notice()
@@ -143,17 +156,17 @@ def tell_sinks(
 
 
 def traceback_of(error: BaseException) -> str:
-    """An exception with its traceback, as Python prints it."""
+    """The text of an exception with its traceback, as Python prints it."""
     return "".join(format_exception(error)).rstrip()
 
 
-def built(described: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
-    """The sinks of a job; one that cannot be built is logged, and added to `failed`."""
+def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
+    """Build the sinks of a job; log one that cannot be built, and add it to `failed`."""
     sinks = {}
-    for name, about in described.items():
+    for name, mapping in mappings.items():
         try:
-            options = {option: value for option, value in about.items() if option != "_target_"}
-            sinks[name] = sink_of_class(str(about.get("_target_")), options)
+            options = {option: value for option, value in mapping.items() if option != "_target_"}
+            sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)
@@ -166,14 +179,14 @@ def built(described: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from finishing the same folder; the lock goes with the process, however it ends."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from finishing the same folder; the lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    # a file, as NFS locks no folder
+    # a file, since NFS cannot lock folders
     handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
     try:
         try:
@@ -191,9 +204,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_passes() -> Iterator[None]:
-    """Raise KeyboardInterrupt behind the block if the user pressed Ctrl-C in it and the block took that for a failure.
+    """Raise KeyboardInterrupt after a block that has caught the one of the user's Ctrl-C.
 
-    So that a sink which raises KeyboardInterrupt by itself ends no training, and Ctrl-C while a sink runs still does.
+    With it, Ctrl-C while a sink runs ends training, but a KeyboardInterrupt of the sink itself does
+    not.
     """
     handler, pressed = signal.getsignal(signal.SIGINT), False
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

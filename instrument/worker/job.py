@@ -1,9 +1,10 @@
-"""A run's job: what the worker beside training does with the run's captures.
+"""A run's job: what the worker has to do with the run's captures.
 
-The trainer sends it once through the worker's standard input, credentials and all. Nothing that lies in a folder of
-captures adds to it: a capture describes itself and gives no orders. A copy without secrets is kept in the user's state
-folder, so that `instrument export` can finish what a killed run has left. It counts for the very folder that the run
-recorded into, known by its path, device and inode, which no download can match.
+The trainer sends it once through the worker's standard input, with credentials. No file in a folder
+of captures can change it: `capture.json` describes and never instructs. A copy without secrets is
+saved in the user's state folder, so that `instrument export` can finish the windows of a killed
+run. The copy is valid only for the folder that the run recorded into, identified by path, device
+and inode, which no download can match.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 import msgspec
 
 from instrument import files
-from instrument.redact import blanked, public
+from instrument.redact import public, redact
 
-# Copies of jobs whose captures were never finished are kept so long.
+# How long the copy of a job is kept if its captures are never finished.
 _KEPT_S = 90 * 86_400
 _RUN = re.compile(r"[0-9a-f]{32}")
 
@@ -31,17 +32,17 @@ class Job(msgspec.Struct, kw_only=True):
     """The job of one rank of one run.
 
     Attributes:
-        run: the run's id, 32 hexadecimal digits, which stands in the capture.json of each capture.
-        rank: whose captures they are.
+        run: the run's id, 32 hexadecimal digits, which is in the capture.json of each capture.
+        rank: the rank that recorded the captures.
         folder: the folder for captures.
-        owner: the user id that the run's files have there; None where the system has none.
-        sinks: name -> `_target_` mapping of the sinks that the worker runs, in order.
-        upload_to: the URL below which finished captures are sent; None: they are not.
-        upload_options: fsspec's options for it.
-        timeout_s: seconds that one capture may take.
-        given_up: names of the queued folders and captures that a worker before this one has died at.
-        world_size: how many ranks the run has; with more than one, the lowest that records writes their common table.
-        ranks: which of them record, as `profiler.ranks` says it.
+        owner: the user id of the run's files in it; None on systems without user ids.
+        sinks: the `_target_` mappings of the worker's sinks, by name, in order.
+        upload_to: the URL to upload captures to; None: no upload.
+        upload_options: fsspec's options for the URL.
+        timeout_s: the longest time for one capture, in seconds.
+        given_up: names of the queued folders and captures on which an earlier worker died.
+        world_size: the number of ranks; with several, the lowest that records writes their table.
+        ranks: the ranks that record, as in `profiler.ranks`.
     """
 
     run: str
@@ -58,27 +59,27 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 def to_line(job: Job) -> str:
-    """The job as one line of text."""
+    """Write a job as one line of text."""
     return json.dumps(msgspec.to_builtins(job)) + "\n"
 
 
 def from_line(line: str) -> Job:
-    """The job that `to_line` wrote."""
+    """Read the job that `to_line` wrote."""
     return msgspec.convert(json.loads(line), Job)
 
 
 def remember(job: Job) -> None:
-    """Keep a copy without secrets; what fails in it costs `instrument export` alone, which then asks for the sinks."""
-    with suppress(OSError, RuntimeError):  # no home, no room, no right to write
+    """Save a copy without secrets; without it, `instrument export` only runs its default sinks."""
+    with suppress(OSError, RuntimeError):  # no home, a full disk, no permission
         folder = files.state_folder() / "jobs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_old(folder)
-        place = Path(job.folder).resolve()
-        found = place.stat()
-        sinks = {name: about for name, about in job.sinks.items() if blanked(about) == about}
+        captures = Path(job.folder).resolve()
+        found = captures.stat()
+        sinks = {name: options for name, options in job.sinks.items() if redact(options) == options}
         kept = msgspec.structs.replace(
             job,
-            folder=str(place),
+            folder=str(captures),
             sinks=sinks,
             upload_options=public(job.upload_options),
             given_up=[],
@@ -89,30 +90,27 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The job of the run with this id, if it recorded into that folder on this machine as this user; else None."""
+    """The job of a run, if this user recorded it on this machine into this folder; else None."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:
         path = files.state_folder() / "jobs" / f"{run}.json"
         about = json.loads(files.read_bytes(path))
         job = msgspec.convert(about["job"], Job)
-        place, kept = folder.resolve(), path.lstat()
-        found = place.stat()
+        captures, kept = folder.resolve(), path.lstat()
+        found = captures.stat()
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
     is_own = not hasattr(os, "getuid") or (
         kept.st_uid == os.getuid() and not kept.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     )
-    is_there = (str(place), found.st_dev, found.st_ino) == (
-        job.folder,
-        about.get("device"),
-        about.get("inode"),
-    )
-    return job if is_own and is_there and job.run == run else None
+    recorded = job.folder, about.get("device"), about.get("inode")
+    is_same_folder = (str(captures), found.st_dev, found.st_ino) == recorded
+    return job if is_own and is_same_folder and job.run == run else None
 
 
 def forget(run: str) -> None:
-    """Remove the copy of a run whose captures are all finished and sent."""
+    """Remove the copy of a run's job."""
     with suppress(OSError, RuntimeError):
         (files.state_folder() / "jobs" / f"{run}.json").unlink()
 

@@ -1,9 +1,9 @@
-"""What a run has left undone, done later: `instrument export` without a sink, and with one on queued folders.
+"""`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
-A capture describes itself and gives no orders, as anybody may have made it. What is to be done with it comes from the
-command line, or from the run's own job in the user's state folder (see `instrument.worker.job`). Where there is
-neither, it gets what ships and stays in its folder: the sinks `table` and `chrome_trace`, and where the recording has
-what they need `stacks` and `memory`, with their defaults.
+The sinks come from the command line or from the run's job in the user's state folder (see
+`instrument.worker.job`), never from the capture, which anybody may have made. Without both, the
+sinks `table` and `chrome_trace` run with their defaults, and `stacks` and `memory` if the recording
+has what they need: they write only into the capture's folder.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError, reason
 from instrument.files import importable_here
 from instrument.runs.run import DEPTH, captures_below
 from instrument.worker import queue, upload
-from instrument.worker.finish import built, ctrl_c_passes, finish, tell_sinks
+from instrument.worker.finish import build_sinks, call_sinks, ctrl_c_passes, finish
 from instrument.worker.job import recall
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 
 
 def finish_all(path: Path | str, url: str | None) -> str:
-    """Finish what is queued at a path or below it, and send what has not arrived; gives what was done, as sentences.
+    """Finish all queued folders at or below a path, and upload captures; return a report.
+
+    Args:
+        path: a folder.
+        url: where to upload; None: to the URL of each capture's job, if any.
 
     Raises:
-        CaptureError: there is no such folder, or something could not be done.
+        CaptureError: there is no such folder, or a folder could not be finished or uploaded.
         ConfigError: the path is a URL.
     """
     if isinstance(path, str):
         raise ConfigError(
-            f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink on it."
+            f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink "
+            "on it."
         )
     folders = queued_at(path)
     if not path.exists():
@@ -66,12 +71,12 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
 
 def queued_at(path: Path) -> list[Path]:
-    """The queued folder at a path, or those in a folder and below it."""
+    """The queued folder at a path, or those below it."""
     return [path] if queue.is_queued(path) else queue.queued(path, DEPTH)
 
 
 class Outcome(NamedTuple):
-    """The captures that were finished, and sentences: what is to be said of them, and what went wrong."""
+    """The captures that were finished, notes on them, and errors, both as sentences."""
 
     done: list[Path]
     notes: list[str]
@@ -79,11 +84,10 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with these sinks; None: those of each one's own job, or else the defaults."""
+    """Finish queued folders with these sinks; None: those of each job, or else the defaults."""
     done, notes, errors = list[Path](), list[str](), list[str]()
-    jobs: dict[
-        str, dict[str, Any]
-    ] = {}  # sinks, by the run: those of a job are built once and closed at the end
+    # The sinks of each job, by run: built once and closed at the end.
+    jobs: dict[str, dict[str, Any]] = {}
     failed: set[str] = set()
     for folder in folders:
         try:
@@ -94,7 +98,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
             elif job is not None:
                 if job.run not in jobs:
                     with importable_here():
-                        jobs[job.run] = built(job.sinks, failed)
+                        jobs[job.run] = build_sinks(job.sinks, failed)
                 chosen = jobs[job.run]
             else:
                 chosen = _defaults(about.get("config", {}))
@@ -104,13 +108,13 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
                 notes += _left_out(done[-1], about, chosen)
         except (InstrumentError, OSError) as error:
             errors.append(f"{queue.name_of(folder)}: {reason_of(error)}")
-    for built_sinks in jobs.values():
-        tell_sinks(built_sinks, "close", failed)
+    for job_sinks in jobs.values():
+        call_sinks(job_sinks, "close", failed)
     return Outcome(done, list(dict.fromkeys(notes)), errors)
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sinks that ship and write into the capture alone, but for those that need what was not recorded."""
+    """The default sinks, without those whose data was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
@@ -119,8 +123,8 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _left_out(place: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """The sinks that the capture names and that were not run, with the command that runs one."""
+def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
+    """A sentence on the sinks of the capture's config that did not run, with a command for one."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -131,30 +135,31 @@ def _left_out(place: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> 
     known = shipped("sinks")
     example = next((name for name in wanted if name in known), "package.module.Class")
     return [
-        f"Not run, as only its run knows their options: {', '.join(wanted)}. `instrument export {place.parent} "
-        f"--sink {example} KEY=VALUE` runs one."
+        f"Not run, as only its run knows their options: {', '.join(wanted)}. "
+        f"`instrument export {folder.parent} --sink {example} KEY=VALUE` runs one."
     ]
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Send finished captures to a URL, or where each one's own job says; gives the places there, notes and errors."""
+    """Upload captures to a URL, or to that of each job; return their URLs, notes and errors."""
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:
             about = Capture.load(folder).metadata
-        except CaptureError:  # no capture of ours
+        except CaptureError:  # no capture of instrument
             continue
         job = recall(folder.parent, about.get("run")) if url is None else None
         target = url or (job.upload_to if job is not None else None)
         wanted = about.get("config", {}).get("upload_to")
         if target is None and wanted:
             notes.append(
-                f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it somewhere."
+                f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it "
+                "somewhere."
             )
         if target is None or upload.has_arrived(folder, target):
             continue
         try:
             sent.append(upload.send(folder, target, job.upload_options if job is not None else {}))
-        except Exception as error:  # whatever the file system there raises
+        except Exception as error:  # file systems raise anything
             errors.append(f"{folder.name}: {reason_of(error)}")
     return sent, notes, errors

@@ -1,20 +1,23 @@
-"""The worker: a process that finishes a run's captures while training goes on, and the trainer's handle on it.
+"""The worker, a process that finishes captures during training, and the trainer's handle on it.
 
-`main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each further line is
-empty and only wakes it: what is to be done are the queued folders of its run and rank in the output folder. The word
-`end`, or the end of the input, says that no more of them come. It finishes one after the other at low priority.
+`main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
+further line is empty and announces a window: the worker then looks for queued folders of its run
+and rank in the output folder. `end`, or the end of the input, means that no more windows come. It
+finishes the folders one after the other at low priority.
 
-It answers with JSON objects, one a line:
+It writes JSON objects, one per line:
 
 - `text`, `level`: a log message;
-- `began`: the queued folder that it works on from now on, so that the trainer knows it should the process die;
-- `done`, `place`: the queued folder that it is through with, and its capture, or null where it could not be finished;
-- `sending`: all captures that are still to be sent;
-- `looked`: so many lines it has read, and after the last of them finished what was there;
+- `began`: the queued folder that it starts to finish, so that the trainer knows it if the process
+  dies;
+- `done`, `place`: the queued folder that it has finished, and its capture, or null if that failed;
+- `sending`: all captures that are still to be uploaded;
+- `looked`: how many lines it has read; it has finished all folders that they announced;
 - `closed`: its sinks are closed.
 
-It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, and outlives the trainer until its queue
-is done. An alarm ends it when one capture, or what is left at the end, takes longer than the job allows.
+It loads no torch. It ignores Ctrl-C and SIGTERM, which it gets together with the trainer, and
+outlives the trainer until its queue is empty. An alarm ends it if one capture, or closing the
+sinks, takes longer than the job allows.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from loguru import logger
 from instrument import files
 from instrument.errors import reason_of
 from instrument.worker import queue, rank_report, retention, run_lock, waiting
-from instrument.worker.finish import built, finish, tell_sinks, traceback_of
+from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
 from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload, has_arrived
@@ -44,20 +47,24 @@ from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 _NICENESS = 10
 _END = "end"
 _GRACE_S = 1.0
-# How long the end of a run waits for the worker where training has failed; for its sinks to close; and for its end.
+# How long the end of a run waits: for the worker if training failed, for its sinks to close, for
+# its end.
 _AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
 _answering = Lock()
 
 
 class Exporter:
-    """The trainer's side: has queued folders finished by the worker.
+    """The trainer's handle on the worker.
 
-    `on_finished` is called with the folder of each capture, on the thread that listens to the worker.
+    It calls `on_finished` with the folder of each capture, on the thread that reads the worker's
+    output.
 
-    The process starts with the first window. Where it dies before its work is done, one error says so, the window that
-    it worked on stays queued, and the next window, or `close`, starts another process for the rest.
+    The first window starts the process. If it dies before its work is done, one error is logged,
+    the window that it worked on stays queued, and the next window or `close` starts another
+    process.
 
-    Cost for the training loop: starting the process once, some 2 ms, and a line in a pipe for each window.
+    Cost for the training loop: about 2 ms to start the process, and a line in a pipe for each
+    window.
     """
 
     def __init__(self, job: Job, lock: RunLock, on_finished: Callable[[Path], None]) -> None:
@@ -65,11 +72,11 @@ class Exporter:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        # in order, each with the number of the line that announced it
+        # In order, each with the number of the line that announced it.
         self._pending: dict[Path, int] = {}
         self._sending: list[Path] = []
-        # Of the current process: lines written to it after the job, the folder that it works on,
-        # whether it has begun any, whether its sinks are closed.
+        # Of the current process: the lines written to it after the job, the folder that it works
+        # on, whether it has begun any folder, whether its sinks are closed.
         self._lines = 0
         self._current: Path | None = None
         self._has_begun = self._closed = False
@@ -77,25 +84,25 @@ class Exporter:
 
     @property
     def pending(self) -> list[Path]:
-        """The queued folders that it has yet to finish, in order."""
+        """The queued folders that are not finished yet, in order."""
         return list(self._pending)
 
     @property
     def sending(self) -> list[Path]:
-        """The captures that it has finished and has yet to send."""
+        """The finished captures that are not uploaded yet."""
         return list(self._sending)
 
     def submit(self, folder: Path) -> None:
-        """Have a queued folder finished.
+        """Announce a queued folder to the worker; start the worker if it does not run.
 
         Raises:
             OSError: the process cannot be started.
-            RuntimeError: no thread can be started, as when the interpreter is ending.
+            RuntimeError: no thread can be started, for example as the interpreter shuts down.
         """
         with self._changed:
             capture = folder.with_name(queue.name_of(folder))
             if capture.exists() and not folder.exists():
-                return  # the worker, which looks for itself, was faster
+                return  # the worker has found and finished it already
             self._pending[folder] = self._lines + 1
             if self._process is not None:
                 self._lines += 1
@@ -108,10 +115,10 @@ class Exporter:
                 raise
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all is finished and sent, at most the time allowed, and say what for.
+        """Wait until all windows are finished and uploaded, at most the job's time, and report it.
 
-        Where training has `failed`, wait two seconds at most, and not for what is to be sent: others may wait for this
-        process to end. With what is still to be done then, the worker goes on by itself before it ends.
+        If training `failed`, other ranks may wait for this process to end: wait at most two
+        seconds, and not for uploads. The worker goes on by itself and ends when all is done.
         """
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
@@ -133,7 +140,7 @@ class Exporter:
             self._listener.join(_ENDING_S)  # it ends at once, unless a sink has left threads
 
     def _left(self, *, until_sent: bool) -> list[str]:
-        """What there is to wait for; the process is started again for it where it has ended."""
+        """The names of what is left; starts another process for it if the process has ended."""
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
             self._start()
@@ -143,7 +150,7 @@ class Exporter:
         ]
 
     def _start(self) -> None:
-        handle = self._lock.handle  # so that the run counts as alive until the worker is through
+        handle = self._lock.handle  # the worker inherits it: the run is alive until the worker ends
         self._process = process = subprocess.Popen(
             files.python_running(
                 "instrument.worker.process", *([] if handle is None else [str(handle)])
@@ -156,7 +163,7 @@ class Exporter:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
             },
-            start_new_session=True,  # Ctrl-C in the trainer's terminal is not meant for it
+            start_new_session=True,  # against Ctrl-C in the trainer's terminal
             pass_fds=() if handle is None else (handle,),
         )
         try:
@@ -176,8 +183,8 @@ class Exporter:
         self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Take in what a process answers until it ends, and then see what it has left undone."""
-        # leaving `process` closes the pipes, one with words that nobody took, and waits
+        """Handle the output of a process until it ends; then log whether it died, and where."""
+        # `process` closes the pipes, one perhaps with unread lines, and waits for the process
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 try:
@@ -187,7 +194,7 @@ class Exporter:
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
-                failed_at = next(iter(self._pending))  # else the next process may die of it too
+                failed_at = next(iter(self._pending))  # another process may die of it too
             if failed_at in self._pending:
                 del self._pending[failed_at]
             elif failed_at is None and self._sending:
@@ -198,7 +205,7 @@ class Exporter:
             self._changed.notify_all()
 
     def _take(self, answer: dict[str, Any]) -> None:
-        """Take in one answer of the worker."""
+        """Handle one line of the worker's output."""
         if "text" in answer:
             logger.log(answer["level"], "exporter: {}", answer["text"])
         elif "began" in answer:
@@ -220,10 +227,7 @@ class Exporter:
                     self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
-        """Wait no longer for folders that the worker has looked for and not found: nobody will finish them.
-
-        The worker has looked after reading `lines` lines, so it has found all folders that they announced.
-        """
+        """Give up pending folders of the first `lines` lines: the worker has not found them."""
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]
             for folder in lost:
@@ -244,8 +248,8 @@ class Exporter:
         self._death_reported = True
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
-            "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
-            "it. Training goes on, and another exporter takes the windows after it.",
+            "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` "
+            "finishes it. Training goes on, and another exporter takes the windows after it.",
             f"profiler.export_timeout_s={self._job.timeout_s:g} were over"
             if status == -signal.SIGALRM
             else how,
@@ -256,17 +260,17 @@ class Exporter:
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:
-    """Write one line; where the process has just ended, its listener sees to that."""
-    with suppress(OSError, ValueError):  # broken, or closed by the listener
+    """Write a line; if the process has ended, its listener handles that."""
+    with suppress(OSError, ValueError):  # a broken pipe, or closed by the listener
         assert process.stdin is not None
         process.stdin.write(line + "\n")
         process.stdin.flush()
 
 
 def main() -> None:
-    """Do the job that is the first line of standard input."""
+    """Run the worker with the job on the first line of standard input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a sink prints is no answer
+    os.dup2(2, 1)  # prints of sinks go to stderr
     os.nice(_NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -277,7 +281,7 @@ def main() -> None:
     )
     job = from_line(sys.stdin.readline())
     failed = set[str]()
-    sinks = built(job.sinks, failed)
+    sinks = build_sinks(job.sinks, failed)
     if job.upload_to is not None:
         upload = Upload(
             url=job.upload_to,
@@ -286,9 +290,9 @@ def main() -> None:
         )
         sinks[SINK_NAME] = upload
         captures = retention.captures_of(Path(job.folder), job.run, job.rank)
-        left = [folder for folder in captures if not has_arrived(folder, upload.url)]
-        # finished by a process that has died since
-        upload.submit(*(folder for folder in left if folder.name not in job.given_up))
+        # left by an earlier worker that died
+        unsent = [folder for folder in captures if not has_arrived(folder, upload.url)]
+        upload.submit(*(folder for folder in unsent if folder.name not in job.given_up))
     last: Path | None = None
     for folder in _queue(job, answers):
         _answer(answers, began=str(folder))
@@ -297,26 +301,26 @@ def main() -> None:
         _allow(0)
         last = place or last
         _answer(answers, done=str(folder), place=str(place) if place else None)
-    _allow(job.timeout_s)  # also for threads that a sink has left
-    tell_sinks(sinks, "close", failed)
+    _allow(job.timeout_s)  # until the process ends, which threads of a sink may delay
+    call_sinks(sinks, "close", failed)
     _answer(answers, closed=True)
     if last is not None:
-        rank_report.write_rank_report(job, last, rank_report.PATIENT_S)
+        rank_report.write_rank_report(job, last, rank_report.LONGEST_WAIT_S)
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
         run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))
 
 
 def _allow(seconds: float) -> None:
-    """Have the process ended in so many seconds; 0: not any more."""
+    """End the process after this time; 0: cancel that."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     faulthandler.cancel_dump_traceback_later()
-    if seconds:  # a sink may ignore the signal, and then stderr tells where it was
+    if seconds:  # for a sink that blocks the signal; writes the traceback to stderr
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 
 def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
-    """The folders to finish, as they come; each is given once, whatever becomes of it."""
+    """Yield the folders to finish, each once, until the end of the input."""
     seen, line, lines = set(job.given_up), "\n", 0
     while line:
         line = sys.stdin.readline()
@@ -331,7 +335,7 @@ def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
-    """Finish one folder; None where that is not possible."""
+    """Finish a folder and return its capture; log the first failure and return None."""
     try:
         return finish(folder, sinks, failed=failed)
     except Exception as error:
@@ -339,8 +343,8 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
             return None
         failed.add("exporter")
         logger.error(
-            "{} cannot be finished ({}), and further ones may not either, untold; their raw traces are kept: "
-            "`instrument export {}` tries again.",
+            "{} cannot be finished ({}); failures of further ones are not logged. The raw traces "
+            "are kept: `instrument export {}` tries again.",
             queue.name_of(folder),
             reason_of(error),
             folder.parent,
@@ -349,7 +353,7 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
 
 
 def _text(message: Any) -> str:
-    """A log message with the traceback that belongs to it."""
+    """A log message with its traceback, if any."""
     text, error = message.record["message"], message.record["exception"]
     return (
         str(text)
@@ -359,6 +363,6 @@ def _text(message: Any) -> str:
 
 
 def _answer(answers: TextIO, **answer: Any) -> None:
-    with _answering, suppress(OSError):  # the trainer has ended, and the work goes on
+    with _answering, suppress(OSError):  # the trainer may have ended; the worker goes on
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

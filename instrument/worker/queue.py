@@ -1,8 +1,9 @@
-"""A window's folder on its way from the trainer to a finished capture.
+"""The folders of windows, from the raw trace to the finished capture.
 
-It is called `.NAME.partial` while torch writes the trace, `.NAME.queued` once the trace and capture.json are whole, and
-`NAME` when every sink has run: one rename each. These names are the whole state. Whoever lists captures sees whole
-ones, and whatever ends a process in between leaves nothing, or a queued folder that `instrument export` finishes later.
+A folder's name is its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once the
+trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename. So a
+listing shows only complete captures, and a killed process leaves at most a queued folder, which
+`instrument export` finishes.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 
 
 def output_dir(config: ProfilerConfig) -> Path:
-    """The folder for captures: the one given, or `profile/` in Hydra's run folder or the current one."""
+    """The folder for captures: as given, or `profile` in Hydra's run folder or the current one."""
     if config.output_dir is not None:
         try:
             return Path(config.output_dir).expanduser().absolute()
-        except RuntimeError as error:  # no such user
+        except RuntimeError as error:  # an unknown user after ~
             raise ConfigError(
                 f"profiler.output_dir is {str(config.output_dir)!r}: {error}"
             ) from None
@@ -51,8 +52,8 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def hydra_run() -> Any:
-    """What Hydra says of the application that it runs: its folder, its overrides; None where it runs none."""
-    module = sys.modules.get("hydra.core.hydra_config")  # where Hydra runs, it is loaded
+    """Hydra's config of the running application, such as its folder; None without Hydra."""
+    module = sys.modules.get("hydra.core.hydra_config")  # loaded if Hydra runs
     return (
         module.HydraConfig.get()
         if module is not None and module.HydraConfig.initialized()
@@ -61,10 +62,10 @@ def hydra_run() -> Any:
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made where it is missing.
+    """Create a folder if it is missing, and return it.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,18 +74,22 @@ def writable(folder: Path) -> Path:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"profiler.output_dir is {str(folder)!r}, which cannot be written ({reason}): choose another folder."
+            f"profiler.output_dir is {str(folder)!r}, which cannot be written ({reason}): choose "
+            "another folder."
         ) from error
 
 
 def stage(output_dir: Path, name: str, run: str = "") -> Path:
-    """A new partial folder, whose capture will have this name, with a number behind it where that is taken.
+    """Create the partial folder of a window.
 
-    `run` is the id of the run that writes into it and holds its lock; empty where there is no lock.
+    Args:
+        output_dir: the folder for captures.
+        name: the name of the capture; a number is added if it is taken.
+        run: the id of the run, whose lock shows that it is alive; empty without a lock.
 
     Raises:
-        CaptureError: the folder for captures is gone and cannot be made again.
-        OSError: the folder cannot be made.
+        CaptureError: `output_dir` was removed and cannot be created again.
+        OSError: the folder cannot be created.
     """
     for capture in _names(name):
         staging = output_dir / f".{capture}{_PARTIAL}"
@@ -94,7 +99,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             continue
         except FileNotFoundError:
             _make_again(staging)
-        # Asked in the order in which a folder changes its name: one on its way cannot slip by.
+        # In the order in which a folder is renamed, so that none is missed.
         if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(
             output_dir / capture
         ):
@@ -110,36 +115,36 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file of a partial folder: nobody reads it before the folder has another name. No link is followed."""
+    """Write a new file of a partial folder; not atomic, as nobody reads it before the rename."""
     with path.open("xb") as file:
         file.write(text.encode("utf-8", "replace"))
 
 
 def _names(name: str) -> Iterator[str]:
-    """A name, and others to take where it is taken."""
+    """A name, and alternatives with numbers."""
     yield name
     yield from (f"{name}-{attempt}" for attempt in count(2))
 
 
 def _make_again(staging: Path) -> None:
-    """Make a partial folder with those above it, which somebody has removed."""
+    """Create a partial folder and its parents, which somebody has removed."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
-            f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is lost: "
-            "make that folder again."
+            f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is "
+            "lost: make that folder again."
         )
     staging.mkdir(parents=True)
 
 
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a folder's capture.json, in place of the one that it has."""
+    """Write a folder's capture.json, replacing an existing one."""
     files.write(folder / METADATA_FILE, _as_text(metadata))
 
 
 def _as_text(metadata: Mapping[str, Any]) -> str:
     text = json.dumps(metadata, indent=2, default=repr)
-    if "\\ud" in text:  # perhaps half of a character, which no reader takes
+    if "\\ud" in text:  # perhaps a lone surrogate, which JSON readers refuse
         text = json.dumps(files.encodable(json.loads(text)), indent=2)
     return text
 
@@ -150,7 +155,7 @@ def name_of(folder: Path) -> str:
 
 
 def is_queued(folder: Path) -> bool:
-    """Whether a folder holds a whole trace whose sinks have not all run."""
+    """Whether a folder is queued: its trace is complete, its sinks have not all run."""
     return (
         folder.name.endswith(_QUEUED)
         and files.is_folder(folder)
@@ -159,7 +164,7 @@ def is_queued(folder: Path) -> bool:
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
-    """Say that the trace in a partial folder is whole; gives the queued folder."""
+    """Write capture.json into a partial folder and rename it to a queued one, which is returned."""
     name = name_of(staging)
     _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
     folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
@@ -169,30 +174,30 @@ def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
 
 
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Give a queued folder its name, or where that is taken meanwhile a free one; renaming onto files fails."""
+    """Rename a queued folder to its name, or to a free one; return the new path."""
     for name in _names(name_of(folder)):
-        place = folder.with_name(name)
-        if files.exists(place):
+        target = folder.with_name(name)
+        if files.exists(target):
             continue
         if name != metadata.get("name"):
             describe(folder, metadata | {"name": name})
         try:
-            return folder.rename(place)
+            return folder.rename(target)
         except OSError:
-            if not files.exists(place):
+            if not files.exists(target):
                 raise
     raise AssertionError("unreachable")
 
 
 def remove(folder: Path) -> None:
-    """Remove a capture, so that nobody ever sees half of it."""
+    """Remove a capture; it is renamed first, so that nobody sees half of it."""
     with suppress(OSError):
         folder = folder.rename(folder.with_name(f".{folder.name}{_PARTIAL}"))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
-    """The queued folders in a folder for captures, or down to a depth below it, oldest first; none behind links."""
+    """The queued folders in `depth` levels of folders, oldest first; links are skipped."""
     found = [
         f
         for folder in _folders(output_dir, depth)
@@ -203,22 +208,22 @@ def queued(output_dir: Path, depth: int = 1) -> list[Path]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """A folder and those below it, `depth` levels in all, without those behind links."""
+    """A folder and its subfolders, `depth` levels in all; skips links."""
     yield folder
     if depth > 1:
         with suppress(OSError):
-            for inner in folder.iterdir():
-                if files.is_folder(inner):
-                    yield from _folders(inner, depth - 1)
+            for subfolder in folder.iterdir():
+                if files.is_folder(subfolder):
+                    yield from _folders(subfolder, depth - 1)
 
 
 def queued_of(job: Job) -> list[Path]:
-    """The queued folders of a job's run and rank that its user owns, oldest first."""
+    """The queued folders of a job's run, rank and owner, oldest first."""
     return [folder for folder in queued(Path(job.folder)) if is_queued_of(folder, job)]
 
 
 def is_queued_of(folder: Path, job: Job) -> bool:
-    """Whether a folder is queued, of a job's run and rank, and owned by its user."""
+    """Whether a folder is queued and has a job's run, rank and owner."""
     if not is_queued(folder):
         return False
     try:
@@ -233,15 +238,15 @@ def is_queued_of(folder: Path, job: Job) -> bool:
 def _described_at(folder: Path) -> int:
     try:
         return (folder / METADATA_FILE).stat().st_mtime_ns
-    except OSError:  # finished meanwhile
+    except OSError:  # it has just been finished
         return 0
 
 
-def tidy(output_dir: Path) -> None:
-    """Remove what runs that have ended left half written, and say which windows they left queued."""
+def remove_stale(output_dir: Path) -> None:
+    """Remove partial files of ended runs, and warn about windows that they left queued."""
     for staging in output_dir.glob(f".*{_PARTIAL}"):
-        with suppress(OSError):  # taken away by another that tidies, or somebody else's
-            if files.is_folder(staging) and _is_left(staging):
+        with suppress(OSError):  # another process removes it too, or it belongs to another user
+            if files.is_folder(staging) and _is_stale(staging):
                 shutil.rmtree(staging)
     for half_written in output_dir.glob(".execution_trace_*.partial.json"):
         run = half_written.name.split("_")[2]
@@ -258,14 +263,15 @@ def tidy(output_dir: Path) -> None:
         run_lock.remove_if_free(path)
     if left:
         logger.warning(
-            "An earlier run left {} recorded but without its tables: `instrument export {}` finishes that.",
+            "An earlier run left {} recorded but without its tables: `instrument export {}` "
+            "finishes that.",
             ", ".join(left),
             output_dir,
         )
 
 
-def _is_left(staging: Path) -> bool:
-    """Whether nobody writes into a partial folder any more; where no lock tells, it must be a day old."""
+def _is_stale(staging: Path) -> bool:
+    """Whether no run writes into a partial folder any more; without locks, it must be a day old."""
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
         alive = run_lock.lives(staging.parent, run)

@@ -1,4 +1,4 @@
-"""The table over all ranks of a run's last window, left beside the captures where the run ends."""
+"""The table of all ranks for a run's last window, written at the end of the run."""
 
 from __future__ import annotations
 
@@ -14,49 +14,58 @@ from instrument.runs.run import Ranks, Run, few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"
-# Where a run ends, the other ranks' workers are still busy: so long the worker of the lowest rank waits for them, and
-# so long without any news of them, as on a node whose disk the others do not share.
-PATIENT_S, _QUIET_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
+# At the end of a run the workers of other ranks are still busy. The longest wait of the lowest
+# rank's worker for them; without any sign of them, as on a disk that is not shared; and between two
+# looks.
+LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
-def write_rank_report(job: Job, last: Path, patient_s: float) -> None:
-    """Where the lowest of several ranks ends its run: leave the table of its last window over all, and say where it is.
+def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
+    """On the lowest rank, write the table of all ranks for the last window, and log its path.
 
-    Waits for the others' summaries at most so long, by looking at the folder. With `first_per_node`, where nobody knows
-    how many come, until none has come for 3 s. No rank is asked for anything, so none can hang here.
+    It looks for the summaries of the other ranks in the folder. It ends early once all are there;
+    with `first_per_node`, where their number is unknown, once no new one came for 3 s. It sends no
+    message to other ranks, so it cannot hang.
+
+    Args:
+        job: the job of this rank.
+        last: the capture of the last window.
+        longest_wait_s: the longest wait for summaries.
     """
     lowest = min(job.ranks) if isinstance(job.ranks, list) else 0
     if job.rank != lowest or job.world_size < 2:
         return
     folder, name = Path(job.folder), last.name.rpartition("_rank")[0]
-    ranks = _gathered(folder, name, patient_s, planned=job.ranks != "first_per_node")
+    ranks = _wait_for_ranks(folder, name, longest_wait_s, planned=job.ranks != "first_per_node")
     if ranks is None or len(ranks.summaries) < 2:
         return
     files.write(folder / FILE, f"{as_text(ranks)}\n")
-    later = (
-        f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` tells of all"
+    missing = (
+        f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` shows all"
     )
-    said = later if ranks.missing else ""
-    logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, said)
+    note = missing if ranks.missing else ""
+    logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, note)
 
 
-def _gathered(output_dir: Path, name: str, patient_s: float, *, planned: bool) -> Ranks | None:
-    """The window of that name, once all ranks' summaries are there or nothing more is to be waited for."""
-    began = heard = time.monotonic()
+def _wait_for_ranks(
+    output_dir: Path, name: str, longest_wait_s: float, *, planned: bool
+) -> Ranks | None:
+    """The window `name` on all ranks, once all summaries exist or the wait is over."""
+    began = last_sign = time.monotonic()
     seen: set[Path] = set()
     while True:
-        there = {
+        found = {
             path.parent
             for path in output_dir.glob(f"[!.]*/{SUMMARY_FILE}")
             if path.parent.name.startswith(f"{name}_rank")
         }
-        on_its_way = next(output_dir.glob(f".{name}_rank*"), None) is not None
+        is_one_unfinished = next(output_dir.glob(f".{name}_rank*"), None) is not None
         now = time.monotonic()
-        if there - seen or on_its_way:
-            heard = now
-        ranks = Run.load(*sorted(there)).windows[-1] if there - seen else None
-        seen = there
-        over = now - began >= patient_s or now - heard > _QUIET_S
+        if found - seen or is_one_unfinished:
+            last_sign = now
+        ranks = Run.load(*sorted(found)).windows[-1] if found - seen else None
+        seen = found
+        over = now - began >= longest_wait_s or now - last_sign > _WITHOUT_SIGN_S
         if seen and (over or (planned and ranks is not None and not ranks.missing)):
             return ranks or Run.load(*sorted(seen)).windows[-1]
         if over:

@@ -1,6 +1,6 @@
-"""`profiler.keep` and `profiler.disk_budget`: the oldest captures of a run are removed while it goes on.
+"""`profiler.keep` and `profiler.disk_budget`: removes the oldest captures of a run.
 
-What there is, the output folder says: no list is kept beside it that could say something else.
+The output folder is the only list of captures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from instrument.worker import queue
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """What `capture.json` says of where a capture comes from."""
+    """The fields of `capture.json` that identify a capture's run and its order."""
 
     run: str = ""
     started_at: str = ""
@@ -33,18 +33,18 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run while there are too many, or they are too large; never the newest.
+    """Remove the oldest captures of a run while they exceed a limit; never the newest.
 
-    Cost: nothing without limits. With them, the `capture.json` of each capture of this rank is read, some 0.1 ms each,
-    and with a budget the files of each are listed, some 0.04 ms each.
+    Cost: nothing without limits. Otherwise it reads the `capture.json` of each capture of this
+    rank, about 0.1 ms each; with a budget it also lists the files of each, about 0.04 ms.
 
     Args:
         output_dir: the folder for captures.
-        run: the id of the run; a resumed run has another one, and removes nothing of the first.
-        rank: whose captures they are.
-        keep: how many captures may stay.
-        budget: how many bytes they may take together.
-        needed: says of a capture whether it must stay for now, as one that is still to be sent.
+        run: the id of the run; a resumed run has another id, so captures of the first run stay.
+        rank: the rank of the captures.
+        keep: the most captures.
+        budget: the most bytes of all captures together.
+        needed: whether a capture must stay for now, for example until it is uploaded.
 
     Returns:
         The captures that were removed.
@@ -67,9 +67,9 @@ def enforce(
 
 
 def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
-    """The finished captures of one rank of a run in its output folder, oldest first; links are skipped."""
+    """The finished captures of a run on one rank, oldest first; links are skipped."""
     found = list[tuple[str, Path]]()
-    # behind the rank stands nothing, or the number that a taken name was given
+    # with the number that `queue` adds to a name that was taken
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
             with suppress(OSError, *BAD_JSON):

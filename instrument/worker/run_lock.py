@@ -1,7 +1,7 @@
-"""Whether a run is still alive: a locked file in its folder for captures.
+"""A locked file in the folder for captures, which shows whether a run is alive.
 
-The kernel takes the lock away with the last process that holds it, however that ends. A process number would tell less:
-containers that share a host's name have the same numbers.
+The kernel releases the lock when the last process that holds it ends in any way. A process id would
+not do: containers with the same host name use the same ids.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _TRIES = 5
 
 
 class RunLock:
-    """The lock of one run, held by the trainer and, as it inherits the handle, by the worker beside it.
+    """The lock of one run, held by the trainer and by the worker, which inherits the handle.
 
     Attributes:
         path: the locked file.
-        handle: its descriptor; None while it is not held, and where the file system has no locks.
+        handle: its file descriptor; None while it is not held, or if the file system has no locks.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -31,7 +31,7 @@ class RunLock:
         self.handle: int | None = None
 
     def hold(self) -> bool:
-        """Take the lock, unless it is held already; gives whether it is held."""
+        """Take the lock if it is not held yet; returns whether it is held."""
         for _ in range(_TRIES if self.handle is None else 0):
             handle = _locked(self.path, os.O_CREAT)
             if handle is None:
@@ -40,11 +40,11 @@ class RunLock:
                 self.handle = handle
                 _held.add(self)
                 break
-            os.close(handle)  # another process took the new file for a dead run's, and removed it
+            os.close(handle)  # another process has removed the new file as that of a dead run
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
-        """Let go of it. The file goes too where all of the run's work is `done`; else the worker removes it."""
+        """Release the lock; remove the file if all work is `done` or no worker holds it."""
         if self.handle is not None:
             self.forget()
             if done:
@@ -53,7 +53,7 @@ class RunLock:
                 remove_if_free(self.path)
 
     def forget(self) -> None:
-        """Close this process's handle alone."""
+        """Close the handle of this process only."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
@@ -61,12 +61,12 @@ class RunLock:
 
 
 def path_of(folder: Path, run: str) -> Path:
-    """The locked file of a run with this id."""
+    """The path of a run's locked file."""
     return folder / f".run-{run}.lock"
 
 
 def lives(folder: Path, run: str) -> bool | None:
-    """Whether a process of that run is alive; None where locks do not tell."""
+    """Whether a process of a run is alive; None if locks are not available."""
     if fcntl is None or not run:
         return None
     try:
@@ -88,7 +88,7 @@ def lives(folder: Path, run: str) -> bool | None:
 
 
 def remove_if_free(path: Path) -> None:
-    """Remove the file of a run that no process holds any more."""
+    """Remove a locked file if no process holds it."""
     handle = _locked(path, 0)
     if handle is not None:
         path.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def remove_if_free(path: Path) -> None:
 
 
 def _locked(path: Path, create: int) -> int | None:
-    """A descriptor of the file with the lock on it; None where it cannot be had."""
+    """Lock a file and return its descriptor; None if another process holds it or on any error."""
     if fcntl is None:
         return None
     try:
@@ -105,7 +105,7 @@ def _locked(path: Path, create: int) -> int | None:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process holds it, or the file system has no locks
+    except OSError:  # held by another process, or no locks on this file system
         os.close(handle)
         return None
     return handle
@@ -122,7 +122,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: close the handles, or the lock would outlive the run."""
+    """Close the handles in a forked child, so that the lock does not outlive the run."""
     for lock in list(_held):
         lock.forget()
 

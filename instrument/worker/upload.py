@@ -1,12 +1,14 @@
-"""Finished captures sent to a URL: each into a folder of its name there, URL/NAME, its capture.json last.
+"""Uploads finished captures, each into the folder URL/NAME, with capture.json last.
 
-The folder is claimed first, by a file `upload.json` with a token that the capture keeps; one that another capture has
-claimed, or that somebody filled, is left alone, and NAME-2 is taken. A capture counts as sent when the server lists
-every file with its size, and with its MD5 where the server's ETags are such sums; `upload.json` in the capture then
-says so. What was sent in part, because a process was killed, goes on from there.
+An upload first claims the folder with a file `upload.json`, which holds a token that the capture
+keeps. If another capture has claimed the folder, or it holds other files, NAME-2 is used. A capture
+counts as uploaded when the server lists all its files with their sizes, and with their MD5 sums if
+the server's ETags are such sums; then the capture's own `upload.json` records it. An interrupted
+upload is resumed.
 
-Sent is all that lies in a capture's folder, but for hidden files and the kept columns of its trace; what sinks write
-elsewhere in the run, as `tensorboard` and `parquet` do, is not. Nothing at the URL is ever removed.
+All files in a capture's folder are uploaded but hidden ones and cached columns; files that sinks
+write elsewhere, such as those of `tensorboard` and `parquet`, are not. Nothing at the URL is ever
+removed.
 """
 
 from __future__ import annotations
@@ -34,61 +36,61 @@ from instrument.sinks import Sink
 from instrument.storage import filesystem
 from instrument.worker import waiting
 
-# How long is waited before each further try at one capture.
+# The pauses between the tries at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-_LONGEST = 64
-# What the sink is called among a run's sinks, where no sink of the user's can have the name.
+_MOST_PENDING = 64
+# The name among a run's sinks, which no sink of the user can have.
 SINK_NAME = "profiler.upload_to"
 
 
 class Upload(Sink):
-    """Sends finished captures one after the other, on a thread of its own; runs behind all other sinks.
+    """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
-    One that fails is tried again after a while, six times in all, and then when another has arrived; while the server
-    is away each of the others has one try, and so has one that nothing but a change there will help: no such bucket, no
-    right to write. What cannot be sent is said once and kept.
+    A capture is tried six times with pauses, and again after another capture has been uploaded. It
+    is tried only once while an earlier one has failed, and if only a change at the server can help:
+    a missing bucket, missing permissions. The first failure is logged; the captures are kept.
     """
 
     needs_final_folder: ClassVar[bool] = True
 
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
-    on_change: Callable[[list[Path]], Any] = Field(default=lambda pending: None, repr=False)  # noqa: ARG005
-    """Called with the captures that have a try ahead of them, whenever these change."""
+    on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
+    """Called with the captures that are still to be tried whenever they change."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
-    _left: list[Path] = PrivateAttr(default_factory=list)  # tried in vain
+    _failed: list[Path] = PrivateAttr(default_factory=list)
     _thread: Thread | None = PrivateAttr(None)
     _failure_reported: bool = PrivateAttr(False)
     _closed: bool = PrivateAttr(False)
 
     def write(self, capture: Capture, folder: Path) -> None:  # noqa: ARG002
-        """Have a finished capture sent."""
+        """Queue a finished capture for upload."""
         self.submit(folder)
 
     def submit(self, *folders: Path) -> None:
-        """Have finished captures sent; one that there is no room for, or no thread any more, is left."""
+        """Queue finished captures; if the queue is full, they count as failed."""
         with self._changed:
             for folder in folders:
-                full = len(self._pending) >= _LONGEST
-                (self._left if full else self._pending).append(folder)
+                is_full = len(self._pending) >= _MOST_PENDING
+                (self._failed if is_full else self._pending).append(folder)
             try:
                 if self._thread is None:
                     self._thread = Thread(target=self._work, name="instrument upload", daemon=True)
                     self._thread.start()
-            except RuntimeError:  # the interpreter ends
+            except RuntimeError:  # no thread can be started: the interpreter shuts down
                 self._thread = None
                 self._pending.clear()
             self.on_change(self._pending)
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether a capture has a try ahead of it; one that was tried in vain has that only when another arrives."""
+        """Whether a capture is still to be tried; not after it has failed."""
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until each has arrived or was left, at most the time allowed, and say what for; None: silently."""
+        """Wait until every capture is uploaded or has failed; with a timeout, report progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -113,20 +115,20 @@ class Upload(Sink):
             with self._changed:
                 self._pending.remove(folder)
                 if arrived:
-                    self._pending += self._left
-                    self._left.clear()
+                    self._pending += self._failed
+                    self._failed.clear()
                 else:
-                    self._left.append(folder)
+                    self._failed.append(folder)
                 self.on_change(self._pending)
                 self._changed.notify_all()
 
     def _send_with_retries(self, folder: Path) -> bool:
-        """Send one capture, with as many tries as it takes and may have; gives whether it arrived."""
-        pauses = iter(() if self._left else _PAUSES_S)
+        """Upload one capture with retries; returns whether it succeeded."""
+        pauses = iter(() if self._failed else _PAUSES_S)
         while True:
             try:
                 logger.info("Sent {} to {}", folder.name, send(folder, self.url, self.options))
-            except Exception as error:  # whatever a file system raises
+            except Exception as error:  # file systems raise anything
                 reason = without_secrets(reason_of(error), self.options)
                 pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
@@ -146,8 +148,8 @@ class Upload(Sink):
         if not self._failure_reported:
             self._failure_reported = True
             logger.error(
-                "{} cannot be sent to {} ({}) and is kept, as further ones are, untold: `instrument export {}` sends "
-                "them.",
+                "{} cannot be sent to {} ({}) and is kept; failures of further ones are not "
+                "logged. `instrument export {}` sends them.",
                 folder.name,
                 self.url,
                 reason.rstrip("."),
@@ -156,26 +158,30 @@ class Upload(Sink):
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another try is in vain: there is no such bucket, it may not be written, or the interpreter ends."""
-    if isinstance(
-        error, FileNotFoundError | PermissionError
-    ):  # fsspec's packages make them of the server's answers
+    """Whether another try is in vain: no such bucket, no permission, interpreter shutdown."""
+    # fsspec's packages raise these for responses of the server
+    if isinstance(error, FileNotFoundError | PermissionError):
         return True
     return isinstance(error, RuntimeError) and "interpreter shutdown" in str(error)
 
 
 def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
-    """Send one finished capture and see that it has arrived; gives the URL of its folder there.
+    """Upload a finished capture, check that it arrived, and return the URL of its folder.
+
+    Args:
+        folder: the folder of the capture.
+        url: the URL of the parent folder.
+        options: fsspec's options for the URL.
 
     Raises:
-        CaptureError: a file did not arrive whole.
-        Exception: whatever the package behind the URL raises.
+        CaptureError: a file did not arrive completely.
+        Exception: fsspec's package for the URL raised it.
     """
     fs, base = filesystem(url, options)
     token = _note(folder).get("token") or uuid4().hex
     _keep_note(folder, {"token": token})
     names = (folder.name if number == 1 else f"{folder.name}-{number}" for number in count(1))
-    name = next(name for name in names if _claimed(fs, f"{base}/{name}", token))
+    name = next(name for name in names if _claim_folder(fs, f"{base}/{name}", token))
     missing = _missing(fs, folder, f"{base}/{name}", token)
     for file in missing:
         _put(fs, folder / file, f"{base}/{name}/{file}")
@@ -190,15 +196,15 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
 
 
 def has_arrived(folder: Path, url: str) -> bool:
-    """Whether a finished capture was sent to a folder at this URL."""
+    """Whether a finished capture was uploaded below this URL."""
     return str(_note(folder).get("sent_to")).startswith(f"{url.rstrip('/')}/")
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """What `upload.json` says: the token, and once it has arrived where; empty where there is none.
+    """A capture's `upload.json`: the token, and the URL once it is uploaded; or nothing.
 
-    A token counts in the very folder that it was made for, known by its inode: with that of another capture, which
-    stands beside that one at its URL, a download could have the other overwritten.
+    It is valid only in the folder that it was written for, known by its inode. Otherwise a
+    downloaded capture with the token of another one could overwrite that one at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))
@@ -215,17 +221,17 @@ def _claim(token: str) -> bytes:
     return json.dumps({"token": token}).encode()
 
 
-def _claimed(fs: Any, place: str, token: str) -> bool:
-    """Whether a folder there is this capture's: claimed before, or free until now."""
-    claim = f"{place}/{NOTE_FILE}"
-    there = fs.find(place)
-    if there and claim not in there:  # somebody else's
+def _claim_folder(fs: Any, path: str, token: str) -> bool:
+    """Claim a remote folder unless it is in use; returns whether it belongs to the capture."""
+    claim = f"{path}/{NOTE_FILE}"
+    present = fs.find(path)
+    if present and claim not in present:  # files of others
         return False
-    if not there:
-        _make_folder(fs, place)
+    if not present:
+        _make_folder(fs, path)
         try:
             fs.pipe_file(claim, _claim(token), mode="create")
-        except FileExistsError:  # another was faster, or the answer to our own try was lost
+        except FileExistsError:  # claimed by another, or by ourselves if the response was lost
             pass
         except OSError as error:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
@@ -234,42 +240,40 @@ def _claimed(fs: Any, place: str, token: str) -> bool:
     return bool(fs.cat_file(claim) == _claim(token))
 
 
-def _make_folder(fs: Any, place: str) -> None:
-    if (
-        not fs.async_impl
-    ):  # object stores have no folders; being asked for one they may make a bucket
-        fs.makedirs(place, exist_ok=True)
+def _make_folder(fs: Any, path: str) -> None:
+    if not fs.async_impl:  # object stores have no folders, and might create a bucket
+        fs.makedirs(path, exist_ok=True)
 
 
-def _put(fs: Any, file: Path, there: str) -> None:
-    _make_folder(fs, there.rpartition("/")[0])
-    fs.put_file(str(file), there)
+def _put(fs: Any, file: Path, path: str) -> None:
+    _make_folder(fs, path.rpartition("/")[0])
+    fs.put_file(str(file), path)
 
 
-def _missing(fs: Any, folder: Path, place: str, token: str) -> list[str]:
-    """The files, in the order in which they are sent, that have not arrived whole."""
+def _missing(fs: Any, folder: Path, path: str, token: str) -> list[str]:
+    """The files that have not arrived completely, in the order of upload."""
     fs.invalidate_cache()
-    there = fs.find(place, detail=True)
-    sums = _etag(there.get(f"{place}/{NOTE_FILE}", {})) == _md5([_claim(token)])
+    present = fs.find(path, detail=True)
+    etags_are_md5 = _etag(present.get(f"{path}/{NOTE_FILE}", {})) == _md5([_claim(token)])
     return [
         file
         for file in files_of(folder)
-        if not _is_whole(folder / file, there.get(f"{place}/{file}"), sums)
+        if not _is_complete(folder / file, present.get(f"{path}/{file}"), etags_are_md5)
     ]
 
 
-def _is_whole(file: Path, there: Mapping[str, Any] | None, sums: bool) -> bool:
-    if there is None or there["size"] != file.stat().st_size:
+def _is_complete(file: Path, remote: Mapping[str, Any] | None, etags_are_md5: bool) -> bool:
+    if remote is None or remote["size"] != file.stat().st_size:
         return False
-    etag = _etag(there)
-    if not sums or "-" in etag:  # of a file sent in parts it is no sum
+    etag = _etag(remote)
+    if not etags_are_md5 or "-" in etag:  # the ETag of a multipart upload is no MD5
         return True
     with file.open("rb") as content:
         return etag == _md5(iter(lambda: content.read(1 << 20), b""))
 
 
-def _etag(there: Mapping[str, Any]) -> str:
-    return str(there.get("ETag", "")).strip('"')
+def _etag(remote: Mapping[str, Any]) -> str:
+    return str(remote.get("ETag", "")).strip('"')
 
 
 def _md5(parts: Iterable[bytes]) -> str:

@@ -1,4 +1,4 @@
-"""What `stop` says while it waits for windows that others finish or send."""
+"""Waits with a progress report, while the worker finishes windows or a thread uploads them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from threading import Condition
 
 from loguru import logger
 
-# How long is waited without a word, and then between two.
-_SILENT_S, _PATIENT_S = 2.0, 60.0
+# The time before the first report, and between two log messages.
+_SILENT_S, _LOG_EVERY_S = 2.0, 60.0
 
 
 def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, whom: str) -> None:
-    """Wait until nothing is left, at most the time allowed; say what for. `changed` is held, and told of each change.
+    """Wait until nothing is left, at most `timeout_s`, and report the progress.
 
-    `left` names what is left, in order, and is asked again after each change.
+    Args:
+        changed: a condition that the caller holds, notified after each change.
+        left: the names of what is left, in order; called after each change.
+        timeout_s: the longest wait.
+        whom: what is waited for, in the report.
     """
-    began, total, said = time.monotonic(), len(left()), False
+    began, total, reported = time.monotonic(), len(left()), False
     try:
         while (names := left()) and (waited := time.monotonic() - began) < timeout_s:
-            said, total = (
-                waited >= _SILENT_S,
-                max(total, len(names)),
-            )  # those left before may have another try
-            pause = _tell(names, total, timeout_s, whom) if said else _SILENT_S
+            reported = waited >= _SILENT_S
+            total = max(total, len(names))  # failed uploads may be tried again
+            pause = _report(names, total, timeout_s, whom) if reported else _SILENT_S
             changed.wait(min(pause, timeout_s - waited))
     finally:
-        if said and sys.stderr.isatty():
+        if reported and sys.stderr.isatty():
             print(end="\r\033[K", file=sys.stderr)
 
 
-def _tell(names: list[str], total: int, timeout_s: float, whom: str) -> float:
-    """Say what is waited for, on a terminal as a bar that is drawn anew; gives the seconds until the next word."""
+def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
+    """Show a progress bar on a terminal, else log; returns the seconds until the next report."""
     if not sys.stderr.isatty():
         logger.info(
             "Waits for the {}, at most {:g} s: {} of {} windows to go, now {}",
@@ -43,7 +45,7 @@ def _tell(names: list[str], total: int, timeout_s: float, whom: str) -> float:
             total,
             names[0],
         )
-        return _PATIENT_S
+        return _LOG_EVERY_S
     done = total - len(names)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
     print(

@@ -138,12 +138,12 @@ def test_through_a_link_nothing_is_written(tmp_path: Path) -> None:
 def test_where_nobody_listens_the_command_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(
-        CaptureError, match=r"No run listens in or below .*'profiler/triggers=\[file\]'"
-    ):
+    with pytest.raises(CaptureError, match=r"No run in or below .*'profiler/triggers=\[file\]'"):
         ask(tmp_path, None)
     assert main(["trigger", str(tmp_path)]) == 2
-    assert f"instrument: No run listens in or below {tmp_path}" in capsys.readouterr().err
+    assert (
+        f"instrument: No run in or below {tmp_path} has the file trigger" in capsys.readouterr().err
+    )
 
 
 def test_the_command_has_a_running_session_record(

@@ -13,7 +13,8 @@ from instrument import Session
 
 
 def run_out(folder: Path, error: Exception, **options: Any) -> Session:
-    session = Session({"active": 5, "output_dir": folder, **options}, triggers=["out_of_memory"])
+    given = {"active": 5, "output_dir": folder, "export": "inline", **options}
+    session = Session(given, triggers=["out_of_memory"])
 
     def run() -> None:
         with session:

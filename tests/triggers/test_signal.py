@@ -87,7 +87,7 @@ def test_off_the_main_thread_it_says_so_once_and_the_session_runs(tmp_path: Path
     thread.start()
     thread.join()
     assert log.at("WARNING") == [
-        "The signal trigger does nothing: the session was started on a thread that is not the main."
+        "The signal trigger does nothing: the session was not started on the main thread."
     ]
     assert len(running.captures) == 1
     assert signal.getsignal(SIGNAL) is before

@@ -15,7 +15,7 @@ from instrument import Session, Trigger
 from instrument.errors import ConfigError
 from instrument.record import trigger_runner as watching
 from instrument.record.trigger_runner import TriggerRunner
-from instrument.triggers import Ask, Request, Step, TriggerCallbacks
+from instrument.triggers import Request, RequestWindow, Step, TriggerCallbacks
 
 
 class Always(Trigger):
@@ -112,7 +112,7 @@ class Polled(Trigger):
     calls: list[Any]
     fails: bool = False
 
-    def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
+    def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
         calls, done = self.calls, Event()
         self.calls.append(done)
 
@@ -158,7 +158,7 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
     log.errors_expected = True
 
     class Fails(Trigger):
-        def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
+        def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
             raise OSError("no")
 
     with Session(
@@ -183,14 +183,13 @@ def test_a_trigger_that_would_leave_the_program_costs_itself_alone(
         raise SystemExit(3)
 
     class Leaves(Trigger):
-        def begin(self, folder: Path, ask: Ask) -> TriggerCallbacks:
+        def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
             if where == "begin":
                 leave()
             return TriggerCallbacks(**{where: leave})
 
-    session = Session(
-        {"at_steps": [1], "active": 1, "output_dir": tmp_path}, triggers={"mine": Leaves()}
-    )
+    options = {"at_steps": [1], "active": 1, "export": "inline", "output_dir": tmp_path}
+    session = Session(options, triggers={"mine": Leaves()})
 
     def train() -> None:
         with session:
