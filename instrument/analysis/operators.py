@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
@@ -68,7 +66,7 @@ OPS_WITHOUT_FLOPS: Schema = schema(
 )
 
 
-class OperatorTable(Table):
+class OperatorTable(GroupableTable):
     """One row for each operator, annotation and runtime call by name, in the order of their first calls.
 
     See `OPERATORS`. Times are nanoseconds, byte columns are allocated less freed. No column counts
@@ -86,28 +84,9 @@ class OperatorTable(Table):
 
     def __init__(self, links: Links, calls: Calls) -> None:
         cells = _rows(calls, np.zeros(len(calls.name), np.int64), {})
-        super().__init__({name: cells[name] for name in names_of(OPERATORS)})
+        super().__init__({name: cells[name] for name in names_of(OPERATORS)}, _keys(cells))
         self._links = links
         self._calls = calls
-        self._rows = list(zip(cells["name"], cells["kind"]))  # of which calls it is
-        self._order: tuple[str, bool | None] | None = None
-
-    def sort(self, by: str, *, descending: bool | None = None) -> OperatorTable:
-        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
-        made = cast(OperatorTable, super().sort(by, descending=descending))
-        made._order = by, descending
-        return made
-
-    def _take(self, indices: Iterable[int]) -> OperatorTable:
-        chosen = list(indices)
-        made = cast(OperatorTable, super()._take(chosen))
-        made._rows = [self._rows[k] for k in chosen]
-        return made
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> OperatorTable:
-        made = copy(self)
-        Table.__init__(made, columns)
-        return made
 
     @property
     def shared_ns(self) -> int:
@@ -140,14 +119,10 @@ class OperatorTable(Table):
                 f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
             )
         codes, labels = GROUPINGS[what](self._links, self._calls, depth)
-        names = names_of(OPERATORS)
         cells = _rows(self._calls, codes, {what: labels})
-        table = Table({name: cells[name] for name in (names[0], what, *names[1:])})
-        if len(kept := set(self._rows)) < len(set(zip(cells["name"], cells["kind"]))):
-            table = table.where(lambda row: (row.name, row.kind) in kept)
-        return (
-            table if self._order is None else table.sort(self._order[0], descending=self._order[1])
-        )
+        first, *others = names_of(OPERATORS)
+        columns = {name: cells[name] for name in (first, what, *others)}
+        return self._regrouped(columns, _keys(cells))
 
     @property
     def ops_without_flops(self) -> Table:
@@ -178,6 +153,11 @@ class OperatorTable(Table):
         return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
             "cpu_ns" if device is None else "device_ns"
         )
+
+
+def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
+    """What identifies a row in every grouping."""
+    return list(zip(cells["name"], cells["kind"]))
 
 
 def operators(links: Links) -> OperatorTable:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
     ACCUMULATE,
@@ -114,7 +113,7 @@ class Slices:
     spans: dict[str, Ints | None]
 
 
-class RangeTable(Table):
+class RangeTable(GroupableTable):
     """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
 
     See `RANGES`. Times are whole nanoseconds. What the trace cannot tell is None. What is recomputed bears the name
@@ -143,28 +142,8 @@ class RangeTable(Table):
             "module_type": types,
             "depth": paths.depths,
         }
-        self._names: Sequence[str] = paths.names
-        self._order: tuple[str, bool | None] = ("", None)
-        super().__init__(
-            {**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))}
-        )
-
-    def sort(self, by: str, *, descending: bool | None = None) -> RangeTable:
-        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
-        made = cast(RangeTable, super().sort(by, descending=descending))
-        made._order = by, descending
-        return made
-
-    def _take(self, indices: Iterable[int]) -> RangeTable:
-        chosen = list(indices)
-        made = cast(RangeTable, super()._take(chosen))
-        made._names = [self._names[k] for k in chosen]
-        return made
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> RangeTable:
-        made = copy(self)
-        Table.__init__(made, columns)
-        return made
+        quantities = self._quantities(np.arange(len(paths.names)), len(paths.names))
+        super().__init__({**labels, **quantities}, paths.names)
 
     def by(self, what: Literal["name"]) -> Table:
         """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
@@ -178,11 +157,8 @@ class RangeTable(Table):
             raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
         index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
         group = np.array([index[name] for name in self._paths.names], np.int64)
-        table = Table({"name": list(index), **self._quantities(group, len(index))})
-        if len(kept := set(self._names)) < len(index):
-            table = table.where(lambda row: row.name in kept)
-        by, descending = self._order
-        return table.sort(by, descending=descending) if by in table.columns else table
+        columns = {"name": list(index), **self._quantities(group, len(index))}
+        return self._regrouped(columns, list(index))
 
     @cached_property
     def attribution(self) -> Table:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from instrument.errors import MissingPackage
 from instrument.printable import printable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+    from typing_extensions import Self
 
 # In place of a number of rows, as in torch's `row_limit`.
 ALL = -1
@@ -238,7 +239,7 @@ class Table:
         """Each column's types elsewhere; None where its cells are of no plain kind."""
         return ((name, _DTYPES.get(_kind(name, values))) for name, values in self._columns.items())
 
-    def _take(self, indices: Any) -> Table:
+    def _take(self, indices: Iterable[int]) -> Table:
         chosen = list(indices)
         return self._with(
             {name: [column[i] for i in chosen] for name, column in self._columns.items()}
@@ -286,6 +287,52 @@ class Table:
         )
 
     __html__ = _repr_html_  # for templates that contain a table
+
+
+class GroupableTable(Table):
+    """A table whose rows can be grouped in another way after `sort`, `head`, `where` and `select`.
+
+    `keys` identifies each row. The rows that another grouping makes of a row have the same key.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        keys: Iterable[Hashable],
+        *,
+        begin_ns: int = 0,
+    ) -> None:
+        super().__init__(columns, begin_ns=begin_ns)
+        self._keys = list(keys)
+        self._sorted_by: tuple[str, bool | None] | None = None
+
+    def sort(self, by: str, *, descending: bool | None = None) -> Self:
+        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
+        made = cast("Self", super().sort(by, descending=descending))
+        made._sorted_by = TORCH_NAMES.get(by, by), descending
+        return made
+
+    def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
+        """The rows of another grouping whose keys this table has, sorted as this table is."""
+        table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
+        if not kept.issuperset(keys):
+            table = table._take(row for row, key in enumerate(keys) if key in kept)
+        if self._sorted_by is None or self._sorted_by[0] not in table.columns:
+            return table
+        by, descending = self._sorted_by
+        return table.sort(by, descending=descending)
+
+    def _take(self, indices: Iterable[int]) -> Table:
+        chosen = list(indices)
+        made = cast("Self", super()._take(chosen))
+        made._keys = [self._keys[row] for row in chosen]
+        return made
+
+    def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
+        made = object.__new__(type(self))
+        own = {name: list(column) for name, column in columns.items()}
+        made.__setstate__(vars(self) | {"_columns": own})
+        return made
 
 
 def _passes(cell: Any, wanted: Any) -> bool:
