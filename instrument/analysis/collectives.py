@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, Work
+from instrument.analysis.groupby import Groups
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import merged, sweep
@@ -69,13 +70,10 @@ def collectives(events: Events, work: Work) -> Table:
 
 def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
     """The how-many-eth each is of its name and group in its step."""
-    order = np.lexsort((events.start_ns[index], events.group[index], events.name[index], step))
-    keys = np.stack([step, events.name[index], events.group[index]])[:, order]
-    first = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: len(order)]
-    position = np.arange(len(order))
-    ordinal = np.zeros(len(order), np.int64)
-    ordinal[order] = position - np.maximum.accumulate(np.where(first, position, 0))
-    return ordinal
+    keys = np.stack([step, events.name[index], events.group[index]])
+    same, groups = np.unique(keys, axis=1, return_inverse=True)
+    by_start = Groups(groups.reshape(-1), same.shape[1]).sorted_by(events.start_ns[index])
+    return by_start.ordinals()
 
 
 def _columns(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from instrument.analysis.groupby import intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.links import Links
@@ -77,11 +78,8 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
     if by not in tellers:
         raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
     found, names = tellers[by](links)
-    every = [*names, f"[no {by}]"]
-    index = {
-        name: position for position, name in enumerate(dict.fromkeys(every))
-    }  # overloads share a name
-    return np.array([index[name] for name in every], np.int64)[found], list(index)
+    numbers, labels = intern([*names, f"[no {by}]"])  # overloads share a name
+    return numbers[found], labels
 
 
 def module_frames(events: Events) -> Flags:

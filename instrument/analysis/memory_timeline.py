@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from instrument.analysis.groupby import groupby
 from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
@@ -181,15 +182,13 @@ class MemoryView:
             )
         position = np.arange(len(line.instant))
         alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
-        used, group = np.unique(codes[alive], return_inverse=True)
-        size, since = np.zeros(len(used), np.int64), np.full(len(used), np.iinfo(np.int64).max)
-        np.add.at(size, group, line.size_bytes[alive])
-        np.minimum.at(since, group, line.time_ns[alive])
+        used, groups = groupby(codes[alive])
+        size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
         rows = [
             *zip(
                 (labels[k] for k in used.tolist()),
                 size.tolist(),
-                np.bincount(group).tolist(),
+                groups.size.tolist(),
                 since.tolist(),
             )
         ]
@@ -387,14 +386,14 @@ class MemoryView:
 
     def _size_rows(self, line: Timeline) -> list[tuple[str, int, int, int, int | None]]:
         made = np.flatnonzero(line.size_bytes > 0)
-        size, group, count = np.unique(
-            line.size_bytes[made], return_inverse=True, return_counts=True
-        )
-        open_ended = self._partner[line.instant[made]] < 0
-        kept = np.bincount(group[open_ended], minlength=len(size)).tolist()
-        told = kept if self._has_addresses else [None] * len(size)
+        size, groups = groupby(line.size_bytes[made])
+        kept = groups.number(self._partner[line.instant[made]] < 0)
         rows = zip(
-            [line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told
+            [line.device] * len(size),
+            size.tolist(),
+            groups.size.tolist(),
+            (size * groups.size).tolist(),
+            groups.cells(kept if self._has_addresses else None),
         )
         return sorted(rows, key=lambda row: -row[3])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from instrument.analysis.groupby import intern
 from instrument.analysis.stacks import frames_around
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -56,9 +57,7 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = _interned(
-        _shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist()
-    )
+    codes, labels = intern(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
     return codes[code], labels
 
 
@@ -76,7 +75,7 @@ def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
         overloads[code] = split_overload(events.names[code])[1]
     if not any(overloads):
         return _unknown(calls)
-    codes, labels = _interned(overloads)
+    codes, labels = intern(overloads)
     return codes[_of_event(events.name, calls, -1)], labels
 
 
@@ -92,7 +91,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
     if not steps.size:
         return _unknown(calls)
     steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
-    codes, labels = _interned([*(step_number(events, k) for k in steps.tolist()), None])
+    codes, labels = intern([*(step_number(events, k) for k in steps.tolist()), None])
     return codes[step_at(events, steps, calls.start_ns)], labels
 
 
@@ -113,7 +112,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
         str(links.events.threads[k][0])
         for k in links.events.thread[calls.event[unlaunched]].tolist()
     ]
-    same, labels = _interned([*names, None, *ran_on])
+    same, labels = intern([*names, None, *ran_on])
     codes = _of_node(of_node, calls, len(names))
     codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
     return same[codes], labels
@@ -174,13 +173,6 @@ def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
 
 def _unknown(calls: Calls) -> Grouping:
     return np.zeros(len(calls.event), np.int64), [None]
-
-
-def _interned(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
-    """Each value's position among the distinct ones, and those."""
-    every = list(values)
-    index = {value: position for position, value in enumerate(dict.fromkeys(every))}
-    return np.array([index[value] for value in every], np.int64), list(index)
 
 
 def _shape_text(text: bytes) -> str:

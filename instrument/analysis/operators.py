@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.analysis import memory_attribution
+from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
@@ -137,18 +138,15 @@ class OperatorTable(GroupableTable):
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
         names, code = _display_names(events, call_tree)
         device = self._links.device_own_ns
-        rows, group = np.unique(code[nodes], return_inverse=True)
-        order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
+        rows, groups = groupby(code[nodes])
         totals = None if device is None else call_tree.with_descendants(device)[nodes]
-        ruled = call_tree.with_descendants(
-            events.named(has_rule)[call_tree.index].astype(np.int64)
-        )[nodes]
+        ruled = events.named(has_rule)[call_tree.index].astype(np.int64)
         columns = {
             "name": [names[k] for k in rows.tolist()],
-            "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
-            "calls": np.bincount(group, minlength=len(rows)).tolist(),
-            "cpu_ns": _sums(call_tree.total_ns[nodes], group, order, everything),
-            "device_ns": _sums(totals, group, order, everything),
+            "has_rule": (groups.sum(call_tree.with_descendants(ruled)[nodes]) > 0).tolist(),
+            "calls": groups.size.tolist(),
+            "cpu_ns": groups.sums(call_tree.total_ns[nodes]),
+            "device_ns": groups.sums(totals),
         }
         return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
             "cpu_ns" if device is None else "device_ns"
@@ -171,20 +169,20 @@ def operators(links: Links) -> OperatorTable:
 def _calls(links: Links) -> Calls:
     events, call_tree = links.events, links.call_tree
     names, name = _display_names(events, call_tree)
-    kept, top = _folded(call_tree, name)
+    kept, folded = _folded(call_tree, name)
     quantities: Quantities = {
         "cpu_ns": call_tree.total_ns[kept],
-        "self_cpu_ns": _at_top(call_tree.own(links.spent_ns), top)[kept],
-        **_device_times(links, kept, top),
-        **_bytes(events, call_tree, kept, top),
-        "flops": _flops(links.flops, kept, top),
+        "self_cpu_ns": folded.sum(call_tree.own(links.spent_ns))[kept],
+        **_device_times(links, kept, folded),
+        **_bytes(events, call_tree, kept, folded),
+        "flops": _flops(links.flops, kept, folded),
     }
     counted = {
-        "share": _at_top(call_tree.own(links.counted_ns), top)[kept],
+        "share": folded.sum(call_tree.own(links.counted_ns))[kept],
         "total_share": links.counted_ns[kept],
     }
     if (device := links.counted_device_own_ns) is not None:
-        counted["device_share"] = _at_top(device, top)[kept]
+        counted["device_share"] = folded.sum(device)[kept]
         counted["device_total_share"] = call_tree.with_descendants(device)[kept]
     nodes = np.arange(len(call_tree))
     calls = Calls(
@@ -225,16 +223,12 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
     ]
     plain = [split_overload(name)[0] for name in shown]
-    index = {
-        name: position
-        for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
-    }
-    codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
-    is_operator = events.among(OPERATOR)[call_tree.index].astype(np.int64)
-    return tuple(index), codes[is_operator, events.name[call_tree.index]]
+    codes, names = intern([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW])
+    is_operator = events.among(OPERATOR)[call_tree.index]
+    return tuple(names), codes[is_operator * len(shown) + events.name[call_tree.index]]
 
 
-def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Ints]:
+def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
     """Which nodes stay when an only child of its parent's name is folded into it, and where each node ends up.
 
     Folding one pair changes nothing for another, as a parent takes over its child's children: so all pairs can be
@@ -243,43 +237,36 @@ def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Ints]:
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
     folds = inner & (name == name[call_tree.parent]) & (children[call_tree.parent] == 1)
-    return ~folds, call_tree.nearest(~folds)
+    return ~folds, Groups(call_tree.nearest(~folds), len(call_tree))
 
 
-def _at_top(own: Ints, top: Ints) -> Ints:
-    """What each node has itself, with that of the nodes folded into it."""
-    total = np.zeros(len(own), np.int64)
-    np.add.at(total, top, own)
-    return total
-
-
-def _device_times(links: Links, kept: Flags, top: Ints) -> Quantities:
+def _device_times(links: Links, kept: Flags, folded: Groups) -> Quantities:
     own = links.device_own_ns
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
     return {
         "device_ns": links.call_tree.with_descendants(own)[kept],
-        "self_device_ns": _at_top(own, top)[kept],
+        "self_device_ns": folded.sum(own)[kept],
     }
 
 
-def _bytes(events: Events, call_tree: CallTree, kept: Flags, top: Ints) -> Quantities:
+def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> Quantities:
     found: Quantities = {}
     for where, size in memory_attribution.sizes(events.memory).items():
         total = None if size is None else memory_attribution.within(call_tree, events.memory, size)
         found[f"{where}_bytes"] = None if total is None else total[kept]
         found[f"self_{where}_bytes"] = (
-            None if total is None else _at_top(call_tree.own(total), top)[kept]
+            None if total is None else folded.sum(call_tree.own(total))[kept]
         )
     return found
 
 
-def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
+def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
     """Each call's own operations with those folded into it, -1 where they are not known."""
     if own is None:
         return None
-    known = _at_top((own != UNKNOWN).astype(np.int64), top) > 0
-    return np.where(known, _at_top(np.maximum(own, 0), top), UNKNOWN)[kept]
+    known = folded.number(own != UNKNOWN) > 0
+    return np.where(known, folded.sum(np.maximum(own, 0)), UNKNOWN)[kept]
 
 
 def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
@@ -370,29 +357,28 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     """Calls summed by name, kind and one more code, in the order of the first call of each."""
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes
-    distinct, group = _distinct(key)
-    first = np.full(len(distinct), np.iinfo(np.int64).max)
-    np.minimum.at(first, group, calls.start_ns)
-    order = np.argsort(first, kind="stable")
-    chosen = distinct[order]
+    distinct, groups = groupby(key)
+    order = np.argsort(groups.min(calls.start_ns), kind="stable")
+    chosen, groups = distinct[order], groups.renumbered(order)
     columns: dict[str, list[Any]] = {
         "name": [calls.names[k] for k in chosen // (len(KINDS) * width)]
     }
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
-    columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
-    launched, outer = calls.name != calls.names.index(UNLAUNCHED_ROW), _outermost(calls, group)
+    columns["calls"] = groups.size.tolist()
+    launched = calls.name != calls.names.index(UNLAUNCHED_ROW)
+    outer = _outermost(calls, groups.of)
     for name, quantity in calls.quantities.items():
         counts = launched | (name in ("device_ns", "self_device_ns"))
         if name == "flops" and quantity is not None:
             counts &= quantity != UNKNOWN
-        columns[name] = _sums(quantity, group, order, counts & outer if name in _TOTALS else counts)
-    everything = np.ones(len(group), np.bool_)
+        columns[name] = groups.sums(quantity, counts & outer if name in _TOTALS else counts)
+    everything = np.ones(len(calls.name), np.bool_)
     for of, counts in (("", launched), ("device_", everything)):
         own = calls.counted.get(f"{of}share")
         whole = 0 if own is None else int(own.sum())
         for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
-            parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
+            parts = groups.sums(calls.counted.get(name) if whole else None, counting)
             columns[name] = [None if part is None else part / whole for part in parts]
     for where in ("cpu", "device"):
         pairs = zip(columns[f"{where}_ns"], columns["calls"])
@@ -401,15 +387,6 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         ]
     columns["kind"] = [KINDS[k] for k in chosen // width % len(KINDS)]
     return columns
-
-
-def _distinct(codes: Ints) -> tuple[Ints, Ints]:
-    """The codes that occur, and each one's position among them; where the codes are dense nothing is sorted."""
-    if codes.max(initial=0) > len(codes):
-        distinct, position = np.unique(codes, return_inverse=True)
-        return distinct, position
-    occurs = np.bincount(codes) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
 
 
 def _outermost(calls: Calls, group: Ints) -> Flags:
@@ -426,15 +403,3 @@ def _outermost(calls: Calls, group: Ints) -> Flags:
     outer = np.zeros(len(group), np.bool_)
     outer[order] = node >= reached
     return outer
-
-
-def _sums(quantity: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[int | None]:
-    """The sum of each group; None for a quantity that was not recorded, and for a group where nothing counts."""
-    if quantity is None:
-        return [None] * len(order)
-    totals = np.zeros(len(order), np.int64)
-    np.add.at(totals, group[counts], quantity[counts])  # not bincount: its sums are floats
-    known = np.bincount(group[counts], minlength=len(order)) > 0
-    return [
-        int(total) if is_known else None for total, is_known in zip(totals[order], known[order])
-    ]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.analysis import memory_attribution
+from instrument.analysis.groupby import Groups, cells, groupby, intern
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
@@ -24,7 +25,6 @@ from instrument.links.attribution import (
     AttributedWork,
     attributed_work,
 )
-from instrument.links.attribution import summed as _summed
 from instrument.links.call_tree import CallTree
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
@@ -142,7 +142,7 @@ class RangeTable(GroupableTable):
             "module_type": types,
             "depth": paths.depths,
         }
-        quantities = self._quantities(np.arange(len(paths.names)), len(paths.names))
+        quantities = self._quantities(Groups(np.arange(len(paths.names)), len(paths.names)))
         super().__init__({**labels, **quantities}, paths.names)
 
     def by(self, what: Literal["name"]) -> Table:
@@ -155,26 +155,23 @@ class RangeTable(GroupableTable):
         """
         if what != "name":
             raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
-        index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
-        group = np.array([index[name] for name in self._paths.names], np.int64)
-        columns = {"name": list(index), **self._quantities(group, len(index))}
-        return self._regrouped(columns, list(index))
+        number, names = intern(self._paths.names)
+        columns = {"name": names, **self._quantities(Groups(number, len(names)))}
+        return self._regrouped(columns, names)
 
     @cached_property
     def attribution(self) -> Table:
         """The whole in parts, each nanosecond of the CPU in exactly one row; see `ATTRIBUTION`."""
-        work, device = self._work, self._work.device_ns
-        key, row = np.unique((work.attributed + 1) * len(KINDS) + work.kind, return_inverse=True)
+        work = self._work
+        key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
         texts = [NO_RANGE, *self._paths.texts]
         return Table.of(
             ATTRIBUTION,
             {
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-                "cpu_ns": _summed(work.cpu_ns, row, len(key)).tolist(),
-                "device_ns": _cells(
-                    None if device is None else _summed(device, row, len(key)), len(key)
-                ),
+                "cpu_ns": groups.sums(work.cpu_ns),
+                "device_ns": groups.sums(work.device_ns),
             },
         )
 
@@ -196,7 +193,7 @@ class RangeTable(GroupableTable):
                 None if work.device_ns is None else work.device_ns[part],
             )
             if cpu_ns.sum() or (device is not None and device.sum()):
-                shares = self._shares(np.where(part, 0, -1), 1)
+                shares = self._shares(Groups(np.zeros(len(part), np.int64), 1), part)
                 own = {"self_device_ns": None if device is None else int(device.sum())}
                 own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
                 rows.append(
@@ -215,8 +212,8 @@ class RangeTable(GroupableTable):
         launched = self._work.counted_device_ns
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
-    def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
-        """The shares of each group of places; -1 for those of none."""
+    def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
+        """The shares of work in groups, of that for which a mask holds."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -224,122 +221,104 @@ class RangeTable(GroupableTable):
             ("device_share", work.counted_device_ns, self._device_whole_ns),
         ):
             if values is None or not whole:
-                found[name] = [None] * count
-                continue
-            found[name] = [
-                part / whole
-                for part in _summed(values[group >= 0], group[group >= 0], count).tolist()
-            ]
+                found[name] = [None] * groups.count
+            else:
+                found[name] = [part / whole for part in groups.sum(values, where).tolist()]
         return found
 
-    def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
+    def _quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
         """Every quantity of each group of paths."""
-        on_cpu, spans = self._on_cpu(group, count), self._spans(group, count)
+        spans, work = self._spans(groups), self._work
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
-            **self._calls(group, count),
-            **on_cpu,
-            **self._device_and_flops(group, count),
+            **self._calls(groups),
+            **self._on_cpu(groups),
+            **self._device_and_flops(groups),
             **spans,
-            **self._shares(np.append(group, -1)[self._work.attributed], count),
+            **self._shares(*_work_groups(groups, work.attributed)),
             "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _QUANTITIES}
 
-    def _calls(self, group: Ints, count: int) -> dict[str, list[Any]]:
+    def _calls(self, groups: Groups) -> dict[str, list[Any]]:
         """How often each was called, and the spread of a call's time."""
-        slices, opened = self._slices, group[self._slices.path]
-        number = np.bincount(opened, minlength=count)
-        resumed = np.bincount(opened[slices.resumed], minlength=count)
-        ranked = slices.nodes.total_ns[np.lexsort((slices.nodes.total_ns, opened))]
+        slices, total_ns = self._slices, self._slices.nodes.total_ns
+        opened = Groups(groups.of[slices.path], groups.count)
+        resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
         columns: dict[str, list[Any]] = {
-            "calls": (number - resumed).tolist(),
-            "slices": number.tolist(),
+            "calls": (opened.size - resumed).tolist(),
+            "slices": opened.size.tolist(),
         }
-        first = np.cumsum(number) - number
         for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
-            at = first + np.maximum(-(-percent * number // 100), 1) - 1
-            columns[name] = _cells(ranked[at], count, resumed == 0)
+            columns[name] = cells(total_ns[by_time.row(percent)], resumed == 0)
         return columns
 
-    def _on_cpu(self, group: Ints, count: int) -> dict[str, list[Any]]:
+    def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
         """CPU time by the range around it, and by kind at the range where it is placed."""
-        work, summed = self._work, self._paths.summed
-        columns = {"self_cpu_ns": _cells(self._own(work.cpu_ns, group, count), count)}
-        for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
-            values = np.where(work.kind == kind, work.cpu_ns, 0)
-            columns[f"{KINDS[kind]}_ns"] = _cells(
-                summed(values, group, count, work.attributed), count
-            )
-        columns["total_ns"] = _cells(summed(work.cpu_ns, group, count, work.attributed), count)
-        columns["self_total_ns"] = _cells(
-            _summed(
-                work.cpu_ns[work.attributed >= 0],
-                group[work.attributed[work.attributed >= 0]],
-                count,
-            ),
-            count,
-        )
+        work = self._work
+        by_kind = {
+            f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
+            for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER)
+        }
+        columns = {
+            name: self._paths.summed(values, groups.of, groups.count, work.attributed).tolist()
+            for name, values in (by_kind | {"total_ns": work.cpu_ns}).items()
+        }
+        for name, path in (("self_cpu_ns", work.enclosing), ("self_total_ns", work.attributed)):
+            inside, where = _work_groups(groups, path)
+            columns[name] = inside.sum(work.cpu_ns, where).tolist()
         if not np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED)).any():
             columns |= dict.fromkeys(
-                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count
+                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * groups.count
             )
         return columns
 
-    def _device_and_flops(self, group: Ints, count: int) -> dict[str, list[Any]]:
+    def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
         """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
             if values is None:
                 return None
-            return self._paths.summed(values, group, count, work.enclosing, work.attributed)
+            return self._paths.summed(
+                values, groups.of, groups.count, work.enclosing, work.attributed
+            )
 
-        device = of_both(work.device_ns)
-        busy = None if device is None else self._busy(group, count)
-        direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-        own = (
-            None
-            if work.device_ns is None
-            else self._own(np.where(direct, work.device_ns, 0), group, count)
-        )
-        flops, known = of_both(work.flops), of_both(work.operations)
-        columns = {
-            name: _cells(values, count)
-            for name, values in (("device_ns", device), ("self_device_ns", own))
-        }
-        columns["device_busy_ns"] = _cells(busy, count)
+        own = busy = None
+        if work.device_ns is not None:
+            direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
+            inside, where = _work_groups(groups, work.enclosing)
+            own, busy = inside.sum(work.device_ns, where & direct), self._busy(groups)
         stepped = of_both(work.counted_device_ns) if self._steps else None
-        columns["device_ns_per_step"] = _cells(
-            None if stepped is None else stepped // self._steps, count
-        )
-        columns["flops"] = _cells(flops, count, known)
-        time = _cells(of_both(work.cpu_ns) if busy is None else busy, count)
-        pairs = zip(columns["flops"], time)
-        columns["flops_per_second"] = [
-            n * 10**9 // ns if n is not None and ns else None for n, ns in pairs
-        ]
-        return columns
+        known = of_both(work.operations)
+        flops = groups.cells(of_both(work.flops), None if known is None else known > 0)
+        time = groups.cells(of_both(work.cpu_ns) if busy is None else busy)
+        return {
+            "device_ns": groups.cells(of_both(work.device_ns)),
+            "self_device_ns": groups.cells(own),
+            "device_busy_ns": groups.cells(busy),
+            "device_ns_per_step": groups.cells(None if stepped is None else stepped // self._steps),
+            "flops": flops,
+            "flops_per_second": [
+                n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, time)
+            ],
+        }
 
-    def _spans(self, group: Ints, count: int) -> dict[str, list[Any]]:
+    def _spans(self, groups: Groups) -> dict[str, list[Any]]:
         """What lies in time within each range, those inside their like left out."""
         slices = self._slices
-        chosen = self._paths.outermost(group)[slices.path]
-        opened = group[slices.path[chosen]]
+        chosen = self._paths.outermost(groups.of)[slices.path]
+        opened = Groups(groups.of[slices.path[chosen]], groups.count)
         return {
-            name: _cells(None if values is None else _summed(values[chosen], opened, count), count)
+            name: opened.sums(None if values is None else values[chosen])
             for name, values in slices.spans.items()
         }
 
-    def _own(self, values: Ints, group: Ints, count: int) -> Ints:
-        inside = self._work.enclosing >= 0
-        return _summed(values[inside], group[self._work.enclosing[inside]], count)
-
-    def _busy(self, group: Ints, count: int) -> Ints:
+    def _busy(self, groups: Groups) -> Ints:
         """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
-        busy = np.zeros(count, np.int64)
-        top = self._paths.outermost(group)
-        alone = np.bincount(group[top], minlength=count) == 1
+        busy = np.zeros(groups.count, np.int64)
+        group, top = groups.of, self._paths.outermost(groups.of)
+        alone = groups.number(top) == 1
         waiting = self._device_intervals()
         of_group: dict[int, list[Intervals]] = {}
         for path in range(len(group) - 1, -1, -1):
@@ -364,10 +343,14 @@ class RangeTable(GroupableTable):
         enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
         event, path = event[path >= 0], path[path >= 0]
-        order = np.argsort(path, kind="stable")
-        event, (paths, first) = event[order], np.unique(path[order], return_index=True)
-        parts = np.split(event, first[1:])
-        return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
+        of_paths = Groups(path, len(self._paths.names)).rows()
+        parts = {number: event[rows] for number, rows in enumerate(of_paths) if len(rows)}
+        return {number: [merged(start[k], end[k])] for number, k in parts.items()}
+
+
+def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
+    """The group of the path that work is in, and which work is in any path."""
+    return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
 def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
@@ -414,15 +397,3 @@ def _joined(parts: Sequence[Intervals]) -> Intervals:
     """Intervals of several paths, put together."""
     start, end = (np.concatenate(side) for side in zip(*parts))
     return merged(start, end)
-
-
-def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -> list[int | None]:
-    """A column; None where nothing is known."""
-    if values is None:
-        return [None] * count
-    cells: list[int | None] = values.tolist()
-    return (
-        cells
-        if known is None
-        else [cell if is_known else None for cell, is_known in zip(cells, known)]
-    )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
@@ -102,9 +103,7 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
         np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
     )  # what nothing else is around stays
     kept, inner = call_tree.only(~hidden)
-    sums = np.zeros(len(kept), np.int64)
-    np.add.at(sums, inner, values)
-    return kept, sums
+    return kept, Groups(inner, len(kept)).sum(values)
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
@@ -140,23 +139,19 @@ def _safe(frame: str) -> str:
 
 def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
     """The time of all nodes with the same names from the root down, in the order of their first node."""
-    names, code = _plain_names(events)
+    code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
     for parent, label in zip(parents.tolist(), labels.tolist()):
         frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, call_tree, threads=threads)
-    distinct, first, group = np.unique(
-        prefix * len(frames) + path, return_index=True, return_inverse=True
-    )
-    totals = np.zeros(len(distinct), np.int64)
-    np.add.at(totals, group, values)
-    found = []
-    for k in np.argsort(first, kind="stable").tolist():
-        if totals[k] > 0:
-            outer, inner = divmod(int(distinct[k]), len(frames))
-            found.append(Stack(before[outer] + frames[inner], int(totals[k])))
-    return found
+    groups = groupby(prefix * len(frames) + path)[1]
+    first, totals = groups.min(np.arange(len(path))), groups.sum(values)
+    return [
+        Stack(before[prefix[node]] + frames[path[node]], total)
+        for node, total in sorted(zip(first.tolist(), totals.tolist()))
+        if total > 0
+    ]
 
 
 def _before_root(
@@ -178,12 +173,6 @@ def _before_root(
 def _told_frames(text: bytes) -> tuple[str, ...]:
     """The frames of an operator's "Call stack", the innermost first."""
     return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
-
-
-def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
-    plain = [_plain(name) for name in events.names]
-    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
-    return tuple(index), np.array([index[name] for name in plain], np.int64)
 
 
 def _plain(name: str) -> str:
@@ -215,17 +204,13 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
             ";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else ""
             for k in codes.tolist()
         ]
-        return _distinct([text or None for text in texts], which)
+        numbers, labels = intern(text or None for text in texts)
+        return numbers[which], labels
     call_tree = nest(events, python)
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
     nodes, code = np.unique(at, return_inverse=True)
-    labels = [_stack_text(events, call_tree, node, depth) for node in nodes.tolist()]
-    return _distinct(labels, code)
-
-
-def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | None]]:
-    index = {label: position for position, label in enumerate(dict.fromkeys(labels))}
-    return np.array([index[label] for label in labels], np.int64)[code], list(index)
+    numbers, labels = intern(_stack_text(events, call_tree, node, depth) for node in nodes.tolist())
+    return numbers[code], labels
 
 
 def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:

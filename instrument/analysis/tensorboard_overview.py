@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
+from instrument.analysis.groupby import Groups, intern
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
 from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Schema, Table, schema
@@ -119,15 +120,13 @@ def devices(events: Events, work: Work) -> Table:
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    process = [process for process, _ in events.threads]
-    first: dict[int | str, int] = {}
-    device = np.array([first.setdefault(p, k) for k, p in enumerate(process)], np.int64)
-    device = device[events.thread[work.event[kernels]]]
-    order = np.argsort(device, kind="stable")
-    found, starts = np.unique(device[order], return_index=True)
-    present = found.tolist() if len(steps.event) else []
-    of_each = np.split(work.event[kernels[order]], starts[1:])
-    rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
+    number, processes = intern(process for process, _ in events.threads)
+    groups = Groups(number[events.thread[work.event[kernels]]], len(processes))
+    used = {
+        process: _usage(events, work.event[kernels[rows]], steps)
+        for process, rows in zip(processes, groups.rows())
+        if len(rows) and len(steps.event)
+    }
     names = (
         "kernels",
         "busy_ns",
@@ -138,8 +137,8 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy_covered",
     )
     cells = {
-        "device": [process[k] for k in present],
-        **{name: [row[name] for row in rows] for name in names},
+        "device": list(used),
+        **{name: [row[name] for row in used.values()] for name in names},
     }
     return Table.of(DEVICES, cells)
 

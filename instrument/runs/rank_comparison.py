@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from instrument.analysis.collectives import is_collective
+from instrument.analysis.groupby import Groups, at, intern
 from instrument.analysis.table import Table
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary
-from instrument.trace.columns import Interned, ints
+from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
 # A straggler's own work lies so many standard deviations above the median, by the median absolute deviation, of which
@@ -103,11 +105,9 @@ class _Cells(NamedTuple):
 
     @classmethod
     def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
-        interned = Interned()
         listed = [summary.ranges.get("path") or [] for summary in summaries]
-        codes = [interned.codes(paths, len(paths)).astype(np.int64) for paths in listed]
-        owner = np.repeat(np.arange(len(listed)), [len(paths) for paths in listed])
-        return cls(list(interned), np.concatenate(codes), owner)
+        path, paths = intern(chain.from_iterable(listed))
+        return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
         """A column of them, or -1 where it is not known; the same in a step, of windows without any in the window."""
@@ -135,12 +135,12 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
     Cost: about 1 µs for each range of each rank.
     """
     cells = _Cells.of(summaries)
-    calls = np.zeros(len(cells.paths), np.int64)
-    np.add.at(calls, cells.path, np.maximum(cells.values(summaries, "calls", per_step=False), 0))
+    groups = Groups(cells.path, len(cells.paths))
+    calls = np.maximum(cells.values(summaries, "calls", per_step=False), 0)
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
-        "ranks": np.bincount(cells.path, minlength=len(cells.paths)).tolist(),
-        "calls": calls.tolist(),
+        "ranks": groups.size.tolist(),
+        "calls": groups.sum(calls).tolist(),
     }
     number = np.array(
         [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
@@ -164,21 +164,10 @@ def _spread(
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """The least, the middle and the most that each path has of a quantity, and the rank with the most."""
     known = values >= 0
-    path, values, rank = cells.path[known], values[known], rank[known]
-    order = np.lexsort((-rank, values, path))
-    count = np.bincount(path, minlength=len(cells.paths))
-    first = np.cumsum(count) - count
-    there = count > 0
-
-    def at(column: Ints, place: Ints) -> list[Any]:
-        found = np.full(len(count), _UNKNOWN)
-        found[there] = column[order][place[there]]
-        return [
-            value if is_there else None for value, is_there in zip(found.tolist(), there.tolist())
-        ]
-
-    middle, last = first + (count - 1) // 2, first + count - 1
-    return at(values, first), at(values, middle), at(values, last), at(rank, last)
+    values, rank = values[known], rank[known]
+    ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
+    least, middle, most = (ranked.row(percent) for percent in (0, 50, 100))
+    return at(values, least), at(values, middle), at(values, most), at(rank, most)
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:

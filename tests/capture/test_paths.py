@@ -11,6 +11,7 @@ import pytest
 from made_captures import span
 
 from capture.traces import annotation, capture
+from instrument.analysis.groupby import Groups
 from instrument.analysis.ranges import RangeTable
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
@@ -96,14 +97,14 @@ def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
     end = start + random.integers(0, 12, 15)
     table = RangeTable.__new__(RangeTable)
     table._paths = paths
-    table._places = SimpleNamespace(around=around, placed=placed, device=(place, start, end))
+    table._work = SimpleNamespace(enclosing=around, attributed=placed, device=(place, start, end))
     for group, count in groupings(paths):
         covered: list[set[int]] = [set() for _ in range(count)]
         for at, first, last in zip(place, start, end):
             for way in (at_or_above(paths, int(around[at])), at_or_above(paths, int(placed[at]))):
                 for path in way:
                     covered[group[path]] |= set(range(first, last))
-        assert table._busy(group, count).tolist() == [len(each) for each in covered]
+        assert table._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
 
 
 def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:
