@@ -45,12 +45,21 @@ _DTYPES = {
 }
 # Columns that hold points of time; the others with that unit hold durations.
 POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
+# How a cell is shown in each unit.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "ns": duration,
+    "bytes": size,
+    "bytes/s": size,
+    "flops": count,
+    "flops/s": count,
+    "share": "{:.1%}".format,
+}
 # How many rows an interpreter or a notebook shows of a table that is its last value.
 _SHOWN_ROWS = 20
 
 
 class Column(NamedTuple):
-    """One column of a view. The end of its name is its unit: `_ns`, `_bytes`, `flops`, `share`.
+    """One column of a view. Its name tells its unit; see `unit_of`.
 
     Attributes:
         name: the column's name.
@@ -59,11 +68,6 @@ class Column(NamedTuple):
 
     name: str
     doc: str
-
-    @property
-    def unit(self) -> str:
-        """The unit that the name tells, or nothing."""
-        return "share" if _is_share(self.name) else _unit(self.name)
 
 
 #: The columns of a view, in order.
@@ -283,7 +287,7 @@ class Table:
             heading=heading,
             cell_text=cell_text,
             exact_text=_exact_text,
-            is_share=_is_share,
+            is_share=lambda name: unit_of(name) == "share",
         )
 
     __html__ = _repr_html_  # for templates that contain a table
@@ -352,16 +356,18 @@ def _kind(column: str, values: Sequence[Any]) -> type:
     """What all cells are; a column of which nothing is known goes by its name, so that tables of one view fit."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
-        return float if _is_share(column) else int if _unit(column) else str
+        unit = unit_of(column)
+        return float if unit == "share" else int if unit else str
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
-def known_columns(table: Table) -> list[str]:
-    """The names of the columns of which something is known."""
+def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
+    """The names of the columns that hold a value, of these or of all; all of a table without rows."""
     return [
         name
-        for name in table.columns
-        if not len(table) or any(cell is not None for cell in table.column(name))
+        for name in (table.columns if names is None else names)
+        if name in table.columns
+        and (not len(table) or any(cell is not None for cell in table.column(name)))
     ]
 
 
@@ -379,11 +385,9 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 
 def _exact_text(column: str, value: Any) -> str:
     """A cell as it is, with its unit, for a tooltip."""
-    return (
-        f"{value:,} {_unit(column)}".rstrip()
-        if isinstance(value, int | float)
-        else printable(str(value))
-    )
+    if not isinstance(value, int | float):
+        return printable(str(value))
+    return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
 
 
 def to_text(table: Table, *, name_width: int = 60) -> str:
@@ -424,32 +428,23 @@ def heading(name: str) -> str:
     return " ".join("CPU" if word == "cpu" else word for word in words)
 
 
-def _is_share(column: str) -> bool:
-    """Whether the cells are fractions of a whole."""
-    return column.endswith(("share", "_covered"))
-
-
-def _unit(column: str) -> str:
-    """The unit that a column's name gives, or nothing."""
+def unit_of(column: str) -> str:
+    """The unit that a column's name tells: ns, bytes, flops, bytes/s, flops/s, share, or nothing."""
+    if column.endswith(("share", "_covered")):
+        return "share"
     if column.endswith("_ns") or "_ns_" in column:
         return "ns"
-    return next((unit for unit in ("bytes", "flops") if column.endswith(unit)), "")
+    for unit in ("bytes", "flops"):
+        if column.endswith((unit, f"{unit}_per_second")):
+            return unit if column.endswith(unit) else f"{unit}/s"
+    return ""
 
 
 def cell_text(column: str, value: Any, width: int = 60) -> str:
     """One cell as text in one line, in the unit that its column's name tells; "-" for an unknown one."""
     if value is None:
         return "-"
-    unit = _unit(column)
-    if unit == "ns":
-        return duration(value)
-    if column.endswith("bytes_per_second"):
-        unit = "bytes"
-    if unit == "bytes":
-        return size(value)
-    if unit == "flops" or column.endswith("flops_per_second"):
-        return count(value)
-    if _is_share(column):
-        return f"{value:.1%}"
+    if as_text := _TEXTS.get(unit_of(column)):
+        return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from instrument.analysis.table import Table, cell_text
+from instrument.analysis.table import Table
+from instrument.units import size
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,11 +43,11 @@ class Liveness:
 
     def __str__(self) -> str:
         most = self.at_peak.head(3)
-        held = ", ".join(f"{row.name} {cell_text('bytes', row.alive_bytes)}" for row in most)
+        held = ", ".join(f"{row.name} {size(row.alive_bytes)}" for row in most)
         return (
-            f"Activations take {cell_text('bytes', self.peak_bytes)} at the most, at {self.peak_node}"
-            f"{f' (held by {held})' if held else ''}, besides {cell_text('bytes', self.input_bytes)} of inputs and "
-            f"{cell_text('bytes', self.model_bytes)} of parameters and buffers. Not counted: what "
+            f"Activations take {size(self.peak_bytes)} at the most, at {self.peak_node}"
+            f"{f' (held by {held})' if held else ''}, besides {size(self.input_bytes)} of inputs and "
+            f"{size(self.model_bytes)} of parameters and buffers. Not counted: what "
             "a node needs only while it runs, and what autograd keeps."
         )
 
@@ -73,8 +74,8 @@ def liveness(
     last_use = _last_uses(nodes)
     known: dict[int, _Storage] = {}
     for at, given in enumerate(storages):
-        for number, size in given:
-            storage = known.setdefault(number, _Storage(size, at, at))
+        for number, size_bytes in given:
+            storage = known.setdefault(number, _Storage(size_bytes, at, at))
             kept = last_use[at] is None or storage.freed is None
             storage.freed = None if kept else max(storage.freed, last_use[at])  # type: ignore[type-var]
     inputs = [storage for storage in known.values() if ops[storage.made] == "placeholder"]

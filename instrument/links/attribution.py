@@ -117,8 +117,8 @@ def _under_step(links: Links) -> Flags:
 
 def _recording_gradients(links: Links) -> Ints:
     """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
-    events, scopes = links.events, links.scopes
-    scope = scopes.innermost[events.records_gradients[links.call_tree.index]]
+    scopes = links.scopes
+    scope = scopes.innermost[scopes.recording]
     scope = scope[scope >= 0]
     enclosing = scopes.enclosing[scope[~scopes.backward[scope]]]
     return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))

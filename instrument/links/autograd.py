@@ -51,6 +51,7 @@ class Scopes:
     `enclosing` is the path of the innermost range at or above each mark, `attributed` the one that its own time belongs to: of
     a range its own path, of a backward node that of the innermost range around its forward operator. -1: there is none.
     `unattributed` are the backward nodes of which it is not known, `recomputed` the ranges that run the forward once more.
+    `recording` are the nodes of the nesting that are operators called while gradients were recorded.
     """
 
     nodes: CallTree
@@ -63,6 +64,7 @@ class Scopes:
     attributed: Ints
     unattributed: Flags
     recomputed: Flags
+    recording: Flags
 
 
 def scopes(events: Events, call_tree: CallTree) -> Scopes:
@@ -75,11 +77,12 @@ def scopes(events: Events, call_tree: CallTree) -> Scopes:
     ranges, range_of = nodes.only(~backward)
     codes, names = _plain_names(events)
     name = codes[events.name[nodes.index]]
-    recomputed = _recomputed(events, call_tree, nodes, innermost, backward, name)
+    recording = events.records_gradients[call_tree.index]
+    recomputed = _recomputed(events, call_tree, recording, nodes, innermost, backward, name)
     labelled = np.where(recomputed, name + len(names), name)[~backward]
     paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
     enclosing = np.append(opened, -1)[range_of]
-    home, unattributed = _homes(events, call_tree, nodes, innermost, backward)
+    home, unattributed = _homes(events, call_tree, recording, nodes, innermost, backward)
     attributed = np.where(home >= 0, enclosing[home], -1)
     return Scopes(
         nodes,
@@ -92,6 +95,7 @@ def scopes(events: Events, call_tree: CallTree) -> Scopes:
         attributed,
         unattributed,
         recomputed,
+        recording,
     )
 
 
@@ -117,6 +121,7 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
 def _recomputed(
     events: Events,
     call_tree: CallTree,
+    recording: Flags,
     scopes: CallTree,
     innermost: Ints,
     backward: Flags,
@@ -131,7 +136,6 @@ def _recomputed(
     is_operator = (
         events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
     )
-    recording = events.records_gradients[call_tree.index]
     again, differentiates = np.zeros(len(scopes) + 1, np.bool_), np.zeros(len(scopes) + 1, np.bool_)
     again[holder[innermost[recording]]] = True
     enclosing = call_tree.parent >= 0
@@ -148,7 +152,12 @@ def _recomputed(
 
 
 def _homes(
-    events: Events, call_tree: CallTree, scopes: CallTree, innermost: Ints, backward: Flags
+    events: Events,
+    call_tree: CallTree,
+    recording: Flags,
+    scopes: CallTree,
+    innermost: Ints,
+    backward: Flags,
 ) -> tuple[Ints, Flags]:
     """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
 
@@ -161,7 +170,7 @@ def _homes(
     nowhere, unknown = count, count + 1
     to = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
-    operator = _forward_operators(events, call_tree.index, scopes.index[nodes])
+    operator = _forward_operators(events, call_tree.index[recording], scopes.index[nodes])
     position = np.full(len(events) + 1, -1)
     position[call_tree.index] = np.arange(len(call_tree))
     node = position[operator]
@@ -190,13 +199,12 @@ def _place_accumulations(
     to[sums] = np.where((last >= 0) & (scopes.thread[last] == scopes.thread[sums]), last, unknown)
 
 
-def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
+def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events, or -1.
 
-    `order` holds the CPU's events by thread and start, those around others first.
+    `numbered` are the operators that record gradients, by thread and start, those around others first.
     """
     found = np.full(len(nodes), -1)
-    numbered = order[events.records_gradients[order]]
     asking = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
     made = {}

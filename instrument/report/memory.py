@@ -12,7 +12,7 @@ from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, 
 from instrument.analysis.table import Table, cell_text, known_columns
 from instrument.analysis.views import Views
 from instrument.templates import render
-from instrument.units import duration
+from instrument.units import duration, size
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
 _COLOURS = 8  # in assets/memory.css
@@ -115,12 +115,12 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
     def x(time_ns: int) -> float:
         return round(_LEFT + (_WIDTH - _LEFT) * (time_ns - first) / max(last - first, 1), 1)
 
-    def y(size: float) -> float:
-        return round(_TOP + _HEIGHT * (1 - size / most), 1)
+    def y(level: float) -> float:
+        return round(_TOP + _HEIGHT * (1 - level / most), 1)
 
-    def stairs(sizes: Sequence[int]) -> list[str]:
+    def stairs(levels: Sequence[int]) -> list[str]:
         """Points; a level holds until the next event."""
-        xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(size) for size in sizes]
+        xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(level) for level in levels]
         before = [f"{at},{level}" for at, level in zip(xs[1:], ys)]
         points = [f"{at},{level}" for at, level in zip(xs, ys)]
         return [points[0], *chain.from_iterable(zip(before, points[1:]))]
@@ -137,7 +137,7 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
         by=by,
         areas=areas,
         reserved=" ".join(stairs(plot.reserved_bytes)) if plot.reserved_bytes else "",
-        levels=[(y(size), cell_text("bytes", round(size))) for size in quarters],
+        levels=[(y(level), size(round(level))) for level in quarters],
         steps=[
             (x(step.start_ns), f"step {step.number}")
             for step in steps
@@ -154,14 +154,14 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
         peak, what = facts.peak_bytes, "in use at the peak"
     else:
         peak, what = facts.peak_net_bytes, "more than at the start, at the peak"
-    tiles = [(cell_text("bytes", peak), f"{what}, {duration(facts.peak_ns - start)} in")]
+    tiles = [(size(peak), f"{what}, {duration(facts.peak_ns - start)} in")]
     if facts.reserved_bytes is not None:
-        tiles.append((cell_text("bytes", facts.reserved_bytes), "the most that the allocator held"))
-    tiles.append((cell_text("bytes", facts.net_bytes), "left behind by the window"))
+        tiles.append((size(facts.reserved_bytes), "the most that the allocator held"))
+    tiles.append((size(facts.net_bytes), "left behind by the window"))
     tiles.append(
         (
             f"{facts.allocations:,}",
-            f"allocations, of {cell_text('bytes', facts.allocated_bytes)} in all",
+            f"allocations, of {size(facts.allocated_bytes)} in all",
         )
     )
     return tiles

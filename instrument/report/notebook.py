@@ -335,17 +335,17 @@ def to_html(capture: Views) -> str:
     )
 
 
-def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
-    """What stands above the outline of the ranges, or above the ranges sorted by a column."""
+def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
+    """The title of the outline of the ranges, or of the ranges sorted by a column."""
     count = len(capture.ranges)
+    some = sum(path is not None for path in shown.column("path"))
     if by is not None:
-        few = f", {min(rows, count)} of {count}, by {by}"
+        few = f", {some} of {count}, by {by}"
     else:
-        shown = len(_with_largest_shares(capture.ranges, rows))
         few = (
             ""
-            if shown == count
-            else f", {shown} of {count}: the largest shares and what is around them"
+            if some == count
+            else f", {some} of {count}: the largest shares and what is around them"
         )
     return (
         f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
@@ -370,14 +370,13 @@ def costliest_by(operators: Table) -> str:
 def _tables(capture: Views) -> dict[str, Any]:
     """The tables that a notebook shows, with their titles."""
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
+    shown = outline(capture.ranges, _RANGES)
     operators = without_ranges(capture.operators)
     key = costliest_by(operators)
     return {
         "failed": False,
-        "ranges": outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
-        if len(capture.ranges)
-        else None,
-        "ranges_title": ranges_title(capture, _RANGES),
+        "ranges": shown.select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
+        "ranges_title": ranges_title(capture, shown),
         "operators": operators.sort(key).head(_OPERATORS),
         "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
     }

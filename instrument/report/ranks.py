@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, known_columns
 from instrument.printable import printable
 from instrument.report.section import Section, is_every_column
 from instrument.report.text import plain, view_part
@@ -115,7 +115,7 @@ def _clocks(table: Table) -> str:
 def _ranges(
     table: Table, rows: int, sort: str | None, columns: Sequence[str] | None
 ) -> str | Section:
-    known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
+    known = known_columns(table, _OF_RANGES)
     count = len(table)
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]

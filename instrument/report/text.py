@@ -16,7 +16,15 @@ from typing import Any, Literal
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.operators import By as Grouping
 from instrument.analysis.ranges import RANGES
-from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, names_of, to_text
+from instrument.analysis.table import (
+    ALL,
+    DEVICE_KINDS,
+    TORCH_NAMES,
+    Table,
+    known_columns,
+    names_of,
+    to_text,
+)
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
@@ -219,7 +227,7 @@ def view_part(
         view.split(".")[0].capitalize().replace("_", " "),
         (table.sort(sort) if sort else table).head(rows),
     )
-    names = [TORCH_NAMES.get(name, name) for name in chosen] or _known_columns(table, table.columns)
+    names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
@@ -291,12 +299,12 @@ def as_json(
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
     shown = capture.ranges.sort(sort).head(rows)
-    names = columns or _known_columns(
+    names = columns or known_columns(
         shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES})
     )
     paths = [with_type(row.path, row.module_type) for row in shown]
     named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
-    title = ranges_title(capture, rows, sort)
+    title = ranges_title(capture, shown, sort)
     return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
 
 
@@ -311,15 +319,15 @@ def _range_part(
             else "No ranges: mark code with @profiled, or give the session a model."
         )
     if is_every_column(columns):
-        columns = _known_columns(table, RANGE_COLUMNS)
+        columns = known_columns(table, RANGE_COLUMNS)
     if sort is not None:
         return _sorted_ranges(capture, rows, columns, sort)
     shown = outline(table, rows)
-    has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
+    has_backward = any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
-    names = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
-    title = ranges_title(capture, rows)
+    names = columns or known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
+    title = ranges_title(capture, shown)
     return Section(
         shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True
     )
@@ -331,19 +339,19 @@ def _operator_part(
     if not len(table):
         return "No operators."
     sort, note = sort or costliest_by(table), ""
-    if not _known(table, sort):
+    if not known_columns(table, [sort]):
         note, sort = f"; {sort} was not recorded", "self_cpu_ns"
     table = without_ranges(table)
     if not len(table):
         return "No operators."
     if is_every_column(columns):
-        columns = _known_columns(table, OPERATOR_COLUMNS)
+        columns = known_columns(table, OPERATOR_COLUMNS)
     shown = _with_waits(table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     beside = [by] if by in _BESIDE else []
     return Section(
         shown,
-        _name_first(shown, [*beside, *(columns or _known_columns(table, usual))]),
+        _name_first(shown, [*beside, *(columns or known_columns(table, usual))]),
         operators_title(capture, rows, len(table), f"{sort}{note}"),
         chosen=columns is not None,
         missable=[] if columns else [name for name in _LEAST_MISSED if name != sort],
@@ -375,18 +383,10 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
     if by == "name":
         return capture.operators
     table = capture.operators.by(by, depth=depth)
-    if len(table) and not _known(table, by):
+    if not known_columns(table, [by]):
         what, remedy = _GROUPED_BY[by]
         raise CaptureError(f"{capture.name} holds no {what} to group operators by: {remedy}.")
     return table
-
-
-def _known_columns(table: Table, order: Iterable[str]) -> list[str]:
-    return [name for name in order if _known(table, name)]
-
-
-def _known(table: Table, column: str) -> bool:
-    return column in table.columns and any(value is not None for value in table.column(column))
 
 
 def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
