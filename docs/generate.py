@@ -21,7 +21,7 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
-from instrument.analysis.views import SCHEMAS
+from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
@@ -120,9 +120,10 @@ def columns_page() -> str:
             "prints them."
         ),
     ]
-    for view, columns in SCHEMAS.items():
+    tables = {f"capture.{name}": view.schema for name, view in VIEWS.items()}
+    for name, columns in tables.items():
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
-        parts += [f"## `capture.{view}`", _table(("column", ""), rows)]
+        parts += [f"## `{name}`", _table(("column", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -100,7 +100,7 @@ def test_whatever_is_shown_of_a_capture_is_harmless(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capture = evil_capture(tmp_path)
-    views = [f"--{option}" for option in show.VIEWS]
+    views = [f"--{option}" for option in show.OPTIONS]
     for options in (
         [],
         views,

@@ -87,16 +87,18 @@ def check_names(communication: str) -> None:
 
 
 def device_work(
-    events: Events, communication: str = COMMUNICATION_NAMES, added: Pattern | None = None
+    events: Events, communication: str | None = None, added: Pattern | None = None
 ) -> Work:
     """The device events of a trace with their kinds, told by category and name, whatever stream they ran on.
 
     `communication` is a regular expression for the names of communication kernels: `"nccl|rccl"` counts those
-    alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more. `added` are patterns from a file, for more of them.
+    alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more; None is `COMMUNICATION_NAMES`. `added` are patterns from
+    a file, for more of them.
     """
     found = launches(events)
     event = found.device
-    is_communication = re.compile(communication, re.IGNORECASE).search
+    names_of_it = COMMUNICATION_NAMES if communication is None else communication
+    is_communication = re.compile(names_of_it, re.IGNORECASE).search
     present, name = np.unique(events.name[event], return_inverse=True)
     names = [events.names[k] for k in present.tolist()]
     kind = np.full(len(event), KERNEL)

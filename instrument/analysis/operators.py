@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from instrument.trace.events import (
     split_overload,
 )
 
+if TYPE_CHECKING:
+    from instrument.analysis.views import Grouping
+
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
-By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 
 OPERATORS: Schema = schema(
@@ -94,7 +96,7 @@ class OperatorTable(GroupableTable):
         """The CPU time that shares are of, in ns."""
         return int(self._calls.counted["share"].sum())
 
-    def by(self, what: By, *, depth: int = 5) -> Table:
+    def by(self, what: Grouping, *, depth: int = 5) -> Table:
         """The table with a row for each name and one thing more, in a column of that name after `name`.
 
         - `input_shapes`: text such as "[[8, 3], []]", where a list of tensors is written as [], as torch does.

@@ -20,7 +20,6 @@ from instrument.units import duration
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
-    from instrument.analysis.views import Views
 
 _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from instrument.analysis.operators import OPERATORS
-from instrument.analysis.operators import By as Grouping
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.table import (
     ALL,
@@ -25,7 +24,7 @@ from instrument.analysis.table import (
     names_of,
     to_text,
 )
-from instrument.analysis.views import Views
+from instrument.analysis.views import Grouping, Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (

@@ -11,13 +11,13 @@ from typing import Any
 
 from instrument import files, storage
 from instrument.analysis.table import Table
-from instrument.analysis.views import METADATA_FILE, kind_of
+from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs import rank_comparison, rank_summary
 from instrument.runs.clock_skew import clocks
 from instrument.runs.rank_summary import RankSummary
-from instrument.trace.capture_json import unix_time
+from instrument.trace.capture_json import METADATA_FILE, unix_time
 
 # How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
 DEPTH = 5
