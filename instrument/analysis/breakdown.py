@@ -29,11 +29,6 @@ _COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 _MEMSETS = frozenset({"gpu_memset", "Memset"})
 # Accelerators that write all device events in one category tell copies by name: MTIA's `dma_request`.
 _COPY_NAME = re.compile(r"dma_|memcpy", re.IGNORECASE)
-# The columns of the table.
-COLUMNS = (
-    "compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "total_ns", "communication_ns", "copy_ns",
-    "overlap_ns",
-)  # fmt: skip
 _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 
 

@@ -11,7 +11,7 @@ from instrument.analysis.table import Table, known_columns
 from instrument.printable import printable
 from instrument.report.section import Section, is_every_column
 from instrument.report.text import plain, view_part
-from instrument.runs.run import Ranks
+from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 
 # A range that is less of what a rank takes longer than the others is no reason.
@@ -20,7 +20,6 @@ _OF_RANGES = (
     "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread", "device_median_ns",
     "device_max_ns",
 )  # fmt: skip
-_VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
 
 
 def as_text(ranks: Ranks, **options: Any) -> str:
@@ -62,7 +61,7 @@ def parts(
 def as_json(ranks: Ranks) -> str:
     """A window over its ranks, each table a list of rows, times in nanoseconds."""
     tables: dict[str, list[Any]] = {
-        name: [row._asdict() for row in getattr(ranks, name)] for name in _VIEWS
+        name: [row._asdict() for row in getattr(ranks, name)] for name in SCHEMAS
     }
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.runs.rank_summary import RankSummary
 
 # Fewer collectives tell no drift from jitter.
@@ -15,6 +15,13 @@ _LEAST_FOR_DRIFT = 8
 # So much of the distance from one offset for all must be left, at most, where a drift is said to explain it.
 _UNEXPLAINED = 0.5
 
+CLOCKS: Schema = schema(
+    rank="the rank",
+    offset_ns="how far its clock is ahead of the lowest rank's, in the middle of the window",
+    drift_ppm="how much more it is ahead after each second, in µs; None where that cannot be told",
+    uncertainty_ns="the median distance of the collectives from offset and drift; None for a single one",
+    matched="how many collectives were compared",
+)
 _Ends = dict[tuple[object, ...], int]
 
 
@@ -33,7 +40,7 @@ class _Clock:
 
 
 def clocks(summaries: Sequence[RankSummary]) -> Table:
-    """One row for each summary, in their order: `rank offset_ns drift_ppm uncertainty_ns matched`.
+    """One row for each summary, in their order; see `CLOCKS`.
 
     A collective that synchronises ends at about the same moment on all ranks. `offset_ns` is by how much a rank's clock
     is ahead of the first summary's in the middle of the window: the median over the `matched` collectives that both
@@ -58,7 +65,8 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
                 aligned.setdefault(key, end_ns - found[k].ahead_ns(end_ns))
         before_ns = max([before_ns, *(found[k].uncertainty_ns or 0 for k in reached)])
     rows = [found.get(k) for k in range(len(ends))]
-    return Table(
+    return Table.of(
+        CLOCKS,
         {
             "rank": [summary.rank for summary in summaries],
             **{
@@ -66,7 +74,7 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
                 for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
             },
             "matched": [0 if row is None else row.matched for row in rows],
-        }
+        },
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import is_collective
 from instrument.analysis.groupby import Groups, at, intern
-from instrument.analysis.table import Table
+from instrument.analysis.table import Column, Schema, Table, names_of, schema
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
@@ -34,22 +35,65 @@ _OF_RANGES = {
 }
 _UNKNOWN = -1
 
+RANKS: Schema = schema(
+    rank="the rank",
+    host="the name of its machine",
+    steps="how many steps ended in the window",
+    step_ns="the mean step",
+    own_ns="the mean step without waiting in communication: `step_ns` less `exposed_communication_ns`",
+    compute_ns="of the mean step: time in which a kernel that is no communication, or a memset, ran",
+    communication_ns="of the mean step: all time of communication",
+    exposed_communication_ns="of the mean step: time in which communication ran and no compute",
+    exposed_copy_ns="of the mean step: time in which copies ran, and neither compute nor communication",
+    idle_ns="of the mean step: time in which nothing ran on the device",
+    exposed_share="`exposed_communication_ns` over `step_ns`",
+)
+RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
+RANK_RANGES: Schema = schema(
+    path="the path of the range",
+    ranks="how many ranks have it",
+    calls="calls on all ranks together",
+    cpu_min_ns="CPU time of a step on the rank with the least",
+    cpu_median_ns="CPU time of a step on the middle rank; of two the smaller one",
+    cpu_max_ns="CPU time of a step on the rank with the most",
+    slowest="the rank with the most CPU time; of equal ones the lowest",
+    spread="`cpu_max_ns` less `cpu_min_ns`, over `cpu_median_ns`",
+    device_min_ns="device time of a step on the rank with the least; None without device events",
+    device_median_ns="device time of a step on the middle rank",
+    device_max_ns="device time of a step on the rank with the most",
+    forward_min_ns="`forward_ns` of a step on the rank with the least",
+    forward_median_ns="`forward_ns` of a step on the middle rank",
+    forward_max_ns="`forward_ns` of a step on the rank with the most",
+    backward_min_ns="`backward_ns` of a step on the rank with the least; None without a backward",
+    backward_median_ns="`backward_ns` of a step on the middle rank",
+    backward_max_ns="`backward_ns` of a step on the rank with the most",
+)
+STRAGGLERS: Schema = schema(
+    rank="the rank that the others wait for",
+    host="the name of its machine",
+    own_ns="its mean step without waiting in communication",
+    median_own_ns="the median of that over all ranks",
+    excess="the fraction by which `own_ns` is above `median_own_ns`",
+    exposed_communication_ns="how long it waits in communication in a step",
+    others_exposed_communication_ns="the median of that over the ranks that are no stragglers",
+    idle_ns="how long its device is idle in a step",
+    others_idle_ns="the median of that over the ranks that are no stragglers",
+    range="the range whose own time is most above the median of the ranks that have it",
+    range_excess_ns="by how much, in a step",
+)
+
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Each rank's mean step: `rank host steps step_ns own_ns compute_ns communication_ns exposed_communication_ns …`.
-
-    `own_ns` is what the step took without waiting in communication: `step_ns` less `exposed_communication_ns`, which is
-    the time of it in which communication ran and no compute. `exposed_share` is the latter over `step_ns`. Where no
-    step has ended in the window, all of it is None.
-    """
+    """Each rank's mean step; see `RANKS`. All times are None where no step ended in the window."""
     rows = [_mean_step(summary) for summary in summaries]
-    return Table(
+    return Table.of(
+        RANKS,
         {
             "rank": [summary.rank for summary in summaries],
             "host": [summary.host for summary in summaries],
             "steps": [steps_of(summary) for summary in summaries],
             **{name: [row[name] for row in rows] for name in rows[0]},
-        }
+        },
     )
 
 
@@ -78,9 +122,10 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
     """`capture.breakdown` of each rank's whole window, with its `rank`."""
-    names = list(dict.fromkeys(name for summary in summaries for name in summary.breakdown))
-    columns = {name: [summary.breakdown.get(name) for summary in summaries] for name in names}
-    return Table({"rank": [summary.rank for summary in summaries], **columns})
+    columns = {
+        name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
+    }
+    return Table.of(RANK_BREAKDOWN, {"rank": [summary.rank for summary in summaries], **columns})
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
@@ -127,10 +172,7 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """The ranges over the ranks: one row for each path, in the order of the first rank that has it.
 
-    Columns: `path ranks calls`, `cpu_min_ns cpu_median_ns cpu_max_ns` over the ranks, `slowest` (the rank with the
-    most, of equals the lowest) and `spread` (the most less the least, over the median); then the same three of
-    `device_…`, `forward_…` and `backward_…`, None where no rank knows. All times are those of a step; of a rank on
-    which no step has ended, those of the window. The median is the middle rank's, of two the smaller.
+    See `RANK_RANGES`. Times are those of a step; of a rank on which no step ended, those of the window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -156,7 +198,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
                 (most - least) / usual if usual else None
                 for least, usual, most in zip(low, middle, high)
             ]
-    return Table(columns)
+    return Table.of(RANK_RANGES, columns)
 
 
 def _spread(
@@ -177,11 +219,7 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     The slowest is the one that waits least there: what counts is `own_ns`, a step without that waiting. A straggler's
     is above the median of all ranks by three robust standard deviations and by a tenth.
 
-    Columns: `rank host own_ns median_own_ns excess` (the share by which it is above), `exposed_communication_ns` and
-    `others_exposed_communication_ns` (it waits less than the median of the ranks that are none), `idle_ns` and
-    `others_idle_ns` (what its device waited for its CPU), `range` and `range_excess_ns`: the range whose time outside
-    other ranges, on the CPU or a device, is most above the median of the ranks that have it, and by how much. Empty
-    where no rank stands out, or where steps or communication are not known.
+    See `STRAGGLERS`. Empty where no rank stands out, or where steps or communication are not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
@@ -193,7 +231,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
         table.where(own_ns=lambda ns: ns <= limit),
     )
     where = _most_above(summaries) if len(slow) else {}
-    return Table(
+    return Table.of(
+        STRAGGLERS,
         {
             **{name: slow.column(name) for name in ("rank", "host", "own_ns")},
             "median_own_ns": [usual] * len(slow),
@@ -202,7 +241,7 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
             **_beside_others("idle_ns", slow, others),
             "range": [where.get(row.rank, (None, None))[0] for row in slow],
             "range_excess_ns": [where.get(row.rank, (None, None))[1] for row in slow],
-        }
+        },
     )
 
 

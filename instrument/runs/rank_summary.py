@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from instrument import files, storage
-from instrument.analysis.breakdown import COLUMNS
+from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import collectives, cpu_waits
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, names_of
 from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
@@ -211,7 +211,10 @@ def _is_sound(found: RankSummary) -> bool:
     named = found.ranges.get("path") is not None or not any(found.ranges.values())
     tables = (found.ranges, found.steps, found.collectives)
     return (
-        known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
+        known
+        and named
+        and found.breakdown.keys() <= set(names_of(BREAKDOWN))
+        and all(map(_is_table, tables))
     )
 
 

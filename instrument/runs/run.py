@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from instrument import files, storage
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table
 from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs import rank_comparison, rank_summary
-from instrument.runs.clock_skew import clocks
+from instrument.runs.clock_skew import CLOCKS, clocks
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import METADATA_FILE, unix_time
 
@@ -25,6 +25,14 @@ _TRACES = ("*.json", "*.json.gz")
 _SHOWN = 8
 # The ranks of a job reach the same step at about the same time; windows further apart are of different runs.
 _TOGETHER_S = 600
+#: The columns of each table of `Ranks`, by its name.
+SCHEMAS: dict[str, Schema] = {
+    "ranks": rank_comparison.RANKS,
+    "breakdown": rank_comparison.RANK_BREAKDOWN,
+    "stragglers": rank_comparison.STRAGGLERS,
+    "ranges": rank_comparison.RANK_RANGES,
+    "clocks": CLOCKS,
+}
 _Found = tuple[Path | str, RankSummary]
 _ByRank = dict[int | None, _Found]
 

@@ -8,13 +8,25 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, convert, json
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
-_KINDS = ("calls", "mean_ns", "p50_ns", "p95_ns", "max_ns")
+TIMINGS: Schema = schema(
+    name="the range, or `step`",
+    calls="how often it was called",
+    mean_ns="the mean call",
+    p50_ns="the median call, within 2 %",
+    p95_ns="the 95th percentile of the calls, within 2 %",
+    max_ns="the longest call",
+    device_calls="calls whose time on the device is known; the device columns are missing where there are none",
+    device_mean_ns="the mean time in the stream of the device",
+    device_p50_ns="the median of it, within 2 %",
+    device_p95_ns="the 95th percentile of it, within 2 %",
+    device_max_ns="the longest of it",
+)
 # A line has some 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
 
@@ -33,15 +45,19 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """A row for each range with its calls, mean, median, 95th percentile and maximum, those with the most time first.
+    """A row for each range, those with the most time first; see `TIMINGS`.
 
-    `p50_ns` and `p95_ns` are within 2 %, the others exact. The columns `device_…` are there where one is known.
+    The table has the columns `device_…` where one of them is known.
     """
     order = sorted(
         runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
     )
     known = {key for run in runs.values() for key in run}
-    columns = [*_KINDS, *(key for key in (f"device_{kind}" for kind in _KINDS) if key in known)]
+    columns = [
+        column
+        for column in names_of(TIMINGS)[1:]
+        if column in known or not column.startswith("device_")
+    ]
     return Table(
         {"name": order} | {column: [runs[name].get(column) for name in order] for column in columns}
     )

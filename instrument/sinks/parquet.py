@@ -25,29 +25,7 @@ class Parquet(Sink):
 
     One row for each event with a duration, in the order of the trace, then one for each allocation or free. The
     partitions are columns too: `run` and `window` (a word of SQL's own: write "window") are text, `rank` is a number.
-    What is not known is null.
-
-    | column | type | what it is |
-    |---|---|---|
-    | `event` | int64 | the row's number in this window, from 0 |
-    | `category` | string | Kineto's: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, …; `memory` |
-    | `name` | string | of the operator, range, call or kernel |
-    | `process`, `thread` | string | where it ran; on a device the device and the stream |
-    | `start_ns` | int64 | on the trace's own clock |
-    | `start_unix_ns` | int64 | the same since 1970, to compare ranks by; null where the trace does not tell |
-    | `duration_ns` | int64 | null for allocations |
-    | `self_ns` | int64 | without the operators, ranges and calls directly inside; of CPU events other than Python's |
-    | `parent` | int64 | the `event` directly around it, of the same kinds |
-    | `launched_by` | int64 | of device work: the `event` of the operator or range that launched it |
-    | `correlation` | int64 | the same for a launch and what it started |
-    | `external_id` | int64 | torch's number of the operator |
-    | `sequence`, `forward_thread` | int64 | the same for a forward operator and its backward |
-    | `finished` | bool | whether the event ended within the window; null for allocations |
-    | `input_shapes`, `input_types`, `concrete_inputs` | string | JSON text, as recorded |
-    | `python_id`, `python_parent` | int64 | of Python frames |
-    | `size_bytes` | int64 | of an allocation; negative for a free |
-    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType` (0 is the CPU) and its number |
-    | `allocated_bytes`, `reserved_bytes` | int64 | the device's totals after it; null where no total was written |
+    What is not known is null. `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
     A file appears whole or not at all, under a name that no reader takes for a part of the dataset until then; the
     same run, rank and window written again replaces it.
