@@ -1,4 +1,4 @@
-"""What ran on the devices by name, the calls that launched it, the copies and the streams."""
+"""Kernels and copies by name, the calls that launched them, and the streams they ran on."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ KERNELS: Schema = schema(
     calls="how often it ran",
     device_ns="time on the device, over all calls",
     min_ns="the shortest call",
-    mean_ns="the mean of all calls",
+    mean_ns="the mean call",
     max_ns="the longest call",
-    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, "
-    "such as a graph's, counts for the first of them; None where no launch is in the trace",
-    short_calls="calls whose launch took longer on the CPU than all that it launched took on "
-    "the device; None where no launch is in the trace",
-    grid="blocks in each direction, of the longest call; None where it was not recorded, as on ROCm",
-    block="threads of a block in each direction, of the longest call; None where it was not recorded",
-    blocks_per_sm="blocks for each multiprocessor, a mean weighted by time; None where it was not recorded",
-    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean weighted by "
-    "time over the calls for which there is one",
-    occupancy_covered="share of the time for which Kineto made an estimate: it writes 0 for "
-    "many kernels, those of cuBLAS and NCCL among them",
+    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, such "
+    "as a graph's, counts for the first of them; None where no launch is in the trace",
+    short_calls="calls whose launch took longer on the CPU than everything that it launched took "
+    "on the device; None where no launch is in the trace",
+    grid="blocks in each direction, of the longest call; None where it was not recorded, as on "
+    "ROCm",
+    block="threads of a block in each direction, of the longest call; None where it was not "
+    "recorded",
+    blocks_per_sm="blocks for each multiprocessor, averaged over time; None where it was not "
+    "recorded",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the time "
+    "of the calls that have one",
+    occupancy_covered="share of the time for which Kineto made an estimate; it writes 0 for many "
+    "kernels, such as those of cuBLAS and NCCL",
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)"',
-    calls="how often",
+    calls="how often it ran",
     device_ns="time on the device, over all calls",
     min_ns="the shortest call",
-    mean_ns="the mean of all calls",
+    mean_ns="the mean call",
     max_ns="the longest call",
-    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on "
-    "the call that launched it; None where there is none",
-    bytes_per_second="those bytes over the time of those calls",
+    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on the "
+    "call that launched it; None where no size is",
+    bytes_per_second="`bytes` over the time of those calls",
 )
 LAUNCHES: Schema = schema(
     name="the CPU call that launched device work, such as cudaLaunchKernel",
@@ -49,26 +52,25 @@ LAUNCHES: Schema = schema(
     device_calls="kernels, copies and memsets that the calls launched",
     launch_ns="time of the calls on the CPU",
     device_ns="time of what they launched, on the device",
-    median_delay_ns="the median delay from a call's end to the start of the first that it "
-    "launched, 0 where that started before the call had returned; of an even number the lower "
-    "one",
+    median_delay_ns="the median delay from the end of a call to the start of the first work that "
+    "it launched, 0 where that started before the call returned; of two medians the lower",
     max_delay_ns="the longest delay",
-    short_calls="calls that took longer than all that they launched",
+    short_calls="calls that took longer than everything that they launched",
 )
 STREAMS: Schema = schema(
-    device="the trace's own process of the device",
-    stream="the trace's own thread of the stream",
+    device="the process that stands for the device in the trace",
+    stream="the thread that stands for the stream in the trace",
     calls="device events that ran on it",
     busy_ns="time in which anything ran on it",
-    compute_ns="time in which a kernel that is no communication, or a memset, ran",
+    compute_ns="time in which a kernel other than communication, or a memset, ran",
     communication_ns="time in which communication ran",
     copy_ns="time in which copies ran",
-    idle_ns="time without work, between the first and the last work of the stream",
+    idle_ns="time in which nothing ran, between the first and the last work of the stream",
 )
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """One row for each kernel by name, the costliest first; see `KERNELS`.
+    """Return one row for each kernel by name, the costliest first; see `KERNELS`.
 
     Cost: a sort of the device events.
     """
@@ -100,7 +102,7 @@ def kernels(events: Events, work: Work) -> Table:
 
 
 def copies(events: Events, work: Work) -> Table:
-    """One row for each kind of copy or memset, the costliest first; see `COPIES`."""
+    """Return one row for each kind of copy or memset, the costliest first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     call = work.call[chosen]
@@ -122,11 +124,12 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def launches(events: Events, work: Work) -> Table:
-    """One row for each kind of CPU call that launched device work, the costliest first; see `LAUNCHES`.
+    """Return one row for each kind of launching CPU call, the costliest first; see `LAUNCHES`.
 
-    The sums, delays and short calls are those of Holistic Trace Analysis (`get_cuda_kernel_launch_stats`) where both
-    look at the same launches: it leaves out the last step and all calls but cudaLaunchKernel, cudaLaunchKernelExC,
-    cudaMemcpyAsync and cudaMemsetAsync, tells each by its correlation, and rounds to whole microseconds.
+    Sums, delays and short calls equal those of Holistic Trace Analysis
+    (`get_cuda_kernel_launch_stats`) where both count the same launches. HTA leaves out the last
+    step and all calls but cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
+    cudaMemsetAsync, takes one launch for each correlation, and rounds to microseconds.
 
     Lost: device work whose launch is not in the trace.
     """
@@ -152,7 +155,7 @@ def launches(events: Events, work: Work) -> Table:
 
 
 def streams(events: Events, work: Work) -> Table:
-    """One row for each stream that device work ran on, the busiest first; see `STREAMS`."""
+    """Return one row for each stream on which work ran, the busiest first; see `STREAMS`."""
     present, groups = groupby(events.thread[work.event])
     found = by_group(work, groups.of, groups.count)
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
@@ -168,26 +171,26 @@ def streams(events: Events, work: Work) -> Table:
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's estimates for some kernels, as fractions; NaN where it made none, which it writes as 0."""
+    """Kineto's estimates for some kernels, as fractions. Kineto's 0, no estimate, becomes NaN."""
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """The share of all weight that lies on known values; None where there is no weight."""
+    """Return the share of all weight that lies on known values; None without weight."""
     whole = int(weights.sum())
     return int(weights[~np.isnan(values)].sum()) / whole if whole else None
 
 
 def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """The mean of those values that are known, by weight; None where they have none."""
+    """Return the mean of the known values by weight; None where they have no weight."""
     known = ~np.isnan(values)
     weight = int(weights[known].sum())
     return float(np.sum(values[known] * weights[known])) / weight if weight else None
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """For each device event the CPU time of its launch, -1 where unknown, and whether the launch took longer."""
+    """The CPU time of each device event's launch, or -1; and whether the launch took longer."""
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
     ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
@@ -208,5 +211,5 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """Lists as Python writes them; some versions of torch write each number on a line of its own."""
+    """Grids and blocks as Python writes lists; some versions of torch write one number a line."""
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

@@ -1,4 +1,4 @@
-"""The operator table: what torch's `key_averages()` tells, from the trace file alone."""
+"""The operator table: the columns of torch's `key_averages()`, from the trace file alone."""
 
 from __future__ import annotations
 
@@ -38,51 +38,57 @@ _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
 
 
 OPERATORS: Schema = schema(
-    name="the operator, range or call; [memory] is what was allocated and freed in no call, [no"
-    " launch] the device work whose launch is not in the trace",
+    name="the operator, range or call; [memory] is what was allocated and freed outside of calls, "
+    "[no launch] the device work whose launch is not in the trace",
     calls="how often it was called",
-    self_cpu_ns="CPU time without what it calls",
-    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the "
-    "finished steps, or in the whole recording where no step is finished",
-    device_share="the same of the device time that it launched itself",
-    total_share="the share with what it calls: torch's CPU total %",
-    device_total_share="the device share with what it calls: torch's CUDA total %",
-    cpu_ns="CPU time with what it calls",
+    self_cpu_ns="CPU time without the calls inside",
+    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the finished "
+    "steps, or in the whole recording where no step is finished",
+    device_share="`self_device_ns` as a fraction of all device time that was launched there",
+    total_share="the share with the calls inside: torch's CPU total %",
+    device_total_share="the device share with the calls inside: torch's CUDA total %",
+    cpu_ns="CPU time with the calls inside",
     cpu_ns_per_call="`cpu_ns` over `calls`",
-    self_device_ns="device time of what it launched itself; None without device events",
-    device_ns="device time of what it and what it calls launched; None without device events",
+    self_device_ns="device time of what the call itself launched; None without device events",
+    device_ns="device time of what the call and the calls inside launched; None without device "
+    "events",
     device_ns_per_call="`device_ns` over `calls`",
-    self_cpu_bytes="allocated less freed on the CPU, without what it calls; None without memory events",
+    self_cpu_bytes="allocated less freed on the CPU, without the calls inside; None without memory "
+    "events",
     cpu_bytes="allocated less freed on the CPU",
-    self_device_bytes="allocated less freed on devices, without what it calls; None without memory events of a device",
+    self_device_bytes="allocated less freed on devices, without the calls inside; None without "
+    "memory events of a device",
     device_bytes="allocated less freed on devices",
-    flops="floating-point operations of its own, by torch's formulas; None where none is known",
+    flops="floating-point operations of its own, by torch's formulas; None where none are known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
     "waits for the device), memory or unlaunched",
 )
 OPS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
-    has_rule="whether there is a formula for it, or for what it called, whose arguments were not recorded",
+    has_rule="whether a formula exists for it or for an operator that it called, whose arguments "
+    "were not recorded",
     calls="how often it was called",
-    cpu_ns="CPU time with what it calls",
-    device_ns="device time of what it and what it calls launched; None without device events",
+    cpu_ns="CPU time with the calls inside",
+    device_ns="device time of what the call and the calls inside launched; None without device "
+    "events",
 )
 
 
 class OperatorTable(GroupableTable):
-    """One row for each operator, annotation and runtime call by name, in the order of their first calls.
+    """One row for each operator, annotation and runtime call by name, ordered by first call.
 
-    See `OPERATORS`. Times are nanoseconds, byte columns are allocated less freed. No column counts
-    anything twice: where a call lies in another of the same row, at whatever depth, the row's
-    totals hold it once, within the outer one; `calls` counts both. torch's own table counts it in
-    its totals again. Memory counts on the thread that allocated or freed it; torch's table counts
-    what other threads allocate during a call in that call too. A cell that the trace cannot tell is
-    None. `share` and `device_share` add up to 1 each; the ranges' shares are of the same.
+    See `OPERATORS`. Times are in nanoseconds; byte columns are allocated less freed. Nothing is
+    counted twice in a column: a call inside another call of the same row, at any depth, is part of
+    the outer one's totals, and `calls` counts both. torch's own table adds it to the totals again.
+    Memory counts on the thread that allocated or freed it; torch's table also adds what other
+    threads allocate during a call. A cell that the trace cannot tell is None. `share` and
+    `device_share` add up to 1 each, and are fractions of the same whole as those of the ranges.
 
-    The CPU time of "[no launch]", work that was launched before the recording began, is not known; its step and device
-    are those where it ran.
+    The row "[no launch]" is device work that was launched before the recording began. Its CPU time
+    is unknown; its step and device are those where it ran.
 
-    What `sort`, `head`, `where` and `select` give can be grouped too: the calls of its rows, in the same order.
+    The tables that `sort`, `head`, `where` and `select` return can be grouped too: they keep their
+    rows and their order.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:
@@ -93,25 +99,29 @@ class OperatorTable(GroupableTable):
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time that shares are of, in ns."""
+        """The CPU time in ns of which the shares are fractions."""
         return int(self._calls.counted["share"].sum())
 
     def by(self, what: Grouping, *, depth: int = 5) -> Table:
-        """The table with a row for each name and one thing more, in a column of that name after `name`.
+        """Group the calls by name and one more property, which becomes the column after `name`.
 
-        - `input_shapes`: text such as "[[8, 3], []]", where a list of tensors is written as [], as torch does.
-        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined by ";".
-        - `overload`: such as "Tensor" of `aten::add.Tensor`, and "" for the default one; torch's option
-          `capture_overload_names` records it.
-        - `thread`: "process/thread"; a launch belongs to the thread of its operator.
-        - `step`: the number of the step during which the call began, on whatever thread; None outside of steps.
-        - `device`: the devices that worked for the call and what it called, by the trace's own numbers, such as "0",
-          or "0,1" for one call that used two; None for a call that used none.
-        - `range`: the path of the range that the call belongs to, the row of a range being in the one above it: the
-          ranges around it on its own thread, and in the backward, wherever it ran, those around the forward operator,
-          for the accumulation of gradients by a guess. None outside of any, or where that operator was not recorded.
+        - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
+          does.
+        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
+          by ";".
+        - `overload`: such as "Tensor" for `aten::add.Tensor`, and "" for the default one; torch
+          records it with `capture_overload_names`.
+        - `thread`: "process/thread"; a launch has the thread of its operator.
+        - `step`: the number of the step during which the call began, on any thread; None outside of
+          steps.
+        - `device`: the devices that worked for the call and the calls inside it, by their numbers
+          in the trace, such as "0", or "0,1" for two; None for none.
+        - `range`: the path of the range to which the call belongs; the row of a range belongs to
+          the range above it. That is the innermost range on its thread. In the backward, on any
+          thread, it is the range of the forward operator; for the accumulation of gradients it is a
+          guess. None outside of all ranges, or where the forward operator was not recorded.
 
-        The column is None throughout where the trace holds nothing to tell it from.
+        All cells of the column are None where the trace does not hold the property.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -129,12 +139,13 @@ class OperatorTable(GroupableTable):
 
     @property
     def ops_without_flops(self) -> Table:
-        """The operators whose FLOPs nobody counted, costliest first; see `OPS_WITHOUT_FLOPS`.
+        """The operators whose FLOPs are not counted, the costliest first; see `OPS_WITHOUT_FLOPS`.
 
-        No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
-        the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
-        `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
-        not understood: of what is missing, that is the part to mind.
+        No rule counts the call, a call inside it, or a call around it. Of such calls inside each
+        other the outermost is listed. Most have nothing to count (views, allocations) or little
+        (elementwise operators). Where `has_rule` is true, a rule exists for the operator or for one
+        that it called, but the arguments were not recorded or not understood: these are the FLOPs
+        that are really missing.
         """
         events, call_tree = self._links.events, self._links.call_tree
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
@@ -156,12 +167,12 @@ class OperatorTable(GroupableTable):
 
 
 def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
-    """What identifies a row in every grouping."""
+    """The name and the kind of each row, which identify it in every grouping."""
     return list(zip(cells["name"], cells["kind"]))
 
 
 def operators(links: Links) -> OperatorTable:
-    """The operator table of a trace; its columns and their units are those of `OperatorTable`.
+    """Make the operator table of a trace; see `OperatorTable`.
 
     Cost: about 0.5 µs an event.
     """
@@ -203,7 +214,7 @@ def _calls(links: Links) -> Calls:
 
 
 def _kinds(events: Events) -> Ints:
-    """What each event is, an index into `KINDS`."""
+    """The kind of each event, as an index into `KINDS`."""
     runtime = events.among(is_runtime)
     chosen = {
         "range": events.among(ANNOTATION),
@@ -220,7 +231,7 @@ def _kinds(events: Events) -> Ints:
 
 
 def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...], Ints]:
-    """The names of the rows and each node's among them; all steps of the profiler share one."""
+    """The names of the rows, and each node's; all steps of the profiler share one name."""
     shown = [
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
     ]
@@ -231,10 +242,11 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 
 
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
-    """Which nodes stay when an only child of its parent's name is folded into it, and where each node ends up.
+    """Fold an only child that has its parent's name into the parent, as torch does.
 
-    Folding one pair changes nothing for another, as a parent takes over its child's children: so all pairs can be
-    told from the nesting as it is.
+    Returns which nodes remain, and the remaining node to which each node belongs. Folding one pair
+    changes nothing for another, as a parent takes over its child's children, so all pairs are found
+    in the nesting as it is.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
@@ -264,7 +276,7 @@ def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> 
 
 
 def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
-    """Each call's own operations with those folded into it, -1 where they are not known."""
+    """The operations of each call and of those folded into it; -1 where they are not known."""
     if own is None:
         return None
     known = folded.number(own != UNKNOWN) > 0
@@ -272,7 +284,7 @@ def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
 
 
 def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
-    """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
+    """Add a call named "[memory]" for each allocation or free that lies in no call."""
     bare = memory_attribution.uncovered(call_tree, events.memory)
     if not len(bare):
         return calls
@@ -296,7 +308,7 @@ def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) ->
 
 
 def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
-    """The calls, and one more named "[no launch]" for each device event whose launch is not in the trace."""
+    """Add a call named "[no launch]" for each device event without a launch in the trace."""
     events, (device, node) = links.events, links.launched
     bare = device[node < 0]
     if not len(bare):
@@ -331,7 +343,7 @@ def _joined(
     more: Quantities,
     counted: dict[str, Ints],
 ) -> Calls:
-    """The calls and more of another row, which lie in none of them."""
+    """Append calls of another row, which lie in none of the given calls."""
     count, nothing = len(event), np.zeros(len(event), np.int64)
     node = int(calls.after.max(initial=0)) + np.arange(count)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -356,7 +368,7 @@ def _joined(
 
 
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Calls summed by name, kind and one more code, in the order of the first call of each."""
+    """The cells of the table: calls summed by name, kind and `codes`, by first call."""
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes
     distinct, groups = groupby(key)
@@ -392,14 +404,12 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
 
 
 def _outermost(calls: Calls, group: Ints) -> Flags:
-    """Which calls lie in no other of their group."""
+    """Which calls lie in no other call of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    narrow = group.astype(
-        np.min_scalar_type(int(group.max(initial=0)))
-    )  # 16 bits or fewer are sorted by radix
-    order = np.argsort(
-        narrow, kind="stable"
-    )  # in each group as they nest: the outer before the inner
+    # Integers of 16 bits or fewer are sorted by radix. In each group the outer call comes before
+    # the inner.
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
+    order = np.argsort(narrow, kind="stable")
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
     reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
     outer = np.zeros(len(group), np.bool_)

@@ -1,4 +1,4 @@
-"""The range tree: annotations nested by time on each thread, put together by path."""
+"""The range tree: annotations, nested by time on each thread and summed by path."""
 
 from __future__ import annotations
 
@@ -40,45 +40,49 @@ from instrument.trace.events import (
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
-    path="the names of the ranges around it on the same thread and its own, joined by /; one of"
-    " more than 2,000 characters has a number in place of its middle",
+    path="the names of the ranges around it on the same thread and its own, joined by /; where it "
+    "is longer than 2,000 characters a number replaces its middle",
     name="the range's name",
     module_type="the class of the submodule of that name, where the session had a model",
     depth="0 for the outermost",
-    calls="calls that began in the window; 0 where only later slices of one are seen",
+    calls="calls that began in the window; 0 where only later slices of a call are in it",
     slices="a call that is suspended and resumed (a coroutine, a generator) has several slices",
-    cpu_ns="CPU time inside, of all that ran there",
-    cpu_ns_per_step="of `cpu_ns` what lies in finished steps, for each; None without them",
-    share="`self_total_ns`, as far as it lies in finished steps, as a fraction of all recorded "
-    "CPU time of all threads in the finished steps, or in the whole recording where no step is "
-    "finished",
-    device_share="the same of the device time that was launched there, or that ran there with a"
-    " launch which nobody knows",
+    cpu_ns="CPU time between start and end",
+    cpu_ns_per_step="the part of `cpu_ns` in finished steps, for each step; None without finished "
+    "steps",
+    share="`self_total_ns` in finished steps, as a fraction of all recorded CPU time of all "
+    "threads in the finished steps, or in the whole recording where no step is finished",
+    device_share="the same of the device time that was launched there, or that ran there where its "
+    "launch is not known",
     self_cpu_ns="`cpu_ns` without the ranges directly inside",
     self_total_ns="`total_ns` without that of the ranges inside",
     total_ns="all CPU time that the range caused, each nanosecond once: forward, backward, "
     "accumulate, recompute and optimizer together",
-    forward_ns="of `cpu_ns` what is neither backward, recompute nor optimizer",
-    backward_ns="nodes of the autograd engine whose forward operator lies inside, wherever they"
-    " ran; None where the trace shows no engine",
-    accumulate_ns="the accumulation of gradients, which names no operator and is placed where "
-    "the node before it went: a guess",
-    recompute_ns="of `cpu_ns` what ran in ranges that activation checkpointing opens once more during the backward",
-    optimizer_ns="of `cpu_ns` what ran in `Optimizer.step#…` ranges, without a closure that records gradients",
-    device_ns="device events launched inside or by its backward, accumulation too, each once; "
+    forward_ns="the part of `cpu_ns` that is neither backward, recompute nor optimizer",
+    backward_ns="time of the autograd nodes whose forward operator lies inside, on any thread; "
+    "None where the trace has no autograd nodes",
+    accumulate_ns="the accumulation of gradients; its nodes name no operator, so it goes to the "
+    "range of the node before it: a guess",
+    recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
+    "the backward",
+    optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without a closure that "
+    "records gradients",
+    device_ns="device events launched inside or by its backward, accumulation included, each once; "
     "None without device events",
-    device_ns_per_step="of `device_ns` what was launched in finished steps, for each",
+    device_ns_per_step="the part of `device_ns` that was launched in finished steps, for each step",
     self_device_ns="device events launched directly inside",
-    device_busy_ns="the time in which any of the events of `device_ns` ran",
-    device_idle_ns="how much of `cpu_ns` passed while no device event ran, whoever launched it",
-    allocated_bytes="allocated by the range's own thread while it ran, on the CPU and devices together",
+    device_busy_ns="the time in which any event of `device_ns` ran",
+    device_idle_ns="the part of `cpu_ns` in which no device event of any origin ran",
+    allocated_bytes="allocated by the range's own thread between start and end, on the CPU and "
+    "devices together",
     bytes="allocated less freed, likewise",
     device_allocated_bytes="`allocated_bytes` on devices alone",
     device_bytes="`bytes` on devices alone",
-    flops="of what ran inside and of its backward, by torch's formulas; None where none is known",
-    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device was recorded",
-    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does "
-    "not tell which slice is whose",
+    flops="of what ran inside and of its backward, by torch's formulas; None where none are known",
+    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device "
+    "was recorded",
+    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does not "
+    "tell which slice belongs to which call",
     median_ns="the median call, by nearest rank",
     p95_ns="the 95th percentile of the calls, by nearest rank",
     max_ns="the longest call",
@@ -87,25 +91,28 @@ _QUANTITIES = names_of(RANGES)[4:]
 ATTRIBUTION: Schema = schema(
     path="the path of the range; (no range) outside of all",
     kind="backward, accumulate (the guess), optimizer, recompute, unattributed (backward nodes "
-    "whose forward operator is not in the trace), or forward: all else",
+    "whose forward operator is not in the trace), or forward: everything else",
     cpu_ns="CPU time; each nanosecond in which a thread was in any CPU event is in exactly one row",
     device_ns="device time that the part launched; None without device events",
 )
 REST: Schema = schema(
-    name="(no range): the time between the ranges and around them; (backward of no range): the "
-    "backward of what ran outside of all ranges, or before the window; (no launch): device work"
-    " whose launch is not in the trace",
+    name="(no range): the time between and around the ranges; (backward of no range): the backward "
+    "of operators outside of all ranges or before the window; (no launch): device work whose "
+    "launch is not in the trace",
     self_cpu_ns="CPU time",
-    self_total_ns="the same",
+    self_total_ns="the same as `self_cpu_ns`",
     self_device_ns="device time",
-    share="as of the ranges",
-    device_share="as of the ranges",
+    share="as in the ranges",
+    device_share="as in the ranges",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Every range that was opened: its times, its path, whether it goes on with an earlier one, and what it spans."""
+    """Every range that was opened: its times, its path, whether it resumes a call, and its spans.
+
+    `spans` holds quantities of the time between start and end, by column name.
+    """
 
     nodes: CallTree
     path: Ints
@@ -114,16 +121,17 @@ class Slices:
 
 
 class RangeTable(GroupableTable):
-    """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
+    """One row for each path of ranges in tree order: parents first, siblings by first start.
 
-    See `RANGES`. Times are whole nanoseconds. What the trace cannot tell is None. What is recomputed bears the name
-    "NAME (recomputed)" and is where a backward of its own is placed, which only `use_reentrant=True` gives it; what is
-    recomputed outside of ranges is in `backward_ns`. What the backward of a range allocates is not in its byte columns,
-    as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is. `share` and
-    `device_share` add up to 1 with those of `rest`.
+    See `RANGES`. Times are whole nanoseconds; what the trace cannot tell is None. A recomputed
+    range is named "NAME (recomputed)". It also gets the backward time of its own operators, which
+    only `use_reentrant=True` gives it; recomputation outside of ranges is part of `backward_ns`.
+    The byte columns leave out what the backward of a range allocates, as the backward frees what
+    the forward kept; `Capture.memory.live("range")` attributes that too. With those of `rest`,
+    `share` and `device_share` add up to 1 each.
 
-    A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
-    ranges.
+    A range that the end of the window cut off counts with its time until then. The copies of ranges
+    that devices record are left out.
     """
 
     def __init__(
@@ -146,9 +154,11 @@ class RangeTable(GroupableTable):
         super().__init__({**labels, **quantities}, paths.names)
 
     def by(self, what: Literal["name"]) -> Table:
-        """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
+        """Group the ranges by name, in the order of the tree.
 
-        A range inside another of its name is a call of its own, and counts once in times, bytes and FLOPs.
+        The table has the columns of this one without `path`, `module_type` and `depth`. A range
+        inside another of the same name is a call of its own, and its time, bytes and FLOPs count
+        once.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -161,7 +171,7 @@ class RangeTable(GroupableTable):
 
     @cached_property
     def attribution(self) -> Table:
-        """The whole in parts, each nanosecond of the CPU in exactly one row; see `ATTRIBUTION`."""
+        """All CPU time in parts, each nanosecond in exactly one row; see `ATTRIBUTION`."""
         work = self._work
         key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
         texts = [NO_RANGE, *self._paths.texts]
@@ -177,12 +187,12 @@ class RangeTable(GroupableTable):
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time that shares are of, in ns."""
+        """The CPU time in ns of which the shares are fractions."""
         return int(self._work.counted_cpu_ns.sum())
 
     @cached_property
     def rest(self) -> Table:
-        """What belongs to no range; one row for each part that is there; see `REST`."""
+        """The work in no range, one row for each part that exists; see `REST`."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -213,7 +223,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of work in groups, of that for which a mask holds."""
+        """The shares of groups of work, counting only work for which the mask holds."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -227,7 +237,7 @@ class RangeTable(GroupableTable):
         return found
 
     def _quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
-        """Every quantity of each group of paths."""
+        """Every column of numbers, for each group of paths."""
         spans, work = self._spans(groups), self._work
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
@@ -241,7 +251,7 @@ class RangeTable(GroupableTable):
         return {name: columns[name] for name in _QUANTITIES}
 
     def _calls(self, groups: Groups) -> dict[str, list[Any]]:
-        """How often each was called, and the spread of a call's time."""
+        """How often each group was called, and the percentiles of a call's time."""
         slices, total_ns = self._slices, self._slices.nodes.total_ns
         opened = Groups(groups.of[slices.path], groups.count)
         resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
@@ -254,7 +264,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """CPU time by the range around it, and by kind at the range where it is placed."""
+        """CPU time by the enclosing range, and by kind at the range to which it is attributed."""
         work = self._work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
@@ -274,7 +284,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
+        """Device time and FLOPs of what ran inside, and of its backward."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
@@ -305,7 +315,7 @@ class RangeTable(GroupableTable):
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """What lies in time within each range, those inside their like left out."""
+        """The spans of each group, without ranges inside another of the group."""
         slices = self._slices
         chosen = self._paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
@@ -315,7 +325,7 @@ class RangeTable(GroupableTable):
         }
 
     def _busy(self, groups: Groups) -> Ints:
-        """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
+        """The time of each group's device events, merged from the innermost paths outwards."""
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
         alone = groups.number(top) == 1
@@ -338,7 +348,7 @@ class RangeTable(GroupableTable):
         return busy
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
-        """When the device events of each path ran, those that touch put together."""
+        """The merged intervals of the device events of each path."""
         place, start, end = self._work.device
         enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
@@ -349,17 +359,17 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The group of the path that work is in, and which work is in any path."""
+    """The group of the path of each piece of work, and whether it has a path."""
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
 def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
-    """The range tree of a trace; its columns and their units are those of `RangeTable`.
+    """Make the range tree of a trace; see `RangeTable`.
 
-    `module_types` are the classes of submodules by the names of their ranges.
+    `module_types` maps the range names of submodules to their classes.
 
-    Cost: about 0.4 µs an event, half of it the CPU's nesting, however deep the ranges lie; for `device_busy_ns` the
-    device's intervals are put together once for every range that they count in.
+    Cost: about 0.4 µs an event, at any depth; half of that builds the call tree. For
+    `device_busy_ns` the device's intervals are merged once for every range that contains them.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
@@ -370,7 +380,7 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """What lies in time within each range: idle time of the devices, memory of its own thread."""
+    """The CPU time, idle time of the devices and memory of its thread within each range."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -388,12 +398,12 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    """How long of each range none of the device events ran."""
+    """How long no device event ran within each range."""
     timeline = sweep([(events.start_ns[device], events.end_ns[device])])
     return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:
-    """Intervals of several paths, put together."""
+    """The merged intervals of several paths."""
     start, end = (np.concatenate(side) for side in zip(*parts))
     return merged(start, end)

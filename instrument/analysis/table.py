@@ -97,7 +97,11 @@ class Table:
 
     Examples:
         >>> table = Table(
-        ...     {"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_cpu_ns": [5_000, 2_500_000]}
+        ...     {
+        ...         "name": ["aten::relu", "aten::mm"],
+        ...         "calls": [2, 1],
+        ...         "self_cpu_ns": [5_000, 2_500_000],
+        ...     }
         ... )
         >>> table.sort("self_cpu_ns")
         name        calls  self CPU
