@@ -82,7 +82,7 @@ def check_names(communication: str) -> None:
         re.compile(communication)
     except re.error as error:
         raise ConfigError(
-            f"communication is {communication!r}, which is not a regular expression ({error}); "
+            f"communication is {communication!r}, which is no regular expression ({error}); "
             "give one for kernel names, such as 'nccl|my_all_reduce'."
         ) from None
 

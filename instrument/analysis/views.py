@@ -1,7 +1,7 @@
 """`Views`: a capture's metadata, its events, and the tables of them, each made once.
 
-`VIEWS` lists the tables. The functions that make them are imported when a table is first used, so that
-`instrument show --help` reads the list without numpy.
+`VIEWS` lists the tables. The functions that make them are imported when a table is first used, so
+that `instrument show --help` reads the list without numpy.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ VIEWS = {
 class Views:
     """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
 
-    The trace is read when a view first needs it; a view is computed once. Users get the subclass `Capture`.
+    The trace is read when a view first needs it; a view is computed once. Users get the subclass
+    `Capture`.
 
     Attributes:
         trace_path: the trace file; None where the capture holds none.
@@ -160,11 +161,11 @@ class Views:
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
-        """Open a capture folder, or a Chrome trace of Kineto; its events are read by the first view.
+        """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
-            path: the folder or file. What lies at a URL, such as `s3://bucket/run/NAME`, is
-                fetched now; see `instrument.storage`.
+            path: the folder or file. What lies at a URL, such as `s3://bucket/run/NAME`, is fetched
+                now; see `instrument.storage`.
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
@@ -273,7 +274,7 @@ class Views:
 
     @cached_property
     def work(self) -> Work:
-        """The work of the devices, with its kind and launch; see `instrument.analysis.breakdown`."""
+        """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
         from instrument.analysis.breakdown import device_work
 
         return device_work(self.events, self.communication, self._added)
@@ -329,7 +330,7 @@ class Views:
 
     @cached_property
     def overview(self) -> Table:
-        """The steps as TensorBoard's plugin breaks them down; see `analysis.tensorboard_overview`."""
+        """The steps as TensorBoard's plugin splits them; see `analysis.tensorboard_overview`."""
         from instrument.analysis.tensorboard_overview import overview
 
         return overview(self.events, self.work)
@@ -381,7 +382,7 @@ class Views:
         range: str | None = None,
         threads: bool = False,
     ) -> list[Stack]:
-        """Call paths with the time spent in the last frame of each; see `instrument.analysis.stacks`.
+        """Return call paths with the time spent in the last frame of each; see `analysis.stacks`.
 
         Raises:
             CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work
@@ -436,6 +437,7 @@ def _added_names(folder: Path, capture: Views) -> Pattern | None:
         return Pattern(added)
     except ValueError as error:
         raise CaptureError(
-            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, which cannot be used "
-            f"({error}): mend it there, or give Capture.load its communication."
+            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, "
+            f"which cannot be used ({error}): mend it there, or give Capture.load its "
+            "communication."
         ) from None
