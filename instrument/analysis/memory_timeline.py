@@ -396,7 +396,7 @@ class MemoryView:
         return partner
 
     def _ends(self, line: Timeline) -> Ints:
-        """The position at which each allocation of a timeline is freed; past its end if it is not."""
+        """The position at which each allocation of a timeline is freed, or its length."""
         place = np.full(len(self._partner) + 1, len(line.instant))  # the last entry is for -1
         place[line.instant] = np.arange(len(line.instant))
         ends: Ints = place[self._partner[line.instant]]

@@ -31,7 +31,7 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 
 
 class Stack(NamedTuple):
-    """A call path from the outermost frame to the innermost, and the time of its last frame itself."""
+    """A call path from the outermost frame to the innermost, and its last frame's own time."""
 
     frames: tuple[str, ...]
     value_ns: int

@@ -1,4 +1,4 @@
-"""One window's figures over its ranks: each rank's steps, the ranges, and who holds the others up."""
+"""Compare the ranks of one window: each rank's steps, the ranges, and the stragglers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
-# A straggler's own work lies so many standard deviations above the median, by the median absolute deviation, of which
-# 1.4826 make one of them where figures are normally distributed, and at least by this share.
+# A straggler's own work is above the median by this many standard deviations, and at least by this
+# share. The standard deviation is 1.4826 median absolute deviations, as in a normal distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -40,11 +40,14 @@ RANKS: Schema = schema(
     host="the name of its machine",
     steps="how many steps ended in the window",
     step_ns="the mean step",
-    own_ns="the mean step without waiting in communication: `step_ns` less `exposed_communication_ns`",
-    compute_ns="of the mean step: time in which a kernel that is no communication, or a memset, ran",
+    own_ns="the mean step without waiting in communication: `step_ns` less "
+    "`exposed_communication_ns`",
+    compute_ns="of the mean step: time in which a kernel that is no communication, or a memset, "
+    "ran",
     communication_ns="of the mean step: all time of communication",
     exposed_communication_ns="of the mean step: time in which communication ran and no compute",
-    exposed_copy_ns="of the mean step: time in which copies ran, and neither compute nor communication",
+    exposed_copy_ns="of the mean step: time in which copies ran, and neither compute nor "
+    "communication",
     idle_ns="of the mean step: time in which nothing ran on the device",
     exposed_share="`exposed_communication_ns` over `step_ns`",
 )
@@ -84,7 +87,7 @@ STRAGGLERS: Schema = schema(
 
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Each rank's mean step; see `RANKS`. All times are None where no step ended in the window."""
+    """Return each rank's mean step; see `RANKS`. Times are None where no step ended."""
     rows = [_mean_step(summary) for summary in summaries]
     return Table.of(
         RANKS,
@@ -98,7 +101,7 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
 
 
 def steps_of(summary: RankSummary) -> int:
-    """How many steps ended in the window."""
+    """Return how many steps ended in the window."""
     return len(summary.steps.get("number") or [])
 
 
@@ -121,7 +124,7 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """`capture.breakdown` of each rank's whole window, with its `rank`."""
+    """Return `capture.breakdown` of each rank's whole window, with its `rank`."""
     columns = {
         name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
     }
@@ -129,7 +132,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """The ranks that were to record and whose capture is not there; none where it is not known which these are."""
+    """Return the ranks that should have recorded and have no capture; none if that is not known."""
     asked = summaries[0].ranks
     planned = (
         set(asked)
@@ -142,7 +145,7 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 
 
 class _Cells(NamedTuple):
-    """The ranges of all ranks, one after the other: which path and which of the summaries each is of."""
+    """The ranges of all ranks one after the other: the path and the summary of each."""
 
     paths: list[str]
     path: Ints
@@ -155,7 +158,10 @@ class _Cells(NamedTuple):
         return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """A column of them, or -1 where it is not known; the same in a step, of windows without any in the window."""
+        """A column of all ranges, or -1 where it is not known.
+
+        With `per_step` it is divided by the number of steps, unless the rank has none.
+        """
         parts = []
         for summary, count in zip(
             summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()
@@ -170,9 +176,10 @@ class _Cells(NamedTuple):
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
-    """The ranges over the ranks: one row for each path, in the order of the first rank that has it.
+    """Return one row for each path of ranges, in the order of the first rank that has it.
 
-    See `RANK_RANGES`. Times are those of a step; of a rank on which no step ended, those of the window.
+    See `RANK_RANGES`. Times are those of a step; of a rank on which no step ended, those of the
+    window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -204,7 +211,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
 def _spread(
     cells: _Cells, values: Ints, rank: Ints
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """The least, the middle and the most that each path has of a quantity, and the rank with the most."""
+    """The least, median and most of a quantity for each path, and the rank with the most."""
     known = values >= 0
     values, rank = values[known], rank[known]
     ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
@@ -213,11 +220,12 @@ def _spread(
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
-    """The ranks that hold the others up, the slowest first, with what shows it.
+    """Return the ranks that the others wait for, the slowest first, with the evidence.
 
-    In synchronous training the steps of all ranks last equally long, as each waits for the slowest in the collectives.
-    The slowest is the one that waits least there: what counts is `own_ns`, a step without that waiting. A straggler's
-    is above the median of all ranks by three robust standard deviations and by a tenth.
+    In synchronous training the steps of all ranks last equally long, as each rank waits for the
+    slowest in the collectives. The slowest rank waits least there. So ranks are compared by
+    `own_ns`, a step without that waiting: a straggler's is above the median of all ranks by three
+    robust standard deviations and by a tenth.
 
     See `STRAGGLERS`. Empty where no rank stands out, or where steps or communication are not known.
     """
@@ -254,7 +262,9 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank the range whose own time in a step is most above the ranks' median, and by how much."""
+    """For each rank the range most above the ranks' median in its own time of a step, and the
+    excess.
+    """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path

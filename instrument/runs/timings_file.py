@@ -1,4 +1,4 @@
-"""Reads what a run's timings have written: the last summary of each range."""
+"""Read the timings file of a run: the last summary of each range."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ TIMINGS: Schema = schema(
     p50_ns="the median call, within 2 %",
     p95_ns="the 95th percentile of the calls, within 2 %",
     max_ns="the longest call",
-    device_calls="calls whose time on the device is known; the device columns are missing where there are none",
-    device_mean_ns="the mean time in the stream of the device",
-    device_p50_ns="the median of it, within 2 %",
-    device_p95_ns="the 95th percentile of it, within 2 %",
-    device_max_ns="the longest of it",
+    device_calls="calls whose time on the device is known; the device columns are left out where "
+    "there are none",
+    device_mean_ns="the mean time in the device's stream",
+    device_p50_ns="the median time in the device's stream, within 2 %",
+    device_p95_ns="the 95th percentile of the time in the device's stream, within 2 %",
+    device_max_ns="the longest time in the device's stream",
 )
-# A line has some 400 bytes for each range.
+# Bytes. A line has about 400 for each range.
 _LONGEST_LINE = 64 << 20
 
 
@@ -45,9 +46,9 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """A row for each range, those with the most time first; see `TIMINGS`.
+    """Return a row for each range, those with the most time first; see `TIMINGS`.
 
-    The table has the columns `device_…` where one of them is known.
+    The columns `device_…` are left out where none of them is known.
     """
     order = sorted(
         runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
@@ -64,16 +65,17 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def read_timings(path: Path) -> tuple[Table, str]:
-    """The whole run's summary from a file of timings, and a heading: up to which step, and when that was.
+    """Read the whole run's summary from a timings file.
 
-    Lines that are cut short are left out. Cost: every line is read, 0.6 s for 50 MB.
+    Returns the table, and a heading with the last step and the time of writing. Lines that are cut
+    short are skipped. Cost: every line is read, 0.6 s for 50 MB.
 
     Raises:
-        CaptureError: there is no such file, or no line of timings in it.
+        CaptureError: there is no such file, or it holds no line of timings.
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
-    if path.exists() and not path.is_file():  # a pipe that nobody writes into would be waited for
+    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is no regular file.")
     try:
         with path.open("rb") as lines:
@@ -98,8 +100,5 @@ def read_timings(path: Path) -> tuple[Table, str]:
 def _read_line(line: bytes) -> _Line:
     try:
         return _DECODER.decode(line)
-    except (
-        DecodeError,
-        UnicodeDecodeError,
-    ):  # a name with half a character, as those of files may be
+    except (DecodeError, UnicodeDecodeError):  # a lone surrogate in a name
         return convert(forgiving(line)[0], _Line)
