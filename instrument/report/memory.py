@@ -1,4 +1,4 @@
-"""The page `memory.html`: what lived in memory over time."""
+"""The page `memory.html`: memory in use over time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Area(NamedTuple):
 
 
 class _Chart(NamedTuple):
-    """A plot as it is drawn; `reserved` are the points of a line, `levels` and `steps` have a place and a label."""
+    """A plot as drawn: `reserved` holds points, `levels` and `steps` pairs of place and label."""
 
     by: str
     areas: list[_Area]
@@ -52,7 +52,7 @@ class _Chart(NamedTuple):
 
 
 class _Device(NamedTuple):
-    """The part of the page about one device: numbers with what they are, charts, tables with their captions."""
+    """The part of the page about one device: numbers with labels, charts, tables with captions."""
 
     name: str
     tiles: list[tuple[str, str]]
@@ -63,9 +63,9 @@ class _Device(NamedTuple):
 def page(
     capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
 ) -> str:
-    """The page: for each device the curve, what lived at the peak, what each step left behind, the commonest sizes.
+    """Make the page: for each device its charts, what was in use at the peak, steps, and sizes.
 
-    `rows` is how many rows each table has at most. The page needs no script and loads nothing.
+    It has no script and loads nothing. A table has at most `rows` rows.
 
     Raises:
         CaptureError, TraceError: as `capture.memory`.
@@ -90,14 +90,14 @@ def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _
             charts.append(_chart(each.plot(), "category", capture.steps))
             tables.append(
                 (
-                    "By torch's categories, with what of before the window it uses",
+                    "By torch's categories, with memory from before the window that it uses",
                     categories_table([each]),
                 )
             )
     for by in dict.fromkeys((curve.by, *memory.kinds)):
         live = memory.live(by, device=device)
         if live[0].name is not None:
-            tables.append((f"What lived at the peak, by {by}", live))
+            tables.append((f"In use at the peak, by {by}", live))
     tables.append(("What each step left behind", memory.steps.where(device=device)))
     tables.append(("Allocations by size", memory.sizes.where(device=device)))
     start = curve.time_ns[0]
@@ -149,7 +149,7 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
 
 
 def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
-    """The numbers above the chart."""
+    """The numbers above the charts, with their labels."""
     if facts.peak_bytes is not None:
         peak, what = facts.peak_bytes, "in use at the peak"
     else:

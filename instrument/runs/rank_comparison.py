@@ -262,9 +262,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank the range most above the ranks' median in its own time of a step, and the
-    excess.
-    """
+    """For each rank the range most above the ranks' median in own time, and its excess."""
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path
