@@ -83,7 +83,7 @@ def test_every_view_that_is_a_table_is_offered_and_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     views = {name for name, view in vars(Views).items() if isinstance(view, cached_property)}
-    offered = {option: view.split(".")[0] for option, (view, _) in show.VIEWS.items()}
+    offered = {option: view.split(".")[0] for option, view in show.OPTIONS.items()}
     assert set(offered.values()) == views - {"events", "links", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
@@ -137,7 +137,7 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "ranges": [r._asdict() for r in capture.ranges],
         "operators": [r._asdict() for r in capture.operators],
     }
-    for option, (view, _) in show.VIEWS.items():
+    for option, view in show.OPTIONS.items():
         table = attrgetter(view)(capture)
         assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")

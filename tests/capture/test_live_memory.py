@@ -291,7 +291,8 @@ def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
     ):
         memory.live(device="cuda:1")
     with pytest.raises(
-        ConfigError, match=r"^Memory cannot be told by 'name'; choose operator, range or module\.$"
+        ConfigError,
+        match=r"^Memory cannot be grouped by 'name'; choose operator, range or module\.$",
     ):
         memory.live("name")
     empty = capture(tmp_path, [span("aten::mm", 0, 5)]).memory

@@ -11,6 +11,7 @@ import pytest
 from made_captures import span
 
 from capture.traces import annotation, capture
+from instrument.analysis.groupby import Groups
 from instrument.analysis.ranges import RangeTable
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
@@ -104,7 +105,7 @@ def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
             for end_path in (int(enclosing[at]), int(attributed[at])):
                 for path in at_or_above(paths, end_path):
                     covered[group[path]] |= set(range(first, last))
-        assert table._busy(group, count).tolist() == [len(each) for each in covered]
+        assert table._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
 
 
 def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:

@@ -30,7 +30,7 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
     assert "<p>Operators, 3 of 3, by self_device_ns; share: self, of " in shown
     assert 'title="100,000 ns">100.000 µs</td>' in shown
     assert (
-        ', <code title="Every event with a duration, and memory, as columns.">events</code>, '
+        ', <code title="Every event with a duration, and the allocations and frees, as columns.">events</code>, '
         in shown
     )
 

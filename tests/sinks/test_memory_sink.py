@@ -160,7 +160,7 @@ def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
     assert {path.name for path in capture.folder.iterdir()} - before == {"memory.html"}
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     assert "By operator: " in text
-    assert "What lived at the peak, by operator, 1 of 3" in text
+    assert "In use at the peak, by operator, 1 of 3" in text
     assert [row[0] for row in Page(text).rows if row[0].startswith(("aten", "["))] == ["aten::mm"]
 
 
@@ -174,8 +174,8 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     Page(text)
     assert "<b>30.00 MiB</b>more than at the start, at the peak" in text
-    assert "The trace has no addresses: what was alive is not known." in text
-    assert "What lived at the peak" not in text
+    assert "The trace holds no addresses, so what used the memory is not known." in text
+    assert "In use at the peak" not in text
 
 
 def test_a_recording_of_torchs(tmp_path: Path) -> None:

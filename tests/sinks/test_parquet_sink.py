@@ -30,6 +30,7 @@ from made_captures import (
 )
 from pyarrow import dataset, parquet
 
+from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
 from instrument.errors import ConfigError, MissingPackage
@@ -342,17 +343,13 @@ def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path
     assert found == [("aten::mm", '["a\N{REPLACEMENT CHARACTER}b"]'), ("aten::relu", None)]
 
 
-def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
+def test_the_schema_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
     described = ask(
         tmp_path / "lake",
         "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'",
     )
-    told = {}
-    for names, kind in re.findall(
-        r"^ *\| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE
-    ):
-        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
+    told = {name: re.match(r"\((\w+)\)", doc)[1] for name, doc in EVENTS}
     kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
     assert {name: kinds[kind] for name, kind, *_ in described} == told
 
