@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import record, steps, write_capture
+from builders import steps, write_capture
+from recording import record
 
 from instrument.capture import Capture
 from instrument.config import user_metadata

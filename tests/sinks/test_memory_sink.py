@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import CPU, annotation, record, steps, write_capture
+from builders import Event, allocation, annotation, steps, write_capture
+from recording import record
 
 from instrument import Session
 from instrument.capture import Capture
@@ -20,18 +21,17 @@ from instrument.sinks.memory import Memory
 MIB = 1024**2
 
 
-def allocation(at_us: int, mebibytes: int, address: int, total: int) -> dict[str, Any]:
-    arguments = {"Device Type": 1, "Device Id": 0, "Bytes": mebibytes * MIB, "Addr": address}
-    arguments |= {"Total Allocated": total * MIB, "Total Reserved": 64 * MIB}
-    return {"ph": "i", "s": "t", "name": "[memory]", "ts": at_us, "args": arguments, **CPU}
+def memory(at_us: int, mebibytes: int, address: int, total: int) -> Event:
+    size, total = mebibytes * MIB, total * MIB
+    return allocation(at_us, size, address, total, device=0, reserved=64 * MIB)
 
 
 MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before
-    allocation(260, 24, 1, 32),
-    allocation(650, 6, 2, 38),
-    allocation(900, -24, 1, 14),
-    allocation(1300, 10, 3, 24),
-    allocation(1500, -8, 9, 16),
+    memory(260, 24, 1, 32),
+    memory(650, 6, 2, 38),
+    memory(900, -24, 1, 14),
+    memory(1300, 10, 3, 24),
+    memory(1500, -8, 9, 16),
 ]
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import kernels, record, steps
+from builders import kernels, steps
+from recording import record
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError, MissingPackage

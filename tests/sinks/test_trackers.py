@@ -14,10 +14,10 @@ from threading import Event
 from typing import Any
 
 import pytest
+from builders import steps
 from collected import Log, errors_in
 from installed import need
 from loguru import logger
-from made_captures import steps
 
 from instrument import Session
 from instrument.capture import Capture
@@ -34,7 +34,7 @@ TRAIN = """
 import json, os, sys, time
 from pathlib import Path
 import torch
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 from instrument import Session, profiled
 
 HERE = Path(sys.argv[1])
