@@ -166,7 +166,6 @@ def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"gzipped": False}, "The chrome_trace sink has no option 'gzipped'; did you mean 'gzip'?"),
         (
             {"metadata": {"traceEvents": []}},
             "The chrome_trace sink's metadata cannot hold 'traceEvents': torch writes that key.",

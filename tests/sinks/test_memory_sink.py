@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from builders import Event, allocation, annotation, steps, write_capture
-from recording import record
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import ConfigError
 from instrument.sinks.memory import Memory
 
 MIB = 1024**2
@@ -198,20 +197,9 @@ def record_like_a_user() -> None:
     torch.ones(1000) + torch.ones(1000)
 
 
-def test_without_memory_events_nothing_is_written(tmp_path: Path) -> None:
-    capture = Capture.load(record(tmp_path / "bare.json"))
-    with pytest.raises(
-        CaptureError,
-        match=r"^The trace holds no memory events; record it with profile_memory=true\.$",
-    ):
-        Memory().write(capture, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"form": ["json"]}, "The memory sink has no option 'form'; did you mean 'forms'?"),
         (
             {"by": "modul"},
             "The memory sink's option 'by' cannot be 'modul'; did you mean 'module'?",

@@ -35,7 +35,6 @@ from recording import record
 
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
-from instrument.errors import ConfigError, MissingPackage
 from instrument.runs.run import Run
 from instrument.sinks.parquet import Parquet
 
@@ -337,34 +336,6 @@ def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: P
         told |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
     kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
     assert {name: kinds[kind] for name, kind, *_ in described} == told
-
-
-def test_a_missing_package_and_a_wrong_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError) as wrong:
-        Parquet(rnak=3)
-    assert str(wrong.value) == "The parquet sink has no option 'rnak'; did you mean 'rank'?"
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as missing:
-        Parquet()
-    assert (
-        str(missing.value)
-        == "The parquet sink needs the package pyarrow: pip install 'torch-instrument[parquet]'."
-    )
-
-
-def test_writing_loads_no_torch(write: Write) -> None:
-    code = """if True:
-        import sys
-        from instrument.capture import Capture
-        from instrument.sinks.parquet import Parquet
-        capture = Capture.load(sys.argv[1])
-        Parquet().write(capture, capture.folder)
-        print("torch" in sys.modules)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(write(steps()).folder)], capture_output=True, text=True
-    )
-    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @needs_traces

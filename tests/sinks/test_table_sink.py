@@ -426,7 +426,6 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"row": 3}, "The table sink has no option 'row'; did you mean 'rows'?"),
         (
             {"rows": 0},
             "The table sink's option 'rows' should be a positive number, or -1 for all, not 0.",

@@ -21,12 +21,10 @@ from loguru import logger
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.errors import CaptureError, MissingPackage
+from instrument.errors import CaptureError
 from instrument.sinks import tracker
-from instrument.sinks.mlflow import MLflow
 from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
-from instrument.sinks.wandb import WandB
 
 Write = Callable[..., Capture]
 FIRST, SECOND = "steps_000002-000003_rank0", "steps_000006-000007_rank0"
@@ -409,18 +407,6 @@ def test_what_is_known_of_a_window_is_not_read_again(write: Write) -> None:
     sink.write(Capture.load(capture.folder or ""), capture.folder or Path())
     sink.close()
     assert (sink._got[0].values, sink._got[0].step) == ({"profile/window/steps": 2}, 4)
-
-
-@pytest.mark.parametrize(("sink", "package"), [(WandB, "wandb"), (MLflow, "mlflow")])
-def test_a_missing_package_is_told_when_the_sink_is_built(
-    monkeypatch: pytest.MonkeyPatch, sink: type[Tracker], package: str
-) -> None:
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as error:
-        sink()
-    assert str(error.value) == (
-        f"The {package} sink needs the package {package}: pip install 'torch-instrument[{package}]'."
-    )
 
 
 def test_failures_of_the_last_window_come_out_at_the_end(write: Write) -> None:
