@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import steps, synchronous_steps, write_capture, write_rank
 from collected import Log
-from made_captures import steps, synchronous_steps, write_capture, write_rank
 
 from instrument.capture import Capture
 from instrument.cli.command import main

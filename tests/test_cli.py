@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import annotation, kernels, record, span, steps, write_capture
+from builders import annotation, kernels, span, steps, write_capture
+from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.views import Views
@@ -99,7 +100,7 @@ def test_every_column_of_the_ranges_sorts_them(
     node = {"Sequence number": 5, "Fwd thread id": 1}
     events = [
         *steps(),
-        span("aten::t", 210, 5, **{"Sequence number": 5}),
+        span("aten::t", 210, 5, Sequence_number=5),
         span("TBackward0", 1700, 60, **node),
     ]
     capture = write_capture(tmp_path, [*events, annotation("late", 3000, 5)])

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from made_captures import annotation, kernels, span, steps, write_capture
+from builders import annotation, kernels, span, steps, write_capture
 from rich.cells import cell_len
 from rich.console import Console
 

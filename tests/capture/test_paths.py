@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from made_captures import span
+from builders import annotation, call, capture, kernel
 
-from capture.traces import annotation, capture
 from instrument.analysis.groupby import Groups
 from instrument.analysis.ranges import RangeTable
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
@@ -133,12 +132,8 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
         annotation(f"range_{number}", number, 2 * (depth - number)) for number in range(depth)
     ]
     for number in range(0, depth, 3):
-        launch = {"correlation": number + 1}
-        nested.append(
-            span("cudaLaunchKernel", number + 0.1, 0.2, "cuda_runtime", **launch)
-            | {"pid": 7, "tid": 1}
-        )
-        nested.append(span("gemm", 10_000 + number, 1, "kernel", **launch))
+        nested.append(call("cudaLaunchKernel", number + 0.1, 0.2, number + 1))
+        nested.append(kernel("gemm", 10_000 + number, 1, correlation=number + 1))
     read = capture(tmp_path, nested)
     read.links.launched  # noqa: B018
     tracemalloc.start()
