@@ -479,6 +479,36 @@ def test_recursion_counts_once_and_twice_by_torchs_rules(tmp_path) -> None:
     assert totals(operators(Links(events)))["g"] == totals(torch_table(events))["g"]
 
 
+def test_a_total_share_counts_recursion_once(tmp_path) -> None:
+    whole = sum(row.self_cpu_ns for row in capture(tmp_path, RECURSIVE).operators)
+    (row,) = capture(tmp_path, RECURSIVE).operators.where(name="f")
+    assert row.total_share == (10000 + 5000 + 2000) / whole
+    assert row.device_total_share == 1
+
+
+def test_a_launch_is_a_runtime_call_and_a_synchronisation_a_wait(tmp_path) -> None:
+    events = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        call("cudaDeviceSynchronize", 10, 5, 2),
+        span("aten::synchronize", 20, 5),
+    ]
+    assert {row.name: row.kind for row in capture(tmp_path, events).operators} == {
+        "cudaLaunchKernel": "runtime",
+        "cudaDeviceSynchronize": "wait",
+        "aten::synchronize": "operator",
+    }
+
+
+def test_the_first_operator_of_a_trace_has_its_device_share(tmp_path) -> None:
+    events = [
+        span("aten::add", 0, 10, External_id=1),
+        kernel("mine", 12, 3, External_id=1, correlation=6),
+        kernel("k", 30, 9, External_id=99, correlation=5),
+    ]
+    shares = {row.name: row.device_share for row in capture(tmp_path, events).operators}
+    assert shares == {"aten::add": 3 / 12, "[no launch]": 9 / 12}
+
+
 def test_in_a_grouping_recursion_is_that_of_a_row(tmp_path) -> None:
     table = capture(tmp_path, RECURSIVE).operators.by("input_shapes")
     found = {r.input_shapes: (r.calls, r.cpu_ns, r.device_ns) for r in table if r.name == "f"}
@@ -601,6 +631,9 @@ def test_operators_that_no_rule_counted_are_named(tmp_path) -> None:
         ("aten::t", False, 1, 1000, 0),
         ("aten::conv2d", True, 1, 9000, 0),
     ]
+    nested = [span("aten::gelu", 0, 10), span("aten::copy_", 1, 2)]
+    names = capture(tmp_path, nested).operators.ops_without_flops.column("name")
+    assert names == ["aten::gelu"], "the outermost alone, also where it is the first of the trace"
     without_device = capture(
         tmp_path, [span("aten::a", 0, 1), span("aten::b", 2, 5)]
     ).operators.ops_without_flops
