@@ -30,7 +30,7 @@ STARTED_NS = 1767323045678901000
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Tag -> (step, value), read from the event files of a folder in the order TensorBoard takes them."""
+    """Tag -> (step, value), from the event files of a folder in TensorBoard's order."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     read: dict[str, list[tuple[int, float]]] = {}
@@ -168,7 +168,8 @@ def test_a_missing_package_is_told_when_the_sink_is_built(
     with pytest.raises(MissingPackage) as error:
         TensorBoard()
     assert str(error.value) == (
-        "The TensorBoard sink needs the package tensorboard: pip install 'torch-instrument[tensorboard]'."
+        "The TensorBoard sink needs the package tensorboard: pip install "
+        "'torch-instrument[tensorboard]'."
     )
     TensorBoard(scalars=False)  # traces alone need nothing
 
@@ -218,7 +219,7 @@ def served(logdir: Path, output: Path) -> Iterator[str]:
 
 
 def until(ready: Callable[[], Any], output: Path) -> Any:
-    """What `ready` answers once that is something; the limit only keeps a broken TensorBoard from hanging the suite."""
+    """The first true result of `ready`; the limit is for a broken TensorBoard."""
     for _ in range(300):
         if answer := ready():
             return answer
