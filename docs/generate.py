@@ -1,9 +1,9 @@
-"""Write `options.md`, `columns.md` and `cli.md`, which a test compares with the code they are made from.
+"""Write `options.md`, `columns.md` and `cli.md`; a test compares them with the code.
 
     python docs/generate.py
 
-The options come from the pydantic schema, the files in `instrument/conf` and the docstrings, the commands from the
-parser. Whatever an option has no docstring for is told by the comment beside it in its file.
+Options come from the pydantic schema, the files in `instrument/conf` and the docstrings, commands
+from the parser. An option without a docstring gets the comment beside it in its file.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ PROFILER = ROOT / "instrument" / "conf" / "profiler"
 NOTE = "<!-- Written by docs/generate.py: change the code, then run it again. -->\n"
 GROUPS = {
     "Which steps": (
-        "enabled wait warmup active repeat skip_first skip_first_wait at_steps every_n_steps schedule total_steps "
-        "phases max_window_s max_window_memory"
+        "enabled wait warmup active repeat skip_first skip_first_wait at_steps every_n_steps "
+        "schedule total_steps phases max_window_s max_window_memory"
     ),
     "What is recorded": (
-        "activities record_shapes profile_memory with_stack with_flops with_modules capture_overload_names "
-        "communication memory_categories memory_snapshot execution_trace experimental_config emit modules timings "
-        "metadata"
+        "activities record_shapes profile_memory with_stack with_flops with_modules "
+        "capture_overload_names communication memory_categories memory_snapshot execution_trace "
+        "experimental_config emit modules timings metadata"
     ),
     "Where it goes": (
-        "output_dir ranks export export_queue export_timeout_s keep disk_budget upload_to upload_options "
-        "preemption_grace_s sinks triggers"
+        "output_dir ranks export export_queue export_timeout_s keep disk_budget upload_to "
+        "upload_options preemption_grace_s sinks triggers"
     ),
 }
 Row = tuple[str, str, str, str]  # name, type, default, text
 
 
 def options_page() -> str:
-    """The page of all options: of a session, of each preset, sink and trigger."""
+    """The page of all options: of a session, and of each preset, sink and trigger."""
     rows = {row[0]: row for row in _rows(ProfilerConfig, PROFILER / "_instrument_base.yaml")}
     groups = {title: names.split() for title, names in GROUPS.items()}
     if others := rows.keys() - {name for names in groups.values() for name in names}:
@@ -57,9 +57,10 @@ def options_page() -> str:
     parts = [
         f"{NOTE}\n# Options",
         _prose(
-            "Every option is a field of `ProfilerConfig`. Its name is torch's own where torch has one. Write it as "
-            "`Session(active=3)` in Python and as `profiler.active=3` with Hydra; `null` is `None` in Python. A "
-            "misspelt or contradictory option raises `ConfigError`, in one sentence, before the first step."
+            "Every option is a field of `ProfilerConfig`. Options that torch has too have torch's "
+            "names. Write an option as `Session(active=3)` in Python, and as `profiler.active=3` "
+            "with Hydra; `null` is `None` in Python. A misspelt or contradictory option raises "
+            "`ConfigError`, in one sentence, before the first step."
         ),
         "## Presets",
         'A preset is a set of options under one name: `Session("trace")`, or `profiler=trace`.',
@@ -68,20 +69,19 @@ def options_page() -> str:
     for title, names in groups.items():
         parts.append(f"## {title}")
         parts += [_option(rows[name]) for name in names if name in rows]
-    for title, model in (
-        ("Options of `modules`", ModulesConfig),
-        ("Options of `timings`", TimingsConfig),
+    for field, model, file in (
+        ("modules", ModulesConfig, "_instrument_base.yaml"),
+        ("timings", TimingsConfig, "timings.yaml"),
     ):
-        own = title.split("`")[1]
-        file = PROFILER / ("timings.yaml" if own == "timings" else "_instrument_base.yaml")
-        parts += [f"## {title}", _option_table(_rows(model, file, inside=own))]
+        options = _option_table(_rows(model, PROFILER / file, inside=field))
+        parts += [f"## Options of `{field}`", options]
     for group in ("sinks", "triggers"):
         parts.append(f"## Options of {group}")
         for name, target in shipped(group).items():
-            module, _, own = target.rpartition(".")
-            kind = getattr(import_module(module), own)
-            found = _rows(kind, PROFILER / group / f"{name}.yaml")
-            parts += [f"### `{name}`", _summary(kind), _option_table(found)]
+            module, _, class_name = target.rpartition(".")
+            kind = getattr(import_module(module), class_name)
+            options = _option_table(_rows(kind, PROFILER / group / f"{name}.yaml"))
+            parts += [f"### `{name}`", _summary(kind), options]
     return "\n\n".join(parts) + "\n"
 
 
@@ -92,8 +92,8 @@ def cli_page() -> str:
     parts = [
         f"{NOTE}\n# Commands",
         _prose(
-            "`instrument COMMAND --help` prints the same. No command but `graph`, which runs a model, loads torch. The "
-            "exit status is 0, or 2 with one sentence on stderr."
+            "`instrument COMMAND --help` prints the same. Only `graph`, which runs a model, loads "
+            "torch. The exit status is 0, or 2 with one sentence on stderr."
         ),
         _table(
             ("command", ""),
@@ -104,7 +104,7 @@ def cli_page() -> str:
         arguments = [
             action for action in each._actions if not isinstance(action, argparse._HelpAction)
         ]
-        rows = [(f"`{_spelled(action)}`", _cell(_help(action))) for action in arguments]
+        rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
         parts += [f"## {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -114,10 +114,10 @@ def columns_page() -> str:
     parts = [
         f"{NOTE}\n# Columns",
         _prose(
-            "Every view of a capture is a `Table`. The end of a column's name is its unit: `_ns` nanoseconds, "
-            "`_bytes` bytes, `flops` floating-point operations, `share` a fraction of a whole. A cell that the trace "
-            "cannot tell is `None`, never 0. `instrument show --sort` and `--columns` take these names, and `--json` "
-            "prints them."
+            "Every view of a capture is a `Table`. The end of a column's name is its unit: `_ns` "
+            "nanoseconds, `_bytes` bytes, `flops` floating-point operations, `share` a fraction of "
+            "a whole. An unknown cell is `None`, never 0. `instrument show --sort` and `--columns` "
+            "take these names, and `--json` prints them."
         ),
     ]
     for view, columns in SCHEMAS.items():
@@ -127,7 +127,7 @@ def columns_page() -> str:
 
 
 def _preset_rows() -> Iterator[tuple[str, ...]]:
-    """What each preset sets that differs from the defaults."""
+    """For each preset, its first comment, the options that differ from the defaults, its sinks."""
     schema = ProfilerConfig.model_json_schema()["properties"]
     for name in presets():
         given = preset(name)
@@ -137,15 +137,10 @@ def _preset_rows() -> Iterator[tuple[str, ...]]:
         changed = {
             key: value for key, value in given.items() if not _is_default(value, schema[key])
         }
-        first = (
-            (PROFILER / f"{name}.yaml")
-            .read_text(encoding="utf-8")
-            .splitlines()[0]
-            .removeprefix("# ")
-        )
+        text = (PROFILER / f"{name}.yaml").read_text(encoding="utf-8")
         yield (
             f"`{name}`",
-            _cell(first),
+            _cell(text.splitlines()[0].removeprefix("# ")),
             ", ".join(f"`{key}={_yaml(value)}`" for key, value in changed.items()),
             sinks,
         )
@@ -159,19 +154,19 @@ def _is_default(value: Any, schema: Mapping[str, Any]) -> bool:
 
 def _rows(model: type[BaseModel], file: Path, inside: str | None = None) -> Iterator[Row]:
     schema = model.model_json_schema()
-    told, comments = _docstrings(model), _comments(file, inside)
+    docstrings, comments = _docstrings(model), _comments(file, inside)
     for name, field in schema["properties"].items():
         default = field.get("default", [] if field.get("type") == "array" else {})
         yield (
             name,
             _kind(field),
             "" if "$ref" in field else _yaml(default),
-            told.get(name) or comments.get(name, ""),
+            docstrings.get(name) or comments.get(name, ""),
         )
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The text of each field: below it, or under "Attributes:" in the docstring of its class."""
+    """The docstring of each field: below it, or under "Attributes:" in that of its class."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("instrument."):
@@ -188,13 +183,13 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _comments(file: Path, inside: str | None) -> dict[str, str]:
-    """The comment beside each option in a file, or beside each one in the mapping `inside`."""
+    """The comment beside each option in a file, or in its mapping `inside`."""
     found: dict[str, str] = {}
-    above = None
+    mapping = None
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"^( *)(\w+):[^#]*(?:# (.*))?$", line):
-            above = match[2] if not match[1] else above
-            if inside is None or (match[1] and above == inside):
+            mapping = match[2] if not match[1] else mapping
+            if inside is None or (match[1] and mapping == inside):
                 found.setdefault(match[2], match[3] or "")
     return found
 
@@ -206,8 +201,9 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return " or ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
     if "$ref" in schema:
-        return f"[options](#options-of-{schema['$ref'].rpartition('/')[2].removesuffix('Config').lower()})"
-    if "pattern" in schema:  # of pydantic's ByteSize alone
+        name = schema["$ref"].rpartition("/")[2].removesuffix("Config").lower()
+        return f"[options](#options-of-{name})"
+    if "pattern" in schema:  # only pydantic's ByteSize has one
         return 'text such as `"4GB"`'
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
@@ -219,13 +215,11 @@ def _kind(schema: Mapping[str, Any]) -> str:
         "object": "mapping",
     }
     kind = words.get(schema.get("type", ""), schema.get("type", "anything"))
-    least, above = (
-        schema.get("minimum", schema.get("ge")),
-        schema.get("exclusiveMinimum", schema.get("gt")),
-    )
-    return kind + (
-        f" ≥ {least:g}" if least is not None else f" > {above:g}" if above is not None else ""
-    )
+    minimum = schema.get("minimum", schema.get("ge"))
+    if minimum is not None:
+        return f"{kind} ≥ {minimum:g}"
+    above = schema.get("exclusiveMinimum", schema.get("gt"))
+    return kind if above is None else f"{kind} > {above:g}"
 
 
 def _option(row: Row) -> str:
@@ -245,7 +239,7 @@ def _table(head: tuple[str, ...], rows: Any) -> str:
 
 
 def _read(kind: type) -> griffe.Object | griffe.Alias:
-    """A class as its source has it, with the text below each field."""
+    """A class parsed from its source, with the docstrings of its fields."""
     file = Path(sys.modules[kind.__module__].__file__ or "")
     return griffe.visit(kind.__module__, file, file.read_text(encoding="utf-8"))[kind.__name__]
 
@@ -255,17 +249,14 @@ def _summary(kind: type) -> str:
     return f"{_prose(first)} See [`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})."
 
 
-def _spelled(action: argparse.Action) -> str:
-    """How an argument is written, as `--sort KEY`."""
-    value = action.metavar or (
-        "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
-    )
+def _usage(action: argparse.Action) -> str:
+    """How an argument is written, such as `--sort KEY`."""
+    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+    value = action.metavar or choices
     names = ", ".join(action.option_strings) or str(value)
-    return (
-        names
-        if action.nargs == 0 or not action.option_strings
-        else f"{names} {value or action.dest.upper()}"
-    )
+    if action.nargs == 0 or not action.option_strings:
+        return names
+    return f"{names} {value or action.dest.upper()}"
 
 
 def _help(action: argparse.Action) -> str:
@@ -277,7 +268,7 @@ def _yaml(value: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Paragraphs with a capital at the start and a full stop at the end, in lines of at most 100 characters."""
+    """Paragraphs that begin with a capital and end with a full stop, in lines of 100 characters."""
     text = text.strip()
     text = text if text.startswith("`") else text[:1].upper() + text[1:]
     text = text if text.endswith((".", ":")) else f"{text}."

@@ -1,6 +1,6 @@
-"""Instrumentation for PyTorch: mark ranges, record windows of training, read the answer.
+"""A profiler for PyTorch: mark ranges, record windows of training, read the result.
 
-The names below are loaded when they are first used, so that `import instrument` costs nothing and loads no torch.
+The names below are loaded when they are first used, so `import instrument` does not load torch.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _sessions_stopped() -> Iterator[str]:
 
 
 def _profiler_stopped() -> Iterator[str]:
-    busy: Any = one_profiler.busy()
+    busy: Any = one_profiler.current_owner()
     if busy is not None:
         with suppress(Exception):
             busy.stop()

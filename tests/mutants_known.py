@@ -108,7 +108,7 @@ PLANTED = [
     Planted(
         "self time with children",
         "instrument/links/call_tree.py",
-        "return totals - held",
+        "return totals - of_children",
         "return totals",
         "tests/capture/test_ranges.py::"
         "test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times",
@@ -191,8 +191,8 @@ PLANTED = [
     Planted(
         "cooldown ignored",
         "instrument/record/trigger_runner.py",
-        "self.rests_until = number + 1 + self.cooldown",
-        "self.rests_until = number + 1",
+        "self.cooldown_until = number + 1 + self.cooldown",
+        "self.cooldown_until = number + 1",
         "tests/triggers/test_watch.py::test_a_trigger_rests_and_has_a_last_window",
     ),
     Planted(
@@ -240,7 +240,7 @@ EQUIVALENT = {
         "instrument/links/autograd.py",
         "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))",
         "sums = np.flatnonzero(is_sum & ~((scopes.parent > 0) & is_sum[scopes.parent]))",
-    ): "an accumulation inside the first mark of all has no node before it either way",
+    ): "an accumulation inside the first scope of all has no node before it either way",
     (
         "instrument/links/autograd.py",
         "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))",
@@ -248,8 +248,8 @@ EQUIVALENT = {
     ): "as above",
     (
         "instrument/links/flops.py",
-        "outer = np.append(call_tree.nearest(bare), -1)[call_tree.parent]",
-        "outer = np.append(call_tree.nearest(bare), -2)[call_tree.parent]",
+        "outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]",
+        "outer = np.append(call_tree.nearest(uncounted), -2)[call_tree.parent]",
     ): "any number below 0 says that there is none",
     (
         "instrument/analysis/memory_timeline.py",

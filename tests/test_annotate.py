@@ -199,9 +199,9 @@ def test_the_public_way_to_open_a_range_writes_the_same_event(
     monkeypatch.setattr(
         backends,
         "torch_backend",
-        backends.Backend(backends._open_publicly, backends._close_publicly),
+        backends.Backend(backends._public_open, backends._public_close),
     )
-    assert backends._torch().open is not backends._open_publicly, (
+    assert backends._torch().open is not backends._public_open, (
         "this torch has no cheap way to compare with"
     )
     assert events() == cheap

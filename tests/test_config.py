@@ -48,7 +48,7 @@ class Never:
         ({"actve": 3}, "profiler.actve is not an option; did you mean profiler.active?"),
         (
             {"sinks": 3},
-            "profiler.sinks is 3, but it must be a mapping from names to what each of them holds.",
+            "profiler.sinks is 3, but it must be a mapping with names as keys.",
         ),
         (
             {"activities": "cpu"},
@@ -69,7 +69,7 @@ class Never:
         ),
         (
             {"activities": ["cuda", {"cuda": ["GPU_MEMCPY"]}]},
-            "profiler.activities holds 'cuda' twice, not alike: name each activity once.",
+            "profiler.activities holds 'cuda' twice with different types: name each activity once.",
         ),
         (
             {"activities": [{"cpu": ["CPU_OP"]}], "with_stack": True},
@@ -136,7 +136,7 @@ class Never:
         ),
         (
             {"every_n_steps": 2, "active": 3},
-            "profiler.every_n_steps is 2, but a window has profiler.active=3 steps: lower that one.",
+            "profiler.every_n_steps is 2, but a window has profiler.active=3 steps: lower profiler.active.",
         ),
         (
             {"at_steps": [10, 12], "active": 3},
@@ -180,7 +180,7 @@ class Never:
         ),
         (
             {"sinks": TableSink(rows=3)},
-            "but it must be a mapping from names to what each of them holds.",
+            "but it must be a mapping with names as keys.",
         ),
         (
             {"sinks": {"mine": {"_target_": "json.JSONDecoder"}}},
@@ -310,7 +310,7 @@ def test_flops_turn_shapes_on_and_say_so() -> None:
     config = ProfilerConfig(with_flops=True)
     assert config.record_shapes
     assert config.notes == [
-        "profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."
+        "profiler.with_flops=true turned profiler.record_shapes on: it computes FLOPs from shapes."
     ]
     assert ProfilerConfig(with_flops=True, record_shapes=True).notes == []
 

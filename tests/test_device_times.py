@@ -71,7 +71,7 @@ def device_calls(times: DeviceTimes) -> dict[str, tuple[int, int]]:
     return {
         name: (tally.calls, tally.total_ns)
         for name, row in times.rows.items()
-        if (tally := row.turn()).calls
+        if (tally := row.take_recent()).calls
     }
 
 
@@ -165,7 +165,7 @@ def test_a_device_that_fails_is_told_once_and_left_alone(
         ranged(times, cuda, "range", 10)
         times.collect()
     assert log.at("ERROR") == [
-        "Timings know no device times from here on: an illegal memory access was encountered"
+        "Timings measure no device times from here on: an illegal memory access was encountered"
     ]
     assert FakeEvent.made == 1
 

@@ -276,7 +276,7 @@ def test_a_value_that_is_not_there_is_told(value: str, why: str) -> None:
     with pytest.raises(ConfigError) as raised:
         as_config(OmegaConf.create({"profiler": {"active": value}}).profiler)
     assert str(raised.value).startswith(
-        f"The profiler config has a value that OmegaConf cannot tell: {why}"
+        f"The profiler config has a value that OmegaConf cannot resolve: {why}"
     )
 
 

@@ -129,7 +129,7 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
         MemoryProfileTimeline, "export_memory_timeline_raw", fail
     )  # the other file is there already
     capture, *_ = recorded(tmp_path)
-    told = "torch cannot tell the window's memory by category: no such key. The rest is kept."
+    told = "torch cannot classify the window's memory: no such key. The rest is kept."
     assert log.at("WARNING") == [told]
     assert capture.categories == []
     assert len(capture.memory_categories) == 0
@@ -264,7 +264,7 @@ def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path,
         torch.ones(1 // len(session.captures))
     assert session.captures[0].categories == []
     assert (
-        "The window is saved without memory by category, as the run ends before its time."
+        "The window is saved without memory categories, because the process is ending."
         in log.at("WARNING")
     )
 

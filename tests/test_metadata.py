@@ -153,6 +153,6 @@ def test_without_an_answer_of_git_there_is_none(
 
 def test_without_hydra_there_are_no_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "steps=3"])
-    about = metadata.origin()
+    about = metadata.provenance()
     assert about["overrides"] is None
     assert about["command"] == ["train.py", "steps=3"]

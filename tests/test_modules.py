@@ -127,7 +127,7 @@ def test_the_choice_of_submodules(
         ),
         (
             {"types": ["Conv*"]},
-            "instrument_model was given a choice that leaves no submodule of Model: depth=None, include=[], "
+            "instrument_model was given a selection that leaves no submodule of Model: depth=None, include=[], "
             "exclude=[], "
             "types=['Conv*']; widen it.",
         ),

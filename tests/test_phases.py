@@ -161,7 +161,7 @@ def test_an_unknown_phase_is_counted_by_itself_and_told_once(tmp_path: Path, log
         session.step()
     assert [numbers(capture) for capture in session.captures] == [[1]]
     assert log.at("WARNING") == [
-        "session.phase('val') is never recorded: profiler.phases knows train, validation, test, predict."
+        "session.phase('val') is never recorded: profiler.phases takes train, validation, test, predict."
     ]
 
 

@@ -73,15 +73,15 @@ def test_the_users_options_stand_over_ours() -> None:
     [
         (
             {"experimental_config": {"vebose": True}},
-            f"profiler.experimental_config.vebose is no option of torch {TORCH}: choose from adjust_profiler_step, ",
+            f"profiler.experimental_config.vebose is not an option of torch {TORCH}: choose from adjust_profiler_step, ",
         ),
         (
             {"experimental_config": {"verbose": "loud"}},
-            f"profiler.experimental_config.verbose is 'loud', but torch {TORCH} wants true or false.",
+            f"profiler.experimental_config.verbose is 'loud', but torch {TORCH} needs true or false.",
         ),
         (
             {"experimental_config": {"profiler_metrics": "dram"}},
-            f"profiler.experimental_config.profiler_metrics is 'dram', but torch {TORCH} wants a list of text.",
+            f"profiler.experimental_config.profiler_metrics is 'dram', but torch {TORCH} needs a list of text.",
         ),
         pytest.param(
             {"activities": [{"cpu": ["CPU_OPS"]}]},

@@ -74,6 +74,6 @@ def test_hooks_of_other_threads_are_warned_of(tmp_path: Path, log: Log) -> None:
     record(tmp_path)
     assert sys.getprofile() is hook
     assert log.at("WARNING") == [
-        "profiler.with_stack=true has taken the hook of threading.setprofile from the other threads that run: "
+        "profiler.with_stack=true has removed the hook of threading.setprofile from the other running threads: "
         "set it there again."
     ]

@@ -145,7 +145,9 @@ def threads() -> list[str]:
 
 
 def test_a_window_is_announced_three_polls_and_two_steps_ahead() -> None:
-    assert [distributed.lead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)] == [
+    assert [
+        distributed.steps_ahead(step_ns) for step_ns in (MS, 100 * MS, 700 * MS, 60_000 * MS)
+    ] == [
         1500,
         15,
         3,
@@ -207,7 +209,7 @@ def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
     other.goes_on(2)
     leader.goes_on(2)
     for each in (other, leader, other):
-        each.watch.confer()
+        each.watch.exchange()
         each.goes_on(1)
     other.goes_on(20)
     leader.goes_on(20)
@@ -223,10 +225,10 @@ def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
 ) -> None:
     leader, other = two
     other.goes_on(2)
-    other.watch.confer()
-    leader.watch.confer()
+    other.watch.exchange()
+    leader.watch.exchange()
     other.goes_on(30)
-    other.watch.confer()
+    other.watch.exchange()
     other.goes_on(30)
     leader.goes_on(30)
     assert leader.began.keys() == {15}
@@ -241,7 +243,7 @@ def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Ran
     leader, other = two
     other.goes_on(2)
     for each in (other, leader, other):
-        each.watch.confer()
+        each.watch.exchange()
     for each in (leader, other):
         each.goes_on(13 - each.step)
         each.goes_on(5, recorded=True)
@@ -261,7 +263,7 @@ def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
     for _ in range(60):
         for each in pair:
             each.goes_on(2)
-            each.watch.confer()
+            each.watch.exchange()
     assert pair[0].began.keys() == pair[1].began.keys() == {17, 57}
     assert len(log.at("WARNING")) == 2, "each says that it has had its last"
     for each in pair:
@@ -273,11 +275,11 @@ def test_a_rank_without_a_timed_step_keeps_what_is_asked(two: tuple[Rank, Rank])
     leader.step_ns = None
     other.goes_on(2)
     for each in (other, leader, other):
-        each.watch.confer()
-    assert not other.watch._calls
+        each.watch.exchange()
+    assert not other.watch._announced
     leader.step_ns = 100 * MS
     for each in (leader, other):
-        each.watch.confer()
+        each.watch.exchange()
         each.goes_on(20)
     assert leader.began.keys() == other.began.keys() == {15}
 
@@ -294,9 +296,9 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
 ) -> None:
     alone = Rank(1, Gone(), tmp_path, At(steps=[1, 9]))
     alone.goes_on(3)
-    alone.watch.confer()
+    alone.watch.exchange()
     alone.goes_on(9)
-    alone.watch.confer()
+    alone.watch.exchange()
     alone.watch.end()
     assert alone.began == {4: ("mine", Request("it is time")), 10: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
@@ -309,12 +311,12 @@ def test_when_the_leader_has_ended_the_others_go_by_themselves(
 ) -> None:
     leader, other = two
     leader.watch.end()
-    other.watch.confer()
+    other.watch.exchange()
     other.goes_on(3)
     assert other.began.keys() == {2}
     assert log.at("WARNING") == []
     assert (
-        "Rank 1 records by itself what its triggers ask for from now on: the rank that leads has ended its session."
+        "Rank 1 records by itself what its triggers ask for from now on: the leading rank has ended its session."
         in (log.at("INFO"))
     )
 
@@ -323,9 +325,9 @@ def test_a_leader_that_leaves_lets_the_others_go(
     two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, other = two
-    monkeypatch.setattr(leader.watch, "_confer", lambda _: 1 / 0)
-    leader.watch.confer()
-    other.watch.confer()
+    monkeypatch.setattr(leader.watch, "_exchange", lambda _: 1 / 0)
+    leader.watch.exchange()
+    other.watch.exchange()
     other.goes_on(3)
     assert other.began.keys() == {2}
     assert log.at("WARNING") == [
@@ -339,7 +341,7 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     _, other = two
     monkeypatch.setattr(distributed, "_ANSWER_S", -1.0)
     other.goes_on(2)
-    other.watch.confer()
+    other.watch.exchange()
     other.goes_on(3)
     assert other.began == {3: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
@@ -349,20 +351,20 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
 
 def test_a_leader_hears_what_it_does_not_grant(two: tuple[Rank, Rank], log: Log) -> None:
     leader, other = two
-    leader.watch._begun[0].windows_left = 0
+    leader.watch._triggers[0].windows_left = 0
     other.goes_on(2)
     for each in (other, leader, other):
-        each.watch.confer()
+        each.watch.exchange()
     assert other.watch._coordinator is not None
-    assert other.watch._coordinator.unheard == []
+    assert other.watch._coordinator.unanswered == []
 
 
 def test_a_trigger_that_the_leader_does_not_have_is_granted(two: tuple[Rank, Rank]) -> None:
     leader, other = two
-    leader.watch._begun.clear()
+    leader.watch._triggers.clear()
     other.goes_on(2)
     for each in (other, leader, other):
-        each.watch.confer()
+        each.watch.exchange()
     for each in two:
         each.goes_on(20)
     assert leader.began.keys() == other.began.keys() == {15}
@@ -375,8 +377,8 @@ def test_after_the_step_number_is_set_back_asks_are_heard_again(
     leader = Rank(0, store, tmp_path, At(steps=[1000, step]))
     for leader.step in (1000, step):
         leader.goes_on(1)
-        leader.watch.confer()
-    assert [call.begin for call in leader.watch._calls] == [1001 + 15, step + 1 + 15]
+        leader.watch.exchange()
+    assert [call.begin for call in leader.watch._announced] == [1001 + 15, step + 1 + 15]
     leader.watch.end()
 
 
@@ -392,7 +394,7 @@ def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(
 ) -> None:
     leader = Rank(0, store, tmp_path, Exact())
     leader.goes_on(2)
-    leader.watch.confer()
+    leader.watch.exchange()
     leader.goes_on(20)
     ((_, request),) = leader.began.values()
     assert request == ("why, on rank 0 after step 1", 3)
@@ -406,8 +408,8 @@ def test_a_message_that_cannot_be_read_costs_itself_alone(
     store.set(f"asks/{store.add('asks', 1)}", "not JSON")
     other.goes_on(2)
     for each in (other, leader):
-        each.watch.confer()
-    assert [call.trigger for call in leader.watch._calls] == ["mine"]
+        each.watch.exchange()
+    assert [call.trigger for call in leader.watch._announced] == ["mine"]
 
 
 @pytest.fixture
@@ -419,7 +421,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setattr(distributed, "_started", Counter())
     yield serving
-    monkeypatch.setattr(distributed, "_HELLOS_S", 0.0)
+    monkeypatch.setattr(distributed, "_JOIN_LIMIT_S", 0.0)
     nobody_answers()
 
 
@@ -457,9 +459,9 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
     """A node that another one's failure restarts has the same TORCHELASTIC_RESTART_COUNT as before."""
     _, killed = joined(0, tmp_path / "before", monkeypatch, triggers=["file"])
     assert killed is not None
-    killed.call(TriggerRequest("file", "why", None, 1, 3))
+    killed.announce(TriggerRequest("file", "why", None, 1, 3))
     with monkeypatch.context() as dead:
-        dead.setattr(distributed, "_HELLOS_S", 0.0)
+        dead.setattr(distributed, "_JOIN_LIMIT_S", 0.0)
         nobody_answers()
         dead.setattr(distributed, "_ANSWER_S", 0.05)
         assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (
@@ -471,7 +473,7 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
     ]
     joined(0, tmp_path / "one", monkeypatch, triggers=["file"])
     folder, coordinator = joined(1, tmp_path / "two", monkeypatch, triggers=["file"])
-    assert (folder, coordinator is not None and [*coordinator.calls()]) == (
+    assert (folder, coordinator is not None and [*coordinator.new_windows()]) == (
         tmp_path / "one" / "profile",
         [],
     )

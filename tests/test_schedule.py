@@ -18,7 +18,15 @@ from torch.profiler import schedule as torch_schedule
 
 from instrument import ProfilerConfig, Session
 from instrument.capture import Capture
-from instrument.config.schedule import Idle, Window, in_words, misfit, next_window, planned, remedy
+from instrument.config.schedule import (
+    Idle,
+    Window,
+    in_words,
+    next_window,
+    planned,
+    remedy,
+    unreachable_window,
+)
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
 from instrument.record.step_loop import StepCounter
@@ -152,7 +160,7 @@ def test_what_never_ends_is_said_to_last() -> None:
 def test_a_trigger_comes_between_where_the_plan_is_not_known_further() -> None:
     at_1500 = ProfilerConfig(schedule=actions("-" * 1_500 + "s"))
     plan = counter(at_1500)
-    plan.insert_next(Window(7, 7, 8, "signal"))
+    plan.planned = Window(7, 7, 8, "signal")
     assert plan.window == Window(7, 7, 8, "signal")
     plan.advance()
     assert plan.window is None
@@ -181,7 +189,7 @@ def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(
         ["ProfilerStep#32"],
     ]
     (said,) = log.at("WARNING")
-    assert said.startswith("profiler.schedule cannot be asked for step 35 (")
+    assert said.startswith("profiler.schedule fails for step 35 (")
     assert said.endswith("): no step is recorded from there on.")
 
 
@@ -233,13 +241,13 @@ def test_a_config_with_a_schedule_is_copied_and_pickled() -> None:
 
 def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> None:
     config = ProfilerConfig(schedule=torch_schedule(wait=10, warmup=1, active=3))
-    assert misfit(config, 14) is None
-    assert misfit(config, 13) == (
+    assert unreachable_window(config, 14) is None
+    assert unreachable_window(config, 13) == (
         "The run ends with step 12, within the window of steps 11–13: have profiler.schedule record earlier, or train "
         "longer."
     )
     none = "The run ends with step 99, and profiler.schedule asks for none of its steps."
-    assert misfit(ProfilerConfig(schedule=lambda _: ProfilerAction.NONE), 100) == none
+    assert unreachable_window(ProfilerConfig(schedule=lambda _: ProfilerAction.NONE), 100) == none
 
 
 def test_without_active_one_window_lasts_until_the_session_stops() -> None:
@@ -293,7 +301,7 @@ def test_a_plan_leaves_out_what_lies_behind() -> None:
 
 def test_a_window_put_first_makes_those_it_runs_into_give_way() -> None:
     plan = counter(ProfilerConfig(at_steps=[4, 8], active=2))
-    plan.insert_next(Window(3, 3, 5))
+    plan.planned = Window(3, 3, 5)
     assert plan.window == Window(3, 3, 5)
     plan.advance()
     plan.skip_to(6)
@@ -374,25 +382,25 @@ def test_windows_every_n_steps_go_on_without_end() -> None:
 def test_a_window_without_room_is_named_with_what_to_lower(
     options: dict[str, Any], total: int, sentence: str | None
 ) -> None:
-    said = misfit(ProfilerConfig(**options), total)
+    said = unreachable_window(ProfilerConfig(**options), total)
     assert (said is None) if sentence is None else (said is not None and sentence in said)
 
 
 def test_room_is_looked_for_from_the_present_step_on() -> None:
     schedule = ProfilerConfig(wait=8, active=2, repeat=2)
-    assert misfit(schedule, 20, first_step=9) is None
-    assert misfit(schedule, 19, first_step=9) is not None
-    assert misfit(schedule, 19, first_step=19) is None, "the run is over already"
+    assert unreachable_window(schedule, 20, first_step=9) is None
+    assert unreachable_window(schedule, 19, first_step=9) is not None
+    assert unreachable_window(schedule, 19, first_step=19) is None, "the run is over already"
 
 
 @pytest.mark.parametrize(
-    ("options", "scheduled", "overlooked"),
+    ("options", "scheduled", "ignored"),
     [
         ({"triggers": ["file"]}, 0, None),
         (
             {"triggers": ["file"], "wait": 2, "skip_first": 9},
             0,
-            "profiler.wait=2 and profiler.skip_first=9 are not",
+            "profiler.wait=2 and profiler.skip_first=9 are ignored",
         ),
         ({"triggers": ["file"], "wait": 2, "active": 1}, 1, None),
         ({"triggers": ["file"], "at_steps": [3, 5], "active": 1}, 2, None),
@@ -401,18 +409,16 @@ def test_room_is_looked_for_from_the_present_step_on() -> None:
         (
             {"at_steps": [3, 5], "wait": 1, "active": 1},
             2,
-            "profiler.wait=1 is not looked at: profiler.at_steps says which windows",
+            "profiler.wait=1 is ignored: profiler.at_steps says which windows",
         ),
     ],
 )
 def test_triggers_alone_ask_for_windows_where_no_number_says_which(
-    options: dict[str, Any], scheduled: int, overlooked: str | None
+    options: dict[str, Any], scheduled: int, ignored: str | None
 ) -> None:
     config = ProfilerConfig(**options)
     assert len(list(planned(config))) == scheduled
-    assert [note[: len(overlooked or "")] for note in config.notes] == (
-        [overlooked] if overlooked else []
-    )
+    assert [note[: len(ignored or "")] for note in config.notes] == ([ignored] if ignored else [])
 
 
 def test_options_that_are_not_in_play_are_not_advised() -> None:
@@ -542,9 +548,9 @@ def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
         ({"wait": 1}, "profiler.schedule is {'wait': 1}, but it must be a function "),
         (
             lambda _: True,
-            "profiler.schedule cannot be asked for step 0 (it gave True): it must be a function ",
+            "profiler.schedule fails for step 0 (it returned True): it must be a function ",
         ),
-        (torch_schedule, "profiler.schedule cannot be asked for step 0 (schedule() "),
+        (torch_schedule, "profiler.schedule fails for step 0 (schedule() "),
         (
             {"_target_": "torch.profiler.schedul"},
             "profiler.schedule._target_ is 'torch.profiler.schedul', which cannot",
@@ -570,12 +576,13 @@ def test_what_stands_beside_a_function_is_refused_or_named() -> None:
         ProfilerConfig(schedule=function, repeat=3)
     (note,) = ProfilerConfig(schedule=function, wait=2, active=3).notes
     assert note.startswith(
-        "profiler.wait=2 and profiler.active=3 are not looked at: profiler.schedule says"
+        "profiler.wait=2 and profiler.active=3 are ignored: profiler.schedule says"
     )
 
 
 def test_torchs_callback_is_answered_with_sinks() -> None:
     with pytest.raises(
-        ConfigError, match=r"^profiler\.on_trace_ready is not an option: .* sinks do: choose some"
+        ConfigError,
+        match=r"^profiler\.on_trace_ready is not an option: sinks process each window: choose some",
     ):
         Session(on_trace_ready=print)

@@ -676,8 +676,9 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
         first.step()
         Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
     assert str(raised.value) == (
-        "Another session is recording in this process, and only one can: stop that one first; of two callbacks in a "
-        "trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
+        "Another session is recording in this process, and only one can: stop that one first. "
+        "Replace two callbacks of a trainer by one whose profiler.at_steps and profiler.sinks name the windows and "
+        "sinks of both."
     )
     assert len(first.captures) == 1
 
@@ -1059,7 +1060,7 @@ def test_what_fails_while_a_window_is_described_loses_no_trace(
         session.step()
     assert [row.path for row in session.captures[0].ranges] == ["work"]
     log.errors_expected = True
-    assert any("not all that it should" in line for line in log.at("ERROR"))
+    assert any("capture.json is incomplete" in line for line in log.at("ERROR"))
 
 
 def test_a_loss_that_is_no_number_costs_the_triggers_a_warning(tmp_path: Path, log: Log) -> None:
@@ -1071,7 +1072,7 @@ def test_a_loss_that_is_no_number_costs_the_triggers_a_warning(tmp_path: Path, l
             session.step(loss=torch.ones(4) if number == 1 else 1.0)
     assert [whole_steps(c) for c in session.captures] == [[3]]
     assert [s.loss for s in trigger.steps] == [None, 1.0, None, 1.0, 1.0, 1.0]
-    assert "session.step was given a loss that is no single number" in log.at("WARNING")[0]
+    assert "session.step was given a loss that is not a single number" in log.at("WARNING")[0]
 
 
 def test_the_end_of_a_window_is_no_part_of_a_steps_duration(tmp_path: Path) -> None:
@@ -1139,9 +1140,7 @@ def test_without_cuda_a_memory_snapshot_is_told_of_once_and_the_window_recorded(
     ) as session:
         for _ in range(3):
             session.step()
-    sentence = (
-        "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
-    )
+    sentence = "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there is no CUDA device."
     assert log.at("WARNING") == [sentence]
     assert [sorted(p.name for p in c.folder.iterdir()) for c in session.captures] == [
         ["capture.json", "summary.json", "trace.json.gz"]

@@ -160,7 +160,7 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         session.stop()
         print("STEPS", [capture.steps.column("number") for capture in session.captures])
     """)
-    if "records nothing in this process: step on a thread that goes on" in said:
+    if "records nothing in this process: step on a thread that does not end" in said:
         assert not torch.__version__.startswith(compat.NEWEST), "older torch alone"
         assert "STEPS []" in said
     else:
@@ -251,5 +251,5 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
     assert [capture.steps.column("number") for capture in session.captures] == [[1], [3], [6]]
     assert log.at("WARNING") == [
         "No thread can be started (can't start new thread): the trigger mine is not asked between steps.",
-        "No thread can be started (can't start new thread): a window's limits are looked at only when a step ends.",
+        "No thread can be started (can't start new thread): a window's limits are checked only when a step ends.",
     ]

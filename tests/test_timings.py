@@ -114,8 +114,8 @@ def test_what_is_added_while_another_counts_is_counted_once() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        turned.append(row.turn())
-    turned.append(row.turn())
+        turned.append(row.take_recent())
+    turned.append(row.take_recent())
     assert sum(tally.calls for tally in turned) == row.run.calls == total + 1
     assert sum(tally.total_ns for tally in turned) == row.run.total_ns == 4 * sum(range(20_000))
 
@@ -130,8 +130,8 @@ def test_what_comes_while_others_are_taken_stays_for_the_next_time() -> None:
             return taken
 
     row = timings.Row()
-    row.waiting = Raced([3, 4])
-    assert [row.turn().total_ns for _ in range(3)] == [7, 1_000, 1_000]
+    row.uncounted = Raced([3, 4])
+    assert [row.take_recent().total_ns for _ in range(3)] == [7, 1_000, 1_000]
 
 
 def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(
@@ -151,7 +151,7 @@ def test_a_call_that_comes_into_the_midst_of_counting_waits_for_nobody(
     for _ in range(256):
         rows.add("range", 3)
     ((_, row),) = rows.items()
-    row.turn()
+    row.take_recent()
     assert came == [256, 300]
     assert (row.run.calls, row.run.total_ns) == (556, 256 * 3 + 300 * 5)
 
@@ -172,7 +172,7 @@ def test_memory_does_not_grow_with_the_calls() -> None:
         tracemalloc.stop()
     assert many - few < 4_000
     ((_, row),) = timed.rows.items()
-    row.turn()
+    row.take_recent()
     assert row.run.calls == 1_000 + 2_560 + 25_600
 
 
@@ -292,7 +292,7 @@ def test_the_calls_of_random_programs_are_all_counted(program: Program) -> None:
     finally:
         backends.torch_backend = before
     expected = Counter(name for ranges in runner.model.ranges.values() for name, _ in ranges)
-    counted = Counter({name: row.turn().calls for name, row in timed.rows.items()})
+    counted = Counter({name: row.take_recent().calls for name, row in timed.rows.items()})
     assert counted == expected
 
 
@@ -430,7 +430,7 @@ def test_a_full_disk_is_told_once_and_changes_nothing_else(
         for _ in range(4):
             session.step()
     (said,) = log.at("ERROR")
-    assert "timings_rank0.jsonl: [Errno 28] No space left on device. Later ones are tried" in said
+    assert "timings_rank0.jsonl: [Errno 28] No space left on device. Later writes are tried" in said
     assert calls(session) == {STEP: 4}
 
 

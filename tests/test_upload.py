@@ -667,7 +667,7 @@ def test_the_command_line_in_a_capture_tells_no_upload_options(
     monkeypatch.setattr(
         sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"]
     )
-    command = metadata.origin()["command"]
+    command = metadata.provenance()["command"]
     assert SECRET not in str(command)
     assert (command[0], command[-1]) == ("train.py", "steps=3")
 
@@ -680,7 +680,7 @@ def test_a_mapping_that_the_shell_has_split_is_left_out_whole(
         "argv",
         ["train.py", "upload_options={key:K,", f"{{secret:{SECRET}}}", "x:1}", "steps=3"],
     )
-    assert metadata.origin()["command"] == [
+    assert metadata.provenance()["command"] == [
         "train.py",
         "upload_options=***",
         "***",

@@ -166,7 +166,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
     """Device work, then the causes of its gaps: queued, loading, synchronising, unknown."""
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
-    begin, end = whole.pieces(~whole.active[0])
+    begin, end = whole.merged(~whole.active[0])
     launched, known = _launched_ns(events, work, end)
     turn = np.clip(launched, begin, end)
     syncing = known & _active_at(_synchronising(events, work), begin)

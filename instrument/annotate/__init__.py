@@ -1,1 +1,1 @@
-"""Mark code: `profiled` functions and modules, and the ranges that they open."""
+"""Annotations: `profiled` functions and modules, and the ranges that they open."""

@@ -1,4 +1,4 @@
-"""`instrument_model`: a range for each submodule of a model that nobody edits."""
+"""`instrument_model`: a range for each submodule of a model, without a change to its code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which submodules of a model get a range; see `instrument_model`. Their names begin with `prefix`, if any."""
+class ModuleFilter:
+    """Which submodules of a model get a range; see `instrument_model`.
+
+    With a `prefix`, the ranges' names begin with it.
+    """
 
     depth: int | None = None
     include: Sequence[str] = ()
@@ -29,22 +32,22 @@ class Choice:
     types: Sequence[str | type] = ()
     prefix: str = ""
 
-    def takes(self, path: str, module: nn.Module) -> bool:
-        """Whether the submodule of this qualified name gets a range."""
-        depth, name = path.count(".") + 1 if path else 0, self.named(path)
+    def matches(self, path: str, module: nn.Module) -> bool:
+        """Whether the submodule with this qualified name gets a range."""
+        depth, name = path.count(".") + 1 if path else 0, self.range_name(path)
         return (
             (self.depth is None or depth <= self.depth)
-            and (not self.include or _matches(name, self.include))
-            and not _matches(name, self.exclude)
+            and (not self.include or _matches_any(name, self.include))
+            and not _matches_any(name, self.exclude)
             and (not self.types or any(_is_a(module, kind) for kind in self.types))
         )
 
-    def named(self, path: str) -> str:
-        """The qualified name with the prefix."""
+    def range_name(self, path: str) -> str:
+        """The qualified name, after the prefix."""
         return f"{self.prefix}.{path}" if self.prefix and path else self.prefix or path
 
 
-_instrumented: weakref.WeakKeyDictionary[nn.Module, Choice] = weakref.WeakKeyDictionary()
+_instrumented: weakref.WeakKeyDictionary[nn.Module, ModuleFilter] = weakref.WeakKeyDictionary()
 
 
 def instrument_model(
@@ -55,50 +58,52 @@ def instrument_model(
     exclude: Sequence[str] = (),
     types: Sequence[str | type] = (),
 ) -> M:
-    """Give the submodules of `model` a range each, under their qualified names, in every window that is recorded.
+    """Give each submodule of `model` a range with its qualified name in every recorded window.
 
-    Nothing is done to the model: while a window is open, `nn.Module.__call__` is wrapped, so that copies, saved files
-    and TorchScript see the model as it is. The root bears its class name; a module shared under several names bears the
-    first; a container that is never called, such as `nn.ModuleList`, shows no range. A second call replaces the first
-    one's choice.
+    The model does not change: while a window is open, `nn.Module.__call__` is wrapped, so copies,
+    saved files and TorchScript see the model as it is. The root's range has its class name; a
+    module shared under several names has the first; a container that is never called, such as
+    `nn.ModuleList`, has no range. A second call replaces the selection of the first.
 
     Args:
         model: returned as it is.
-        depth: how deep to go; 0 is the model itself, 1 its children; None: all the way.
-        include: globs over qualified names (`layers.*.self_attn`); nothing: all of them.
-        exclude: globs over qualified names that are left out.
-        types: classes, or globs over class names (`*Attention`); nothing: all of them.
+        depth: how deep to go: 0 is the model itself, 1 its children, None has no limit.
+        include: globs over qualified names (`layers.*.self_attn`); empty: all names.
+        exclude: globs over qualified names to leave out.
+        types: classes, or globs over class names (`*Attention`); empty: all classes.
 
-    Cost: none while no window is open; in a window about 4 µs per call of a submodule, and 0.4 µs per call
-    of any other module of the process; with `profiler.timings.modules` so in the whole run. Lost: what runs inside
-    a compiled region, and in the replicas of `nn.DataParallel`; the capture lists those submodules. With
-    `INSTRUMENT_DISABLE=1` in the environment, nothing is done.
+    Cost: none while no window is open; in a window about 4 µs per call of a submodule, and 0.4 µs
+    per call of any other module in the process; with `profiler.timings.modules` the same in the
+    whole run. Submodules inside a compiled region or in the replicas of `nn.DataParallel` get no
+    ranges; the capture lists them. With `INSTRUMENT_DISABLE=1` in the environment, this does
+    nothing.
 
     Raises:
-        ConfigError: the choice leaves no submodule at all, or a glob matches none; the nearest names are listed.
+        ConfigError: no submodule is selected, or a glob matches none; the nearest names are listed.
     """
     if not backends.disabled:
-        _instrument({"": model}, Choice(depth, tuple(include), tuple(exclude), tuple(types)))
+        _instrument({"": model}, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
     return model
 
 
 def is_instrumented(model: nn.Module) -> bool:
-    """Whether `instrument_model` was called for it."""
+    """Whether `instrument_model` was called for this model."""
     return model in _instrumented
 
 
 def any_instrumented() -> bool:
-    """Whether any model's submodules get ranges in windows."""
+    """Whether the submodules of any model get ranges."""
     return bool(_instrumented)
 
 
 def named_models(given: Any) -> dict[str, nn.Module]:
-    """A session's models by the prefix of their ranges' names, which is empty for a single one.
+    """A session's models, by the prefix of their ranges' names.
 
-    Of a mapping these are its keys; in a list each model bears its index and class, as `0.Generator`.
+    The prefix is empty for a single model, the key in a mapping, and in a list the index and class,
+    such as `0.Generator`.
 
     Raises:
-        ConfigError: it is neither a module, nor a list, tuple or mapping of modules.
+        ConfigError: `given` is neither a module nor a list, tuple or mapping of modules.
     """
     if given is None or isinstance(given, nn.Module):
         return {} if given is None else {"": given}
@@ -112,8 +117,8 @@ def named_models(given: Any) -> dict[str, nn.Module]:
         if not isinstance(model, nn.Module):
             held = "" if model is given else f"a {type(given).__name__} that holds "
             raise ConfigError(
-                f"A session's model is {held}a {type(model).__name__}, but it must be an nn.Module, or a list, tuple "
-                "or dict of them."
+                f"A session's model is {held}a {type(model).__name__}, but it must be an "
+                "nn.Module, or a list, tuple or dict of them."
             )
     return models
 
@@ -126,47 +131,51 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Instrument models, named as by `named_models`, but for those whose owner has; gives those that it did.
+    """Instrument the models that are not instrumented yet, and return those.
 
-    The choice is that of `instrument_model`, whose ConfigError this raises too.
+    `models` is as from `named_models`; the options and the ConfigError are those of
+    `instrument_model`.
     """
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
     if not models or backends.disabled:
         return []
-    _instrument(models, Choice(depth, tuple(include), tuple(exclude), tuple(types)))
+    _instrument(models, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
     return list(models.values())
 
 
-def _instrument(models: Mapping[str, nn.Module], choice: Choice) -> None:
-    _check(models, choice)
+def _instrument(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None:
+    _check(models, module_filter)
     for prefix, model in models.items():
-        _instrumented[model] = replace(choice, prefix=prefix)
+        _instrumented[model] = replace(module_filter, prefix=prefix)
 
 
 def forget(model: nn.Module) -> None:
-    """Take back what `instrument_model` did."""
+    """Undo `instrument_model`."""
     _instrumented.pop(model, None)
 
 
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    A submodule whose range is attached already, by timings of the whole run, keeps that one.
+    A submodule that already has a range, from timings of the whole run, keeps it.
     """
 
     def __init__(self) -> None:
         self._calls_before: dict[ModuleRange, int] = {}
-        self._marks_before: dict[ModuleRange, int] = {}
+        self._marked_calls_before: dict[ModuleRange, int] = {}
         self._attached: list[nn.Module] = []
 
-    def unseen(self, *, of_marks: bool = False) -> set[str]:
-        """The names of those that were not opened yet: not called, or inside a compiled region; `of_marks` too."""
-        before = self._calls_before | (self._marks_before if of_marks else {})
-        names = {each.name for each in before}  # a compiled model and the one in it share theirs
+    def unseen(self, *, with_marked: bool = False) -> set[str]:
+        """The names of the ranges that have not opened: not called, or inside a compiled region.
+
+        `with_marked` adds those of marked modules.
+        """
+        before = self._calls_before | (self._marked_calls_before if with_marked else {})
+        names = {each.name for each in before}  # a compiled model and the model in it share names
         return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def types(self) -> dict[str, str]:
-        """The class of each submodule whose range was opened, by its name; of several, all of them."""
+        """The class of each submodule whose range opened, by name, such as "Linear or Conv2d"."""
         found: dict[str, set[str]] = {}
         for each, calls in self._calls_before.items():
             if each.calls > calls and each.type is not None:
@@ -174,13 +183,13 @@ class ModuleRanges:
         return {name: " or ".join(sorted(types)) for name, types in found.items()}
 
     def __enter__(self) -> ModuleRanges:
-        for name, module in _chosen():
+        for name, module in _selected_modules():
             own = module_calls.attached(module)
             if own is None:
                 own = module_calls.attach(module, name)
                 self._attached.append(module)
             self._calls_before[own] = own.calls
-        self._marks_before = {each: each.calls for each in module_calls.marks()}
+        self._marked_calls_before = {each: each.calls for each in module_calls.marks()}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -189,53 +198,52 @@ class ModuleRanges:
 
 
 def attach_ranges() -> ModuleRanges | None:
-    """Open ranges around the calls of all instrumented models until `__exit__`; None where no module has a range."""
+    """Attach the ranges of all instrumented models; None if no module has a range."""
     return ModuleRanges().__enter__() if _instrumented or module_calls.marks() else None
 
 
-def _chosen() -> Iterator[tuple[str, nn.Module]]:
-    """The ranges' names and the modules they belong to, of all instrumented models."""
-    for model, choice in list(_instrumented.items()):
+def _selected_modules() -> Iterator[tuple[str, nn.Module]]:
+    """The range name and module of each selected submodule of all instrumented models."""
+    for model, module_filter in list(_instrumented.items()):
         for path, module in model.named_modules():
-            name = path.replace("_orig_mod.", "").removesuffix(
-                "_orig_mod"
-            )  # what torch.compile puts around a module
-            if choice.takes(name, module) and _has_forward(module):
-                yield (
-                    choice.named(name) or type(getattr(module, "_orig_mod", module)).__name__,
-                    module,
-                )
+            # torch.compile holds the original module as `_orig_mod`
+            name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
+            if module_filter.matches(name, module) and _has_forward(module):
+                kind = type(getattr(module, "_orig_mod", module)).__name__
+                yield module_filter.range_name(name) or kind, module
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Whether it can have a range: containers are never called, and TorchScript runs its submodules by itself."""
+    """Whether Python calls it: not a container, and not TorchScript, which calls its submodules."""
     forward = getattr(module.forward, "__func__", module.forward)
     return forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
 
-def _check(models: Mapping[str, nn.Module], choice: Choice) -> None:
-    choices = [(replace(choice, prefix=prefix), model) for prefix, model in models.items()]
-    names = [own.named(path) for own, model in choices for path, _ in model.named_modules()]
+def _check(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None:
+    filters = [(replace(module_filter, prefix=prefix), model) for prefix, model in models.items()]
+    names = [each.range_name(path) for each, model in filters for path, _ in model.named_modules()]
     for option in ("include", "exclude"):
-        for glob in getattr(choice, option):
+        for glob in getattr(module_filter, option):
             if not any(fnmatchcase(name, glob) for name in names):
                 near = difflib.get_close_matches(glob, names, n=3, cutoff=0.4) or names[1:4]
                 raise ConfigError(
-                    f"instrument_model was given {option}={glob!r}, which matches no submodule; near it are "
-                    f"{', '.join(near) or 'none, for the model has none'}."
+                    f"instrument_model was given {option}={glob!r}, which matches no submodule; "
+                    f"near it are {', '.join(near) or 'none, for the model has none'}."
                 )
     if not any(
-        own.takes(path, module) for own, model in choices for path, module in model.named_modules()
+        each.matches(path, module)
+        for each, model in filters
+        for path, module in model.named_modules()
     ):
         raise ConfigError(
-            "instrument_model was given a choice that leaves no submodule of "
+            "instrument_model was given a selection that leaves no submodule of "
             f"{' or '.join(type(model).__name__ for model in models.values())}: "
-            f"depth={choice.depth}, include={list(choice.include)}, exclude={list(choice.exclude)}, "
-            f"types={list(choice.types)}; widen it."
+            f"depth={module_filter.depth}, include={list(module_filter.include)}, "
+            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; widen it."
         )
 
 
-def _matches(path: str, globs: Sequence[str]) -> bool:
+def _matches_any(path: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(path, glob) for glob in globs)
 
 

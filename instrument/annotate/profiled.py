@@ -1,4 +1,4 @@
-"""`profiled` marks code that you own, so that its calls become named ranges; ranges and moments where no block fits."""
+"""`profiled` marks code, so that its calls are named ranges; also `range_push` and `mark`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ T = TypeVar("T")
 class Range:
     """A named range: a decorator and a context manager. Made by `profiled("name")`.
 
-    One object may be entered again while it is open, and from several threads. As a context manager it must not be held
-    over an `await` or a `yield`: what others do meanwhile would count as its own.
+    One object may be entered again while it is open, and from several threads. Do not hold the
+    context manager over an `await` or a `yield`: the range would include what other code does then.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._label = to_trace(name)
-        # per thread, innermost last: what closes a range, and its handle; None for an entry that was not recorded
+        # by thread, innermost last: the function that closes the range, and its handle; None for an
+        # entry that was not recorded
         self._open: dict[int, list[tuple[Callable[[Any], None], Any] | None]] = {}
 
     def __call__(self, target: T) -> T:
@@ -41,9 +42,9 @@ class Range:
         return marked
 
     def __enter__(self) -> Range:
-        # Dynamo traces through `with`; asked first, so that it never guards on the flag.
+        # Dynamo traces through `with`; checked first, so that it does not guard on `armed`
         if is_dynamo_compiling():
-            backends.swallow(self.name)
+            backends.note_compiled(self.name)
             return self
         if not (backends.armed or self._open):
             return self
@@ -63,24 +64,24 @@ class Range:
             return
         opened = mine.pop()
         if not mine:
-            self._open.pop(thread, None)  # another thread may have abandoned them
+            self._open.pop(thread, None)
         if opened is not None:
             opened[0](opened[1])
 
     def close_all(self) -> None:
-        """Close what this thread has left open."""
+        """Close all entries of this thread that are open."""
         while get_ident() in self._open:
             self.__exit__()
 
     def __reduce__(self) -> tuple[type[Range], tuple[str]]:
-        return Range, (self.name,)  # a copy is open nowhere
+        return Range, (self.name,)  # a copy has no open entries
 
     def __repr__(self) -> str:
         return f"profiled({self.name!r})"
 
 
-class Marked:
-    """A callable object with its calls in a range; in every other way it is the object itself."""
+class AnnotatedCallable:
+    """A callable object whose calls are in a range; in all else it behaves as the object."""
 
     def __init__(self, target: Any, name: Name) -> None:
         self.__wrapped__ = target
@@ -92,7 +93,7 @@ class Marked:
         return self._ranged(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # not there yet, while it is copied
+        if name == "__wrapped__":  # not set yet while a copy is made
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
@@ -102,11 +103,11 @@ class Marked:
 
     @property  # type: ignore[misc] # mypy: read-only over read-write
     def __class__(self) -> type:
-        """That of the object, so that `isinstance` holds."""
+        """The class of the object, so that `isinstance` holds."""
         return type(self.__wrapped__)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Name]]:
-        return Marked, (self.__wrapped__, self._name)
+        return AnnotatedCallable, (self.__wrapped__, self._name)
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
@@ -123,21 +124,23 @@ def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
 def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     """Mark code, so that every window shows its calls as a named range.
 
-    `@profiled` uses the qualified name, `@profiled("attention_block")` the name given, and `with profiled("loss"):`
-    marks a block. What can be marked: functions, coroutines and generators (a range for each slice between two
-    suspensions), methods with `classmethod` or `staticmethod` on either side, properties, callable objects,
-    `functools.partial`, `nn.Module` classes and instances (each `forward`), `torch.autograd.Function` classes
-    (`forward` and `backward`), and classes with a `__call__`. An instance of `nn.Module` is marked in place: an
-    attribute holds the name as plain text, so that copies keep it and a process without this package can load it.
+    `@profiled` uses the qualified name, `@profiled("attention_block")` the given name, and `with
+    profiled("loss"):` marks a block. It can mark functions, coroutines and generators (a range for
+    each slice between two suspensions), methods with `classmethod` or `staticmethod` on either
+    side, properties, callable objects, `functools.partial`, `nn.Module` classes and instances (each
+    `forward`), `torch.autograd.Function` classes (`forward` and `backward`), and classes with a
+    `__call__`. An instance of `nn.Module` is marked in place: an attribute holds the name as plain
+    text, so copies keep it and a process without this package can load it.
 
-    A name may be a format over the parameters, as in `@profiled("layer{self.index}")`, or, as `name=`, a function of
-    the arguments; both are evaluated only while a window records or timings run, and cost what they cost.
+    A name may be a format over the parameters, as in `@profiled("layer{self.index}")`, or, as
+    `name=`, a function of the arguments. Both are evaluated only while a window records or timings
+    run.
 
-    Signature, docstring, pickling and identity under `inspect` are those of the object marked. While nothing records, a
-    call costs one check of a flag; while a window records, about 3 µs, and with timings of the whole run 0.5 µs. With
-    `INSTRUMENT_DISABLE=1` in the environment when this is imported, the very object comes back. A range that
-    `torch.compile` traces into a compiled region is not timed: the compiled code does not know where the Python code
-    stood. The capture lists it.
+    Signature, docstring, pickling and identity under `inspect` are those of the marked object. A
+    call costs one check of a flag while nothing records, about 3 µs while a window records, and
+    0.5 µs with timings of the whole run. With `INSTRUMENT_DISABLE=1` in the environment at import,
+    `profiled` returns the object itself. A range that `torch.compile` traces into a compiled region
+    is not timed, because the compiled code does not know where it was. The capture lists it.
 
     Raises:
         ConfigError: the object cannot be marked, or the name is empty.
@@ -153,31 +156,32 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     return put_in_range(target, name)
 
 
-class _Pushed(threading.local):
+class _PushedRanges(threading.local):
     """The ranges that this thread has pushed and not popped, innermost last."""
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
 
 
-_pushed = _Pushed()
+_pushed = _PushedRanges()
 
 
 def range_push(name: str) -> int:
-    """Open a range on this thread that `range_pop` closes, where no block fits; gives its depth, from 0.
+    """Open a range on this thread that `range_pop` closes; returns its depth, from 0.
 
-    As `torch.cuda.nvtx.range_push`. What was pushed before a window begins is not in it. While nothing records, a call
-    costs 0.5 µs; what torch.compile traces through is left out, as with `profiled`.
+    For code where no `with` block fits, as `torch.cuda.nvtx.range_push`. A window does not show
+    ranges that were pushed before it. While nothing records, a call costs 0.5 µs. Inside compiled
+    regions it does nothing, as `profiled`.
     """
     if is_dynamo_compiling():
-        backends.swallow(name)
+        backends.note_compiled(name)
         return -1
     _pushed.ranges.append(Range(name).__enter__())
     return len(_pushed.ranges) - 1
 
 
 def range_pop() -> int:
-    """Close the range that this thread pushed last; gives its depth, or -1 where there is none, as NVTX does."""
+    """Close the range that this thread pushed last; returns its depth, or -1 if there is none."""
     if is_dynamo_compiling() or not _pushed.ranges:
         return -1
     _pushed.ranges.pop().__exit__()
@@ -185,10 +189,10 @@ def range_pop() -> int:
 
 
 def mark(message: str) -> None:
-    """Note a moment: in the trace, in `Capture.moments`, and for NVTX and ITT where `profiler.emit` names them.
+    """Record a moment in the trace and `Capture.moments`, and in NVTX and ITT if `emit` names them.
 
-    In the trace it is a slice of next to no length, called `message (mark)`: Kineto takes no moments from its users.
-    While nothing records, a call costs 0.2 µs; what torch.compile traces through is left out.
+    In the trace it is a very short slice named `message (mark)`, because Kineto has no moments for
+    users. While nothing records, a call costs 0.2 µs. Inside compiled regions it does nothing.
     """
     if is_dynamo_compiling() or backends.disabled:
         return
@@ -211,7 +215,8 @@ def put_in_range(target: Any, name: Name | None) -> Any:
         return functools.cached_property(put_in_range(target.func, name))
     if isinstance(target, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise ConfigError(
-            f"profiled cannot mark {_called(target)}: TorchScript runs it outside Python; mark its caller."
+            f"profiled cannot mark {_name_of(target)}: TorchScript runs it outside Python; mark "
+            "its caller."
         )
     if isinstance(target, type):
         return _mark_class(target, name or target.__qualname__)
@@ -221,7 +226,7 @@ def put_in_range(target: Any, name: Name | None) -> Any:
         raise ConfigError(
             f"profiled cannot mark {target!r}: it marks callables, classes and methods."
         )
-    return (in_range if is_plain(target) else Marked)(target, name or _called(target))
+    return (in_range if is_plain(target) else AnnotatedCallable)(target, name or _name_of(target))
 
 
 def _mark_class(cls: type, name: Name) -> type:
@@ -244,7 +249,7 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Its own methods alone: torch refuses a class that defines both `backward` and `vjp`."""
+    """Mark the methods that it defines: torch refuses a class with both `backward` and `vjp`."""
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method
@@ -252,25 +257,26 @@ def _mark_autograd_function(cls: type, name: Name) -> None:
 
 
 def _mark_member(cls: type, member: str, name: Name) -> None:
-    given = inspect.getattr_static(cls, member)  # a staticmethod as such
+    target = inspect.getattr_static(cls, member)  # keeps a staticmethod as it is
     try:
-        type.__setattr__(cls, member, put_in_range(given, name))
+        type.__setattr__(cls, member, put_in_range(target, name))
     except TypeError:
         raise ConfigError(
-            f"profiled cannot mark the class {cls.__qualname__}: it is built in and cannot be changed; mark its caller."
+            f"profiled cannot mark the class {cls.__qualname__}: it is built in and cannot be "
+            "changed; mark its caller."
         ) from None
 
 
 def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
     if callable(name):
         raise ConfigError(
-            "profiled takes no function as the name of a module instance: give it a text."
+            "profiled takes no function as the name of a module instance: give it text."
         )
     module_calls.mark(module, name)
     return module
 
 
-def _called(target: Any) -> str:
+def _name_of(target: Any) -> str:
     while isinstance(target, functools.partial):
         target = target.func
     return str(getattr(target, "__qualname__", None) or type(target).__qualname__)

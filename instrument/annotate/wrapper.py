@@ -1,8 +1,9 @@
-"""Puts a range around the calls of one function.
+"""Wraps a function so that its calls are in a range.
 
-A plain function gets a wrapper with its own signature, made from source: passing arguments on as they are costs a third
-of what `*args, **kwargs` cost, and every tool that looks at the wrapper sees the signature. The wrapper lives in the
-namespace of `emit`, so that the flag it checks on every call is a plain global.
+A plain function gets a wrapper with its own signature, compiled from source: passing the arguments
+by name costs a third of what `*args, **kwargs` cost, and tools that inspect the wrapper see the
+signature. The wrapper lives in the namespace of `backends`, where the flag that it checks on every
+call is a plain global.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from instrument.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 
-# is_dynamo_compiling comes first: Dynamo folds it, and never guards on the flag; arming would recompile.
+# is_dynamo_compiling comes first: Dynamo folds it, and then does not guard on `armed`, on whose
+# change it would recompile.
 _PLAIN = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
         if is_dynamo_compiling():
-            swallow(fallback_)
+            note_compiled(fallback_)
             return function_({arguments})
         if not armed:
             return function_({arguments})
@@ -48,9 +50,9 @@ def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
         run_ = slices_(lambda: {label})
         try:
-            return (yield from run_.through(function_({arguments})))
+            return (yield from run_.drive(function_({arguments})))
         except BaseException as error_:
-            raise run_.without_ours(error_)
+            raise run_.without_own_frames(error_)
     return ranged
 """
 _COROUTINE = """
@@ -58,9 +60,9 @@ def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
         run_ = slices_(lambda: {label})
         try:
-            return await run_.awaited(function_({arguments}))
+            return await run_.awaitable(function_({arguments}))
         except BaseException as error_:
-            raise run_.without_ours(error_)
+            raise run_.without_own_frames(error_)
     return ranged
 """
 _ASYNC_GENERATOR = """
@@ -71,11 +73,11 @@ def make(function_, name_, fallback_, slices_):
         resume_, value_ = inner_.asend, None
         while True:
             try:
-                item_ = await run_.awaited(resume_(value_).__await__())
+                item_ = await run_.awaitable(resume_(value_).__await__())
             except StopAsyncIteration:
                 return
             except BaseException as error_:
-                raise run_.without_ours(error_)
+                raise run_.without_own_frames(error_)
             try:
                 value_ = yield item_
                 resume_ = inner_.asend
@@ -87,60 +89,55 @@ def make(function_, name_, fallback_, slices_):
     return ranged
 """
 _VARIADIC = ("*args, **kwargs", "*args, **kwargs", "{}")
-# Names that the wrappers use themselves; a function with such a parameter gets a variadic wrapper.
+# Names used in the wrappers; a function with such a parameter gets a variadic wrapper.
 _TAKEN = frozenset([
-    "function_", "name_", "fallback_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_", "error_", "inner_",
-    "resume_", "value_", "item_", "is_dynamo_compiling", "swallow", "armed", "backend", "labelled", "labelled_by",
-    "named_by", "BaseException", "GeneratorExit", "StopAsyncIteration",
+    "function_", "name_", "fallback_", "slices_", "handle_", "opens_", "closes_", "mark_", "run_",
+    "error_", "inner_", "resume_", "value_", "item_", "is_dynamo_compiling", "note_compiled",
+    "armed", "backend", "format_label", "bind_and_format_label", "call_for_label", "BaseException",
+    "GeneratorExit", "StopAsyncIteration",
 ])  # fmt: skip
 _FILE = "<profiled>"
 
 
 def in_range(function: Callable[..., Any], name: Name) -> Any:
-    """The function with each of its calls in a range.
+    """Wrap a function so that each of its calls is in a range.
 
-    `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the arguments; both are
-    evaluated only while ranges are opened. Coroutines and generators get one range for each slice between two
-    suspensions.
+    `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the
+    arguments; both are evaluated only when a range opens. Coroutines and generators get one range
+    for each slice between two suspensions.
     """
-    exact = _exact(function.__code__) if isinstance(function, FunctionType) else None
+    exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
     if callable(name):
-        label = (
-            f"named_by(name_, fallback_, {arguments})"
-            if arguments
-            else "named_by(name_, fallback_)"
-        )
+        label = f"call_for_label(name_, fallback_, {arguments})"
     elif _is_format(name):
-        label = (
-            f"labelled(name_, {values})" if exact else "labelled_by(function_, name_, args, kwargs)"
-        )
+        label = "bind_and_format_label(function_, name_, args, kwargs)"
+        if exact:
+            label = f"format_label(name_, {values})"
     else:
         label, name = "name_", to_trace(name)
-    make = _factory(_source(function), parameters, arguments, label)
-    wrapper = make(function, name, _fallback(function, name), _Slices)
+    make = _wrapper_factory(_template(function), parameters, arguments, label)
+    wrapper = make(function, name, _fallback(function, name), _CallSlices)
     if exact and isinstance(function, FunctionType):
-        wrapper.__defaults__, wrapper.__kwdefaults__ = (
-            function.__defaults__,
-            function.__kwdefaults__,
-        )
+        wrapper.__defaults__ = function.__defaults__
+        wrapper.__kwdefaults__ = function.__kwdefaults__
     return functools.update_wrapper(wrapper, function)
 
 
 def is_ranged(function: Any) -> bool:
-    """Whether `in_range` made it."""
+    """Whether `in_range` made this function."""
     return getattr(getattr(function, "__code__", None), "co_filename", None) == _FILE
 
 
 def is_plain(target: Any) -> bool:
-    """Whether it is a function or method, and no object of another kind that can be called."""
+    """Whether it is a function or method, and not another callable object."""
     return isinstance(
         target,
         FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType,
     )
 
 
-def _source(function: Any) -> str:
+def _template(function: Any) -> str:
     itself = is_plain(function) or isinstance(function, functools.partial)
     called = function if itself else type(function).__call__
     if inspect.iscoroutinefunction(called):
@@ -151,19 +148,22 @@ def _source(function: Any) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _factory(source: str, parameters: str, arguments: str, label: str) -> Callable[..., Any]:
-    """Compiles a wrapper's source, once for each signature."""
-    found: dict[str, Any] = {}
+def _wrapper_factory(
+    source: str, parameters: str, arguments: str, label: str
+) -> Callable[..., Any]:
+    """Compile a wrapper's source, once for each signature."""
+    namespace: dict[str, Any] = {}
     text = source.format(parameters=parameters, arguments=arguments, label=label)
-    exec(compile(text, _FILE, "exec"), vars(backends), found)
-    made: Callable[..., Any] = found["make"]
-    return made
+    exec(compile(text, _FILE, "exec"), vars(backends), namespace)
+    make: Callable[..., Any] = namespace["make"]
+    return make
 
 
-def _exact(code: CodeType) -> tuple[str, str, str] | None:
-    """A function's parameters, how to pass them on, and a dict of them, as source; None where that cannot be written.
+def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
+    """Source text of a function's parameters, of the arguments of a call, and of a dict of them.
 
-    Defaults are only stood in for; which parameters have them, the wrapper takes from the function.
+    None if it cannot be written. Defaults are not part of it: the wrapper gets them from the
+    function.
     """
     positional = code.co_varnames[: code.co_argcount]
     keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -192,7 +192,7 @@ def _exact(code: CodeType) -> tuple[str, str, str] | None:
 def _is_format(name: str) -> bool:
     try:
         return any(field is not None for _, field, _, _ in string.Formatter().parse(name))
-    except ValueError:  # a lone brace: a name as it stands
+    except ValueError:  # a single brace: a name, not a format
         return False
 
 
@@ -204,8 +204,8 @@ def _fallback(function: Any, name: Name) -> str:
     )
 
 
-class _Slices:
-    """The ranges of one call's slices: the first bears the name, those after a suspension say so."""
+class _CallSlices:
+    """The ranges of one call's slices: `name`, and after each suspension `name (resumed)`."""
 
     def __init__(self, label: Callable[[], str]) -> None:
         self._label = label
@@ -218,8 +218,8 @@ class _Slices:
         opens, closes, _ = backends.backend
         return closes, opens(self._label() + suffix)
 
-    def through(self, inner: Any) -> Generator[Any, Any, Any]:
-        """Drive a coroutine, generator or awaitable; what goes in and comes out is passed on as it is."""
+    def drive(self, inner: Any) -> Generator[Any, Any, Any]:
+        """Run a coroutine, generator or awaitable, with a range around each slice."""
         resume, value = inner.send, None
         while True:
             opened = self._open()
@@ -233,25 +233,24 @@ class _Slices:
             try:
                 value = yield yielded
                 resume = inner.send
-            except (
-                BaseException
-            ) as error:  # GeneratorExit too: `throw` lets the inner one clean up, in a range
+            # GeneratorExit too: `throw` lets the inner generator clean up, within a range
+            except BaseException as error:
                 resume, value = inner.throw, error
 
-    def awaited(self, inner: Any) -> _Awaited:
-        """As `through`, for `await`."""
-        return _Awaited(self.through(inner))
+    def awaitable(self, inner: Any) -> _Awaitable:
+        """As `drive`, for `await`."""
+        return _Awaitable(self.drive(inner))
 
     @staticmethod
-    def without_ours(error: BaseException) -> BaseException:
-        """The exception with our frames cut out of its traceback; raising it again adds the one of the wrapper."""
+    def without_own_frames(error: BaseException) -> BaseException:
+        """Remove this module's frames from a traceback; raising it adds one of the wrapper."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
             trace = trace.tb_next
         return error.with_traceback(trace)
 
 
-class _Awaited:
+class _Awaitable:
     def __init__(self, driven: Generator[Any, Any, Any]) -> None:
         self._driven = driven
 

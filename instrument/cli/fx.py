@@ -44,7 +44,7 @@ def report(options: argparse.Namespace) -> Parts:
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
     said = [profile.foot]
-    said += [f"The roof is that of {machine}."] if options.roofline else []
+    said += [f"The bounds follow from the rates of {machine}."] if options.roofline else []
     said += (
         [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
     )

@@ -1,4 +1,4 @@
-"""`Options`: a model whose fields are options, and whose mistakes are told in one sentence."""
+"""`Options`: a model whose fields are options, with one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from instrument.redact import redact
 
 
 def _no_bool(kind: str) -> BeforeValidator:
-    """Refuses true and false, which Python takes for the numbers 1 and 0."""
+    """Refuse true and false, which Python treats as 1 and 0."""
 
     def refuse(value: Any) -> Any:
         if isinstance(value, bool):
@@ -23,14 +23,14 @@ def _no_bool(kind: str) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-#: Types of options that hold numbers.
+#: Types of options that are numbers.
 Count = Annotated[int, _no_bool("int")]
 Amount = Annotated[float, _no_bool("float")]
 Bytes = Annotated[ByteSize, _no_bool("int")]
 
 
 class Options(BaseModel):
-    """Fields that are checked when it is built.
+    """A model whose fields are checked when it is built.
 
     Raises:
         ConfigError: when built with an option that does not exist or has a value that cannot work.
@@ -50,12 +50,12 @@ class Options(BaseModel):
 
     @classmethod
     def display_name(cls) -> str:
-        """The name in error messages, such as "The table sink"."""
+        """Its name at the start of an error sentence, such as "The table sink"."""
         return f"The {cls.__name__}"
 
 
 def unwrapped(value: Any) -> Any:
-    """Lists and dicts in place of OmegaConf's own, which pydantic does not take for such."""
+    """Replace OmegaConf's containers by lists and dicts, because pydantic refuses them."""
     if isinstance(value, Mapping):
         return {key: unwrapped(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -64,7 +64,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
-    """What a value must be that pydantic refused, for a sentence; `options` are those of a model that it should be."""
+    """What a refused value must be, for a sentence; `options` are those of the expected model."""
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"
     if error["type"] == "greater_than":
@@ -74,7 +74,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "int": "must be a whole number",
         "float": "must be a number",
         "string": "must be text",
-        "dict": "must be a mapping from names to what each of them holds",
+        "dict": "must be a mapping with names as keys",
         "list": "must be a list",
         "model": f"must hold options such as {' and '.join([*options][:2])}",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),
@@ -85,19 +85,21 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
 
 
 def _sentence(model: type[Options], error: ValidationError) -> str:
-    """The first thing pydantic found wrong, told in one sentence; a name that does not exist goes first."""
-    errors = sorted(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    """One sentence for the first of pydantic's errors; unknown names come first."""
+    errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     first = errors[0]
     where = [str(part) for part in first["loc"]]
     option, given, kind = ".".join(where), first["input"], first["type"]
     if kind == "extra_forbidden":
-        return f"{model.display_name()} has no option {option!r}{did_you_mean(option, model.model_fields)}"
+        hint = did_you_mean(option, model.model_fields)
+        return f"{model.display_name()} has no option {option!r}{hint}"
     if kind == "missing":
         return f"{model.display_name()} needs a value for its option {option!r}."
     if kind == "value_error":
         return str(first["ctx"]["error"])
     if kind == "literal_error":
         choices = map(str, get_args(model.model_fields[where[0]].annotation))
-        return f"{model.display_name()}'s option {option!r} cannot be {given!r}{did_you_mean(given, choices)}"
+        hint = did_you_mean(given, choices)
+        return f"{model.display_name()}'s option {option!r} cannot be {given!r}{hint}"
     rule = first["msg"].removeprefix("Input ").rstrip(".")
     return f"{model.display_name()}'s option {option!r} {rule}, not {given!r}."

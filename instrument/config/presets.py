@@ -1,4 +1,4 @@
-"""The presets, sinks and triggers that ship, read from the same files as Hydra reads, without its global state."""
+"""The presets, sinks and triggers that ship, read from Hydra's files without its global state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ def presets() -> list[str]:
 def preset(name: str) -> dict[str, Any]:
     """The options of a preset that ships, equal to what Hydra composes for `profiler=NAME`.
 
-    Reads the same files without Hydra, whose composing needs its global state.
-
     Raises:
         ConfigError: no such preset ships.
     """
@@ -39,13 +37,14 @@ def preset(name: str) -> dict[str, Any]:
         raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(
-            f"{name!r} is no preset (those are {', '.join(presets())}){suggestion(name, presets()) or '.'}"
+            f"{name!r} is no preset (those are {', '.join(presets())})"
+            f"{suggestion(name, presets()) or '.'}"
         )
     return _composed(f"{name}.yaml")
 
 
 def _composed(path: str) -> dict[str, Any]:
-    """One file of the config group with its defaults list merged in, as far as our own files use such lists."""
+    """A file of the config group, merged with its defaults list as far as these files use one."""
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
@@ -79,6 +78,6 @@ def _yaml(path: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """Name -> `_target_` of the `sinks` or `triggers` that ship."""
+    """The `_target_` by name of the `sinks` or `triggers` that ship."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

@@ -1,4 +1,4 @@
-"""`ProfilerConfig`: every option, with torch's own names, and the presets that ship."""
+"""`ProfilerConfig`: every option, with torch's own names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from instrument.redact import public, redact
 
 
 class ModulesConfig(BaseModel):
-    """Which submodules of the session's model get a range; the options of `instrument_model`, and `enabled`."""
+    """Which submodules of the session's model get a range; see `instrument_model`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,13 +48,14 @@ class ModulesConfig(BaseModel):
 
 
 class TimingsConfig(BaseModel):
-    """How the whole run is timed, beside windows and without Kineto.
+    """How the whole run is timed, independently of windows and without Kineto.
 
     Attributes:
-        every: steps from one write to the next.
-        device: time ranges on the CUDA device too, where there is one.
-        modules: time the submodules of `instrument_model` on every step; else their ranges are open in windows alone.
-        tensorboard: write each summary as TensorBoard scalars too.
+        every: steps between two writes.
+        device: also time ranges on the CUDA device, if there is one.
+        modules: also time the submodules of `instrument_model`, on every step; otherwise they have
+            ranges only in windows.
+        tensorboard: also write each summary as TensorBoard scalars.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -66,81 +67,97 @@ class TimingsConfig(BaseModel):
 
 
 class ProfilerConfig(BaseModel):
-    """What to record, when, and what to make of it. Flat, with torch's own names where torch has one.
+    """What to record, when, and what to write from it, with torch's names where it has one.
 
-    The schedule counts training steps: after `skip_first` steps come `repeat` cycles (0: without end) of `wait` idle,
-    `warmup` discarded and `active` recorded steps; `skip_first_wait` other than 0 leaves out the first cycle's wait.
-    `active=None` records until the session stops or, where triggers may ask for windows, only what they ask for, a step
-    each unless they say more. Unlike torch, `repeat` is 1 unless given: one window. In place of cycles, `at_steps` or
-    `every_n_steps` name the first steps of windows, and `wait` is not looked at.
+    The schedule counts training steps. After `skip_first` steps there are `repeat` cycles (0:
+    without end) of `wait` idle, `warmup` discarded and `active` recorded steps; `skip_first_wait`
+    other than 0 leaves out the wait of the first cycle. Unlike torch, `repeat` is 1 by default: one
+    window. `active=None` records until the session stops. With triggers, `active=None` records only
+    the windows that they request, of one step unless they request more. Instead of cycles,
+    `at_steps` or `every_n_steps` give the first step of each window; `wait` is then ignored.
 
     Attributes:
-        enabled: False: the session does nothing, and the other options are not looked at further.
-        at_steps: a window of `active` steps from each of these on, warmed up for where there is room; an empty list: no
-            window but those that triggers ask for.
-        every_n_steps: the same from each multiple of this number on, without end.
-        schedule: in place of all these numbers, `torch.profiler.schedule(…)` or any other function from a step to
-            torch's `ProfilerAction`, or a `_target_` mapping that makes one. It must depend on the step alone: each is
-            asked for once, at least a thousand steps ahead and to the end of the next four windows at the start;
-            torch's takes 0.4 µs. A window of more than 10,000 steps lasts until the session stops.
-        total_steps: how many steps the run has, counted from 0, where that is known; the session warns at its start of
-            a window that has no room in it.
-        phases: in which phases the schedule is followed, of train, validation, test and predict; each counts its own
-            steps.
-        max_window_s: a window that has recorded for so many seconds ends with the step that runs then, labelled
-            truncated; later windows still come. Where no step ends, as in a server without requests, it ends after
-            twice the time, but not on a thread that cannot (`profile_memory`). None: no such limit.
-        max_window_memory: the same for a window during which the process grows by so many bytes, as a number or as in
-            "4GB"; but no more than an eighth of the machine's memory, as torch takes six times as much when it stops.
-            Linux only.
-        activities: of cpu, cuda, xpu, mtia, hpu; None: what this machine has. `{cuda: [GPU_MEMCPY]}` in place of a
-            name keeps only these types of it (torch 2.13). Steps and ranges are cpu's USER_ANNOTATION.
-        record_shapes: keep the operators' input shapes.
-        profile_memory: keep every allocation and release.
-        memory_categories: what memory was for (parameters, gradients, activations, inputs, optimizer state, autograd's
-            detail, temporaries) as torch classifies it, in `memory_categories_DEVICE.json` and `.raw.json.gz`, which
-            are those of torch's `export_memory_timeline`; turns on what it needs, `record_shapes`, `profile_memory` and
-            `with_stack`. Training waits for it at the end of the window: 0.2 to 0.3 ms for each operator.
-        with_stack: keep the Python stack; needed by the stacks sink. The costliest option while recording.
-        with_flops: compute FLOPs from the shapes when the capture is read; turns `record_shapes` on.
-        with_modules: torch's module hierarchy, which it records for TorchScript models only.
-        capture_overload_names: write operators with their overload, `aten::add.Tensor`, so that they can be grouped by
-            it; tables name them without it as ever.
-        communication: regular expressions for names of kernels that count as communication, in any case, besides those
-            that are known to be; they are kept with the capture, and whoever reads it counts so.
-        memory_snapshot: put the snapshot of CUDA's allocator, with its allocations and frees during the window, into
-            the capture as memory_snapshot.pickle (pytorch.org/memory_viz opens it). A history that the program has
-            `torch.cuda.memory` record itself ends with the window.
-        execution_trace: torch's execution trace (Chakra) of the window's steps, as execution_trace.json in the
-            capture: for replay and simulation; costly, some 8 µs and a kB for each operator.
-        experimental_config: options of torch's `_ExperimentalConfig`, checked against this torch's at the start.
-        emit: which tools see the ranges: of torch, nvtx (Nsight Systems) and itt (VTune).
+        enabled: False: the session does nothing, and most other options are not checked.
+        at_steps: a window of `active` steps begins at each of these, with a warm-up if there is
+            room. An empty list: only triggers request windows.
+        every_n_steps: a window begins at each multiple of this number, without end.
+        schedule: replaces all these numbers: `torch.profiler.schedule(…)` or another function from
+            a step to torch's `ProfilerAction`, or a `_target_` mapping that builds one. It must
+            depend on the step alone. It is called once per step, at least a thousand steps ahead,
+            at the start up to the end of the fourth window; torch's takes 0.4 µs. A window of more
+            than 10,000 steps lasts until the session stops.
+        total_steps: how many steps the run has, counted from 0. If given, the session warns at its
+            start of a window that does not fit.
+        phases: the phases that follow the schedule: train, validation, test, predict. Each counts
+            its own steps.
+        max_window_s: a window that has recorded for so many seconds ends with the current step,
+            labelled truncated; later windows are still recorded. If no step ends, as in a server
+            without requests, the window ends after twice the time, except with `profile_memory`,
+            where only one thread can end it. None: no limit.
+        max_window_memory: the same for the bytes by which the process grows during a window, as a
+            number or as in "4GB". The limit is at most an eighth of the machine's memory, because
+            torch needs six times as much when it stops. Linux only. None: no limit.
+        activities: of cpu, cuda, xpu, mtia, hpu; None: all that this machine has. A mapping such as
+            `{cuda: [GPU_MEMCPY]}` in place of a name records only these types of it (torch 2.13).
+            Steps and ranges have the type USER_ANNOTATION of cpu.
+        record_shapes: record the operators' input shapes.
+        profile_memory: record every allocation and free.
+        memory_categories: write memory by torch's categories (parameters, gradients, activations,
+            inputs, optimizer state, autograd detail, temporaries) to
+            `memory_categories_DEVICE.json` and `.raw.json.gz`, the files of torch's
+            `export_memory_timeline`. Turns on `record_shapes`, `profile_memory` and `with_stack`.
+            At the end of a window, training waits 0.2 to 0.3 ms for each operator.
+        with_stack: record Python stacks, which the stacks sink needs. The costliest option while
+            recording.
+        with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
+        with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
+        capture_overload_names: write operators with their overload, as `aten::add.Tensor`, so that
+            they can be grouped by it. Tables name them without it.
+        communication: regular expressions, in any case, for names of kernels that count as
+            communication in addition to the known ones. They are stored in the capture.
+        memory_snapshot: write the snapshot of CUDA's allocator, with its allocations and frees
+            during the window, to the capture as memory_snapshot.pickle, which
+            pytorch.org/memory_viz opens. Ends a history that the program records with
+            `torch.cuda.memory`.
+        execution_trace: write torch's execution trace (Chakra) of the window's steps to the capture
+            as execution_trace.json, for replay and simulation. Costs about 8 µs and 1 kB per
+            operator.
+        experimental_config: options of torch's `_ExperimentalConfig`, checked when the session
+            starts.
+        emit: the tools that receive the ranges: torch, nvtx (Nsight Systems), itt (VTune).
         modules: which submodules of the session's model get a range.
-        timings: how ranges and steps are timed in the whole run; None: not at all.
-        metadata: keys with JSON values for the trace's top level and capture.json; see also `Session.add_metadata`.
-        output_dir: the folder for captures; None: `profile/` in Hydra's run folder, else in the current one.
-        ranks: which ranks of a job record: all, first_per_node, or a list of global ranks; on the others a session does
-            nothing. What a trigger of one asks for, all of them record, at the same steps.
-        export: `process`: another process compresses the traces and runs the sinks while training goes on; `inline`:
-            the session does, at the end of each window, as short scripts and notebooks want it.
-        export_queue: windows that may wait for that process; further ones are dropped.
-        export_timeout_s: seconds that one window may take there, and that `stop` waits for what is left.
-        keep: captures of this run and rank that are kept, the last ones; None: all.
-        disk_budget: bytes that they may take, as a number or as in "2GB": the oldest go first, the last stays.
-        upload_to: a URL that fsspec knows, as s3://bucket/run, below which each finished capture is sent, into a folder
-            of its name; another run's of that name stays, and the new one is called NAME-2. None: not sent. What has
-            not arrived is kept, whatever `keep` and `disk_budget` say; `stop` waits `export_timeout_s` for it.
-        upload_options: for that file system, as `endpoint_url`. Credentials are best left to the environment: of these
-            options capture.json keeps only addresses and what is true or false, and `instrument export`, which sends
-            what is left, knows no others.
-        preemption_grace_s: seconds from SIGTERM until the process is killed, of which half may pass before an open
-            window is saved; None: SIGTERM is left alone.
-        sinks: name -> what writes something from each capture: an instance, or a mapping with `_target_`; the sinks
-            that ship need no `_target_`.
-        triggers: name -> what may ask for a window after any step; given as sinks are.
+        timings: how ranges and steps of the whole run are timed; None: they are not.
+        metadata: keys with JSON values for the top level of the trace and capture.json; see also
+            `Session.add_metadata`.
+        output_dir: the folder for captures; None: `profile/` in Hydra's run folder, or without
+            Hydra in the current folder.
+        ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
+            other ranks a session does nothing. The ranks that record all record the window that a
+            trigger of any of them requests, at the same steps.
+        export: `process`: another process compresses the traces and runs the sinks while training
+            continues; `inline`: the session does so at the end of each window, for short scripts
+            and notebooks.
+        export_queue: how many windows may wait for that process; further ones are dropped.
+        export_timeout_s: seconds that one window may take there, and that `stop` waits for the
+            rest.
+        keep: how many captures of this run and rank are kept, the newest ones; None: all.
+        disk_budget: bytes that these captures may take, as a number or as in "2GB". The oldest are
+            removed first; the newest always stays.
+        upload_to: an fsspec URL such as s3://bucket/run, to which each finished capture is
+            uploaded, as a folder with its name. If another run has a capture of that name there,
+            the new one is called NAME-2. Captures that are not uploaded yet are kept regardless of
+            `keep` and `disk_budget`; `stop` waits `export_timeout_s` for them. None: no upload.
+        upload_options: options of that file system, such as `endpoint_url`. Leave credentials to
+            the environment: capture.json keeps only the addresses and the booleans among these
+            options, and `instrument export`, which uploads the rest later, has only those.
+        preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
+            saved within half of them. None: SIGTERM is not handled.
+        sinks: by name, what writes files from each capture: an instance, or a mapping with
+            `_target_`. The sinks that ship need no `_target_`.
+        triggers: by name, what may request a window after a step; given as sinks are.
 
     Raises:
-        ConfigError: an option is unknown, has a value that cannot work, or contradicts another.
+        ConfigError: an option is unknown, has a value that cannot work, or conflicts with another.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -158,7 +175,8 @@ class ProfilerConfig(BaseModel):
     total_steps: Count | None = Field(None, ge=1)
     phases: list[Literal["train", "validation", "test", "predict"]] = Field(["train"], min_length=1)
     max_window_s: Amount | None = Field(None, gt=0)
-    max_window_memory: Bytes | None = Field(4_000_000_000, gt=0)  # type: ignore[assignment] # a ByteSize is no default that hydra-zen can build
+    # an int: hydra-zen cannot build a default of the type ByteSize
+    max_window_memory: Bytes | None = Field(4_000_000_000, gt=0)  # type: ignore[assignment]
     activities: Activities | None = None
     record_shapes: bool = False
     profile_memory: bool = False
@@ -199,19 +217,22 @@ class ProfilerConfig(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """What was changed on the user's behalf or is not looked at; the session says these sentences at its start."""
+        """Sentences about options that were changed or are ignored; the session logs them."""
         return list(self._notes)
 
     @property
     def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
-        """The `_target_` mappings, by name, of the sinks that another process can build; they may hold secrets."""
+        """By name, the `_target_` mappings of the sinks that the worker can build.
+
+        They may hold secrets.
+        """
         return {
             name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
         }
 
     @property
     def inline_sinks(self) -> list[str]:
-        """The sinks that only this process can run: they ask for it, or another could not build the same."""
+        """The names of the sinks that only this process can run."""
         return [name for name, each in self._portable.items() if not isinstance(each, Mapping)]
 
     @field_validator("activities", mode="before")
@@ -228,28 +249,30 @@ class ProfilerConfig(BaseModel):
         ):
             return numbers or value
         raise ConfigError(
-            f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks such as [0, 3]."
+            f"profiler.ranks is {value!r}, but it must be all, first_per_node, or a list of ranks "
+            "such as [0, 3]."
         )
 
     @field_validator("metadata")
     @classmethod
-    def _writable(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+    def _without_secrets(cls, metadata: dict[str, Any]) -> dict[str, Any]:
         hidden: dict[str, Any] = redact(as_json(metadata, "profiler.metadata"))
         return hidden
 
     @field_validator("upload_options", mode="before")
     @classmethod
-    def _untold(cls, options: Any) -> Any:
-        if not isinstance(options, Mapping):  # told without its value, which may be a secret
+    def _known_upload_options(cls, options: Any) -> Any:
+        if not isinstance(options, Mapping):  # the error must not show a value that may be a secret
             kind = type(options).__name__
             raise ConfigError(
-                f"profiler.upload_options is of type {kind}, but it must be a mapping from names to values."
+                f"profiler.upload_options is of type {kind}, but it must be a mapping from names "
+                "to values."
             )
         return as_json(options, "profiler.upload_options")
 
     @field_validator("communication")
     @classmethod
-    def _regular(cls, communication: list[str]) -> list[str]:
+    def _valid_patterns(cls, communication: list[str]) -> list[str]:
         for names in communication:
             check_pattern(names)
         return communication
@@ -257,14 +280,14 @@ class ProfilerConfig(BaseModel):
     @field_validator("sinks", "triggers", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """A list of names stands for those that ship, as they ship; what is null is left out."""
+        """Turn a list of names of those that ship into a mapping; drop entries that are null."""
         if isinstance(value, Iterable) and not isinstance(value, str | Mapping | BaseModel):
             names = list(value)
             for given in names:
                 if not isinstance(given, str):
                     raise ConfigError(
-                        f"profiler.{info.field_name} is a list that holds {given!r}, but a list holds names of those "
-                        "that ship: give a mapping from a name of yours to it."
+                        f"profiler.{info.field_name} is a list that holds {given!r}, but a list "
+                        "holds names of those that ship: give a mapping from a name of yours to it."
                     )
             return {name: {} for name in names}
         return (
@@ -279,18 +302,21 @@ class ProfilerConfig(BaseModel):
             return self
         if self.schedule is not None and not isinstance(self.schedule, StepActions):
             self.schedule = StepActions(self.schedule)
-        if contradiction := schedule.contradiction(self) or activities.contradiction(self):
-            raise ConfigError(contradiction)
+        if conflict := schedule.conflict(self) or activities.conflict(self):
+            raise ConfigError(conflict)
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
             self._notes.append(
-                "profiler.with_flops=true turned profiler.record_shapes on: FLOPs come from shapes."
+                "profiler.with_flops=true turned profiler.record_shapes on: it computes FLOPs from "
+                "shapes."
             )
         needed = ("record_shapes", "profile_memory", "with_stack")
         if self.memory_categories and not all(getattr(self, name) for name in needed):
             self.record_shapes = self.profile_memory = self.with_stack = True
-            what = "profiler.record_shapes, profile_memory and with_stack on: torch tells the categories by them"
-            self._notes.append(f"profiler.memory_categories=true turned {what}.")
+            self._notes.append(
+                "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and "
+                "with_stack on: torch classifies memory by them."
+            )
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
         if self.upload_to is not None:
@@ -305,8 +331,8 @@ class ProfilerConfig(BaseModel):
         self.triggers = {
             name: build("trigger", name, given) for name, given in self.triggers.items()
         }
-        if overlooked := schedule.overlooked(self):
-            self._notes.append(overlooked)
+        if ignored := schedule.ignored_options(self):
+            self._notes.append(ignored)
         for name, sink in self.sinks.items():
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):
@@ -316,9 +342,10 @@ class ProfilerConfig(BaseModel):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The options as JSON can hold them; sinks and triggers that are models become `_target_` mappings.
+        """The options as JSON values; sinks and triggers become `_target_` mappings.
 
-        What may be a secret is left out: most of `upload_options`, and what `redact.redact` hides.
+        Values that may be secrets are left out: most of `upload_options`, and those that
+        `redact.redact` hides.
         """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
         options["schedule"] = None if self.schedule is None else self.schedule.described()
@@ -336,13 +363,14 @@ class ProfilerConfig(BaseModel):
 
 
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
-    """Make a `ProfilerConfig` of whatever a user has: a preset's name, a mapping, a Hydra config, a dataclass.
+    """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
-    `options` win over what `source` says, each as a whole. None, as `cfg.get("profiler")` gives where an application's
-    config has no profiler, means that nothing is recorded.
+    Each of the `options` replaces that of `source`. None, which is `cfg.get("profiler")` where an
+    application's config has no profiler, records nothing.
 
     Raises:
-        ConfigError: as `ProfilerConfig`, or the source is of no kind that can be read, or no such preset ships.
+        ConfigError: as for `ProfilerConfig`; or the source has another type, or no such preset
+            ships.
     """
     if isinstance(source, ProfilerConfig):
         if not options:
@@ -365,33 +393,34 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if not isinstance(given, Mapping):
         hint = " (a schedule is given as schedule=…)" if callable(given) else ""
         raise ConfigError(
-            f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a ProfilerConfig{hint}."
+            f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
+            f"ProfilerConfig{hint}."
         )
-    if "_target_" in given:  # a ProfilerConfig that Hydra has not built yet
+    if "_target_" in given:  # of a ProfilerConfig that Hydra has not built yet
         return as_config(instantiated("profiler", given), **options)
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
 def _resolved(source: DictConfig) -> Any:
-    """The config as plain dicts and lists, its interpolations looked up from the root of the application's config."""
+    """The config as dicts and lists; interpolations see the whole config of the application."""
     try:
         return OmegaConf.to_container(source, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"The profiler config has a value that OmegaConf cannot tell: {error}"
+            f"The profiler config has a value that OmegaConf cannot resolve: {error}"
         ) from None
 
 
-# hydra-zen looks at the constructor's signature, and not at that of the class.
+# hydra-zen reads the signature of the constructor, not that of the class.
 _self = Parameter("self", Parameter.POSITIONAL_ONLY)
 _parameters = [_self, *signature(ProfilerConfig).parameters.values()]
 ProfilerConfig.__init__.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]
 
-# What follows "is not an option" where a name is known, though it is none of ours.
+# What follows "is not an option" for names from torch or from an earlier version.
 _HINTS = {
     "profiler.graph": f" any more: {NO_GRAPH}",
-    "profiler.on_trace_ready": ": what is done with each window, sinks do: choose some, as sinks=[chrome_trace], or "
-    "write one; session.captures holds the windows, too.",
+    "profiler.on_trace_ready": ": sinks process each window: choose some, as sinks=[chrome_trace], "
+    "or write one; session.captures holds the windows, too.",
 }
 _MODELS: dict[str, type[BaseModel]] = {
     "": ProfilerConfig,
@@ -401,7 +430,7 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """One sentence for the first thing that pydantic found wrong."""
+    """One sentence for an error of pydantic's."""
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)

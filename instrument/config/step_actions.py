@@ -1,4 +1,4 @@
-"""What the user's own schedule says of each step: `torch.profiler.schedule(…)`, or any function like it."""
+"""`StepActions`: a schedule given as a function, such as `torch.profiler.schedule(…)`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from instrument.config.instantiate import instantiated
 from instrument.config.schedule import ACTIONS
 from instrument.errors import ConfigError, reason_of
 
-_MOST_KEPT = 50_000  # answers, in a few MB
-_WANTED = "a function from steps to torch's ProfilerAction, as torch.profiler.schedule(wait=1, warmup=1, active=3)"
+_MOST_CACHED = 50_000  # a few MB
+_EXPECTED = (
+    "a function from steps to torch's ProfilerAction, as torch.profiler.schedule(wait=1, warmup=1, "
+    "active=3)"
+)
 
 
 class StepActions:
-    """The names of torch's actions by step, from a function or from a `_target_` mapping that makes one.
+    """The names of torch's actions by step, from a function or a `_target_` mapping of one.
 
-    Each step is asked for once, as far as 50,000 answers go. Where the function raises or gives none of torch's
-    actions, that is logged and all further answers are NONE: it never reaches the training loop. A copy by pickle is
-    made of what was given, and so needs a mapping or a function that can be pickled.
+    The function is called once per step; up to 50,000 results are cached. If it raises, or
+    returns something other than torch's actions, that is logged and all further results are NONE:
+    the error never reaches the training loop. Pickling stores the function or mapping as given.
 
     Raises:
-        ConfigError: it is neither function nor mapping, or cannot be asked for step 0.
+        ConfigError: `given` is neither a function nor a mapping, or fails for step 0.
     """
 
     def __init__(self, given: Any) -> None:
@@ -36,46 +39,50 @@ class StepActions:
         if isinstance(given, Mapping) and "_target_" in given:
             self._function = instantiated("profiler.schedule", given)
         if not callable(self._function):
-            raise ConfigError(f"profiler.schedule is {given!r}, but it must be {_WANTED}.")
+            raise ConfigError(f"profiler.schedule is {given!r}, but it must be {_EXPECTED}.")
         try:
-            self._names[0] = self._asked(0)
+            self._names[0] = self._call(0)
         except Exception as error:
-            why = f"cannot be asked for step 0 ({reason_of(error)})"
-            raise ConfigError(f"profiler.schedule {why}: it must be {_WANTED}.") from error
+            why = f"fails for step 0 ({reason_of(error)})"
+            raise ConfigError(f"profiler.schedule {why}: it must be {_EXPECTED}.") from error
 
     def __call__(self, step: int) -> str:
-        """The name of a step's action."""
+        """The name of the action for a step."""
         if step not in self._names:
-            if len(self._names) >= _MOST_KEPT:
+            if len(self._names) >= _MOST_CACHED:
                 self._names.clear()
-            self._names[step] = self._safely_asked(step)
+            self._names[step] = self._guarded_call(step)
         return self._names[step]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepActions, (self._given,)
 
     def described(self) -> Any:
-        """For `capture.json`: the mapping, or the function's name."""
+        """The mapping or the function's name, for `capture.json`."""
         if isinstance(self._given, Mapping):
-            with suppress(TypeError, ValueError):  # it holds more than JSON can
+            with suppress(TypeError, ValueError):  # JSON cannot hold it
                 return json.loads(json.dumps(dict(self._given)))
         kind = type(self._given)
         return str(getattr(self._given, "__qualname__", kind.__qualname__))
 
-    def _safely_asked(self, step: int) -> str:
+    def _guarded_call(self, step: int) -> str:
+        """The action, or NONE from the first error on."""
         if self._failed:
             return "NONE"
         try:
-            return self._asked(step)
+            return self._call(step)
         except Exception as error:
             self._failed = True
-            what = "profiler.schedule cannot be asked for step {} ({}): no step is recorded from there on."
-            logger.warning(what, step, reason_of(error))
+            logger.warning(
+                "profiler.schedule fails for step {} ({}): no step is recorded from there on.",
+                step,
+                reason_of(error),
+            )
             return "NONE"
 
-    def _asked(self, step: int) -> str:
+    def _call(self, step: int) -> str:
         action = self._function(step)
         name = getattr(action, "name", None)
         if name not in ACTIONS:
-            raise ValueError(f"it gave {action!r}")
+            raise ValueError(f"it returned {action!r}")
         return str(name)

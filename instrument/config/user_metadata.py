@@ -1,4 +1,4 @@
-"""A user's own keys and values for `capture.json` and the trace, checked when they are given."""
+"""Checks the user's own keys and values for `capture.json` and the trace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from instrument.errors import ConfigError
 from instrument.files import encodable
 
-# What torch and Kineto write at the top level: a user's key of that name would be lost behind theirs.
-_TAKEN = frozenset(
+# The top-level keys that torch and Kineto write, which would hide a user's key of that name.
+_RESERVED = frozenset(
     {
         "DISABLE_CUPTI_LAZY_REINIT",
         "baseTimeNanoseconds",
@@ -38,14 +38,14 @@ _TAKEN = frozenset(
 
 
 def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Keys and values as they will stand at the top level of a trace; `whose` names them in the sentence.
+    """Convert keys and values to JSON values; `whose` is the subject of an error sentence.
 
     Raises:
         ConfigError: torch writes such a key itself, or JSON cannot hold a value.
     """
-    taken = sorted(_TAKEN & metadata.keys())
-    if taken:
-        raise ConfigError(f"{whose} cannot hold {taken[0]!r}: torch writes that key.")
+    reserved = sorted(_RESERVED & metadata.keys())
+    if reserved:
+        raise ConfigError(f"{whose} cannot hold {reserved[0]!r}: torch writes that key.")
     return {
         encodable(str(key)): encodable(_as_json(key, value, whose))
         for key, value in metadata.items()
@@ -56,7 +56,7 @@ def _as_json(key: str, value: Any, whose: str) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        # only a number is shown: for a tensor's text torch would run operators and wait for the device
+        # shows only numbers: the repr of a tensor runs operators and waits for the device
         shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
         raise ConfigError(
             f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text."

@@ -1,4 +1,4 @@
-"""Where a model's time goes, node by node of its `torch.fx` graph, without touching its source."""
+"""The time of a model, node by node of its `torch.fx` graph, without changes to its source."""
 
 from __future__ import annotations
 

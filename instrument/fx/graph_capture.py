@@ -1,4 +1,4 @@
-"""A model captured as a graph: by `torch.fx` tracing, or else by `torch.export`."""
+"""Capturing the graph of a model, by `torch.fx` tracing or else by `torch.export`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Traced(NamedTuple):
-    """A model's graph for calls like the one it was captured with.
+    """The graph of a model, for calls like the one that it was captured with.
 
     Attributes:
-        graph: its nodes.
-        constants: holds the tensors that the graph needs and the model does not have.
-        values: what the placeholders get, of a call's inputs.
-        result: the model's result, of the output node's.
-        how: what captured it, and why not the other.
+        graph: the nodes.
+        constants: holds the tensors that the graph uses and the model does not have.
+        values: gives the values of the placeholders for the inputs of a call.
+        result: gives the result of the model for that of the output node.
+        how: what captured the graph, and why not the other way.
     """
 
     graph: fx.Graph
@@ -56,53 +56,56 @@ class Traced(NamedTuple):
     def interpreter(
         self, model: nn.Module, kind: type[NodeInterpreter] = NodeInterpreter, **options: Any
     ) -> Any:
-        """What runs the graph with this model's parameters."""
+        """Make an interpreter that runs the graph with the parameters of this model."""
         return kind(model, self.graph, self.constants, **options)
 
 
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
-    """Capture the graph that a call of the model with these inputs runs; the model stays as `unchanged` keeps it.
+    """Capture the graph that a call of the model with these inputs runs, and restore the model.
 
-    `torch.fx` tracing comes first, for it keeps modules and functions as the user wrote them; where it fails, or its
-    graph gives other results, gradients, buffers or inputs than the model, `torch.export` follows, whose nodes are
-    operators.
+    `torch.fx` tracing is tried first, as it keeps modules and functions as the user wrote them. If
+    it fails, or its graph gives other results, gradients, buffers or inputs than the model,
+    `torch.export` is tried, whose nodes are operators. A graph fixes what the forward pass reads
+    from Python attributes, and what it draws from generators other than torch's. See
+    `side_effects.unchanged` for what is restored.
 
-    What a forward reads from Python attributes, and draws from generators that are not torch's, is fixed in the graph.
-
-    Cost: the model runs once, and each graph once, with a backward where gradients are asked for. Hooks of modules and
-    tensors see these runs.
+    Cost: the model runs once, and each graph once, with a backward pass if gradients are enabled.
+    Hooks of modules and tensors see these runs.
 
     Raises:
-        GraphError: neither can, or the call is of a kind that no graph stands for. The model's own errors pass.
+        GraphError: both ways fail, or a graph cannot represent such a call. Errors of the model
+            itself are not caught.
     """
     expected = outcome(model, model, inputs, strict=True)
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            # torch.export prints a graph that it has given up; and a draw that tracing fixes is not the one expected
+            # torch.export prints the graph of a failed attempt. With a seed, the random numbers
+            # that tracing fixes differ from those of `expected`, which shows that they are fixed.
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
-            why = _hooks_left_out(traced.graph, model) or misfit(traced, model, inputs, expected)
-        except Exception as error:  # tracing runs the user's code with what is no tensor
-            why = _said(error)
+            why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
+        except Exception as error:  # tracing runs the user's code with proxies instead of tensors
+            why = _failure(error)
         if why is None:
             return traced._replace(how=", because ".join([name, *failures]))
         failures.append(f"{name} {why}")
     raise GraphError(
-        f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Mark its submodules by "
-        "instrument_model instead, or rewrite that line."
+        f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Mark its "
+        "submodules by instrument_model instead, or rewrite that line."
     )
 
 
 class Outcome(NamedTuple):
-    """What a call gives and leaves, for graphs to be compared with.
+    """The results and side effects of a call, to compare a graph with the model.
 
     Attributes:
-        results: all that its result holds.
-        gradients: those that follow from it, which kernels need not compute the same way each time; None where nothing
-            depends on the tensor.
-        left: what buffers and inputs then hold.
-        changed: the attributes of modules that are others then, by the module's place and their name.
+        results: the leaves of the result.
+        gradients: of the parameters and inputs; None if the result does not depend on one. Kernels
+            need not compute them the same way each time.
+        left: the values of buffers and inputs after the call.
+        changed: the attributes of modules that the call changed, by the position of the module and
+            their name.
     """
 
     results: list[Any]
@@ -114,21 +117,21 @@ class Outcome(NamedTuple):
 def outcome(
     run: Callable[..., Any], model: nn.Module, inputs: Inputs, *, strict: bool = False
 ) -> Outcome:
-    """What a call gives and leaves; all of that is put back.
+    """Run a call, restore the model and inputs, and return its results and side effects.
 
     Raises:
-        GraphError: `strict`, and the call is of a kind that no graph stands for, known before it or seen in it. Errors
-            of `run` pass.
+        GraphError: with `strict`, a graph cannot represent such a call, as is known before it or
+            seen in it. Errors of `run` are not caught.
     """
     why = unsupported(model, inputs) if strict else None
     if why is not None:
         raise GraphError(f"{type(model).__name__} {why}.")
     args, kwargs = _copied(inputs)
     with unchanged(model, inputs):
-        before, watch = attributes_of(model), _Packing()
-        with watch if strict else nullcontext():
+        before, packing = attributes_of(model), _PackingObserver()
+        with packing if strict else nullcontext():
             leaves = _leaves(run(*args, **kwargs))
-        why = _taken_out(inputs, (args, kwargs)) or _packed(leaves, watch)
+        why = _changed_containers(inputs, (args, kwargs)) or _packed(leaves, packing)
         if strict and why is not None:
             raise GraphError(f"{type(model).__name__} {why}, which no graph does.")
         left = [tensor.detach().clone() for tensor in written_tensors(model, inputs)]
@@ -137,30 +140,29 @@ def outcome(
         return Outcome(results, gradients, left, changed(model, before))
 
 
-class _Packing(TorchFunctionMode):
-    """Notes whether anything runs where saved tensors are packed in another way than around the call."""
+class _PackingObserver(TorchFunctionMode):
+    """Notes whether a call changes the hooks that pack the tensors which autograd saves."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._around = _saving_hooks()
+        self._before = _saving_hooks()
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not is_compiling():  # which follows this code, but not what asks for the hooks
-            self.seen = self.seen or _saving_hooks() != self._around
+        if not is_compiling():  # Dynamo traces this method and cannot trace `_saving_hooks`
+            self.seen = self.seen or _saving_hooks() != self._before
         return func(*args, **(kwargs or {}))
 
 
 def _saving_hooks() -> Any:
-    """The innermost pair of functions that packs what autograd saves now; None for none."""
-    top = getattr(
-        torch._C._autograd, "_top_saved_tensors_default_hooks", None
-    )  # not in every torch
+    """The innermost pair of hooks that packs and unpacks saved tensors now; None for none."""
+    # Not every torch has this function.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top(False) if top is not None else None
 
 
-def _packed(leaves: Sequence[Any], watch: _Packing) -> str | None:
-    """Whether a call checkpoints activations, or packs them elsewhere, so that its memory is not a graph's."""
+def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
+    """The reason if a call checkpoints or offloads activations: a graph would use other memory."""
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
     while nodes:
@@ -169,22 +171,23 @@ def _packed(leaves: Sequence[Any], watch: _Packing) -> str | None:
             seen.add(node)
             nodes += [each for each, _ in node.next_functions]
     reentrant = any(node.name() == "CheckpointFunctionBackward" for node in seen)
-    return (
-        "packs what autograd saves (checkpointing, offloading)" if watch.seen or reentrant else None
-    )
+    if packing.seen or reentrant:
+        return "packs what autograd saves (checkpointing, offloading)"
+    return None
 
 
-def _taken_out(inputs: Inputs, given: Inputs) -> str | None:
-    """Whether a call has changed the dicts and lists that it was given a copy of."""
-    (ours, spec), (theirs, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(given)
-    same = spec == other and all(one is another for one, another in zip(ours, theirs))
+def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
+    """The reason if a call changed the dicts and lists among the copies of its inputs."""
+    (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
+    same = spec == other and all(one is another for one, another in zip(leaves, others))
     return None if same else "changes the dicts or lists that it is given"
 
 
-def misfit(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
-    """How the graph's outcome differs from the expected one; None where it does not.
+def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
+    """How the outcome of the graph differs from that of the model; None if they agree.
 
-    Values are compared as `torch.testing.assert_close` does, gradients within a hundredth of the largest.
+    Values are compared by `torch.testing.assert_close`, gradients within a hundredth of the
+    largest.
     """
     interpreter = traced.interpreter(model)
 
@@ -198,10 +201,12 @@ def misfit(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) 
 
 
 def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
-    """What must stay the same for a graph to stay the model's.
+    """A key of calls: two calls with the same key have the same graph.
 
-    Of tensors shapes, types and whether they need gradients; what is no tensor; the modules, their hooks and plain
-    attributes, modes included; and the modes of autograd and autocast. Cost: some 6 µs a module.
+    It holds the shape, type, device and `requires_grad` of tensors; the other inputs; the modules,
+    their hooks and plain attributes, such as `training`; and the modes of autograd and autocast.
+
+    Cost: about 6 µs for each module.
     """
     leaves, spec = pytree.tree_flatten(inputs)
     described = tuple(
@@ -220,7 +225,7 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _copied(inputs: Inputs) -> Inputs:
-    """The same leaves in containers of their own, for code that takes out of them what it reads."""
+    """The same leaves in new containers, for code that removes what it reads."""
     copied: Inputs = pytree.tree_map(lambda leaf: leaf, inputs)
     return copied
 
@@ -232,7 +237,7 @@ def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
         graph = tracer.trace(model)
         constants = fx.GraphModule(model, graph)
     finally:
-        for name in set(vars(model)) - before:  # the tracer keeps a constant at the model itself
+        for name in set(vars(model)) - before:  # the tracer stores constants in the model
             delattr(model, name)
     return Traced(graph, constants, tensors_of, tracer.result, "")
 
@@ -240,12 +245,8 @@ def _by_tracing(model: nn.Module, inputs: Inputs) -> Traced:
 def _by_export(model: nn.Module, inputs: Inputs) -> Traced:
     args, kwargs = inputs
     program = torch.export.export(model, args, dict(kwargs), strict=False)
-    guards = (
-        {"check_guards": False}
-        if "check_guards" in inspect.signature(program.module).parameters
-        else {}
-    )
-    module = program.module(**guards)
+    has_guards = "check_guards" in inspect.signature(program.module).parameters
+    module = program.module(**({"check_guards": False} if has_guards else {}))
     info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
     names = list(kwargs)
 
@@ -262,9 +263,9 @@ _WAYS = {"torch.fx.symbolic_trace": _by_tracing, "torch.export": _by_export}
 
 
 class _Tracer(fx.Tracer):
-    """Traces one call: each tensor among its inputs is a placeholder, all else counts as it is.
+    """Traces one call: tensors among its inputs become placeholders, other inputs stay as they are.
 
-    So a mask that was left out is None to the model's code, and not a value that is never None.
+    So an omitted mask is None in the code of the model, and not a proxy that is never None.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -289,29 +290,29 @@ class _Tracer(fx.Tracer):
         return call, [self.root]
 
     def result(self, output: Any) -> Any:
-        """The model's result, of the output node's."""
+        """The result of the model, from that of the output node."""
         return output if self._spec.is_leaf() else pytree.tree_unflatten(list(output), self._spec)
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of a call's inputs: its parameter's, and the keys and places inside that."""
+    """A name for each leaf of the inputs: its parameter, and the keys and indices inside that."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = []
     for path, _ in pytree.tree_flatten_with_path(inputs)[0]:
         where, first, *inner = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         if where == "0":
-            place = int(first)
+            position = int(first)
             by_name = (
-                place < len(parameters)
-                and parameters[place].kind is not inspect.Parameter.VAR_POSITIONAL
+                position < len(parameters)
+                and parameters[position].kind is not inspect.Parameter.VAR_POSITIONAL
             )
-            first = parameters[place].name if by_name else f"{parameters[-1].name}_{place}"
+            first = parameters[position].name if by_name else f"{parameters[-1].name}_{position}"
         names.append("_".join([first, *inner]))
     return names
 
 
 def _leaves(result: Any) -> list[Any]:
-    """What a result holds, also inside dataclasses that pytree does not know."""
+    """The leaves of a result, also those inside dataclasses, which pytree does not know."""
     found = []
     for leaf in pytree.tree_leaves(result):
         if is_dataclass(leaf) and not isinstance(leaf, type):
@@ -322,30 +323,31 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
-    """Of each source, from results weighted unevenly, so that a norm's do not cancel out."""
-    graded = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
-    wanted = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if (
-        not graded or not wanted or not torch.is_grad_enabled()
-    ):  # without, a view of a parameter says it has one
-        return [None for _ in wanted]
+    """The gradients of the sources, from a sum of the results with unequal weights.
+
+    With equal weights, those of a normalisation would cancel out.
+    """
+    outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
+    inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
+    # Without gradients enabled, a view of a parameter still has `requires_grad`.
+    if not outputs or not inputs or not torch.is_grad_enabled():
+        return [None for _ in inputs]
     weights = [
-        torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape)
-        for leaf in graded
+        torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device)
+        .reshape(leaf.shape)
+        .to(leaf.dtype)
+        for leaf in outputs
     ]
-    found = torch.autograd.grad(
-        graded, wanted, [w.to(leaf.dtype) for w, leaf in zip(weights, graded)], allow_unused=True
-    )
-    return list(found)
+    return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    """What is hooked to a module."""
+    """The hooks of a module."""
     return chain.from_iterable(getattr(module, kind).values() for kind in _HOOKS)
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """What others have hooked to a submodule that the graph does not call; None for nothing."""
+    """The reason if a submodule that the graph does not call has hooks."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):
@@ -354,16 +356,19 @@ def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
 
 
 def _difference(given: Outcome, expected: Outcome) -> str | None:
+    """How two outcomes differ, as the rest of a sentence about the graph; None if they agree."""
     if len(given.results) != len(expected.results):
         return f"gives {len(given.results)} values where the model gives {len(expected.results)}"
-    differences = (_differing(one, other) for one, other in zip(given.results, expected.results))
+    differences = (
+        _value_difference(one, other) for one, other in zip(given.results, expected.results)
+    )
     found = next((difference for difference in differences if difference is not None), None)
     if found is not None:
         return found
     if not all(_agree(one, other) for one, other in zip(given.gradients, expected.gradients)):
         return "gives other gradients than the model"
     if len(given.left) != len(expected.left) or any(
-        _differing(*pair) for pair in zip(given.left, expected.left)
+        _value_difference(*pair) for pair in zip(given.left, expected.left)
     ):
         return "leaves other buffers or inputs than the model"
     if given.changed != expected.changed:
@@ -372,15 +377,15 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
     return None
 
 
-def _differing(one: Any, other: Any) -> str | None:
+def _value_difference(one: Any, other: Any) -> str | None:
     if isinstance(other, Tensor):
         try:
             assert_close(one, other, equal_nan=True)
         except (AssertionError, TypeError, ValueError) as error:
             return f"gives other numbers than the model ({_first_line(error)})"
-    elif type(one) is not type(other) or (
-        one != other and not (one != one and other != other)
-    ):  # NaN is like NaN
+        return None
+    # NaN differs from itself, and agrees with NaN.
+    if type(one) is not type(other) or (one != other and not (one != one and other != other)):
         return f"gives {one!r} where the model gives {other!r}"
     return None
 
@@ -394,14 +399,14 @@ def _agree(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.allclose(one, other, rtol=0, atol=0.01 * scale, equal_nan=True)
 
 
-def _said(error: Exception) -> str:
-    """Why a way of capturing failed, and where in the user's code."""
+def _failure(error: Exception) -> str:
+    """Where in the user's code capturing failed, and why."""
     line = line_of(error.__traceback__)
-    at = f"cannot follow {line}" if line else "failed"
-    return f"{at} ({type(error).__name__}: {_first_line(error)})"
+    what = f"cannot follow {line}" if line else "failed"
+    return f"{what} ({type(error).__name__}: {_first_line(error)})"
 
 
 def _first_line(error: Exception) -> str:
-    """The first sentence of an error's message."""
+    """The first sentence of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(". ")[0].rstrip(".:") if lines else type(error).__name__

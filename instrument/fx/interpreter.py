@@ -1,4 +1,4 @@
-"""`NodeInterpreter`: runs a captured graph node by node, each timed and in a range of its own."""
+"""`NodeInterpreter`: runs a captured graph and times each node, each in a range of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from instrument.range_names import to_trace
 
 
 class NodeInterpreter(fx.Interpreter):
-    """Runs `graph` with what `model` holds now, or what `constants` holds where the model does not.
+    """Runs `graph` with the parameters and modules of `model`, and times each node.
 
-    Each node's time is that of its call alone: what it takes is looked up before. Values are freed after their last
-    use, and modes (training, gradients, autocast) are those of the caller. With `device`, times are the device's own,
-    by events in its stream that are read once the run is over; `sync`, and a device without such events, wait for the
-    device around each node instead, so that a time is the CPU's until the device is done.
+    `constants` holds the attributes that the graph uses and the model does not have.
+
+    The time of a node is that of its call alone, without the look-up of its arguments. Values are
+    freed after their last use. The modes of the caller apply (training, gradients, autocast).
+
+    Without `device`, times are those of the CPU. With it, events in the stream of the device give
+    its own times, and are read after the run. With `sync`, or if the device has no such events, the
+    interpreter waits for the device before and after each node; times are then the CPU's until the
+    device is done.
 
     Attributes:
         times_ns: of the last run, one for each node in graph order.
@@ -35,37 +40,36 @@ class NodeInterpreter(fx.Interpreter):
         sync: bool = False,
     ) -> None:
         super().__init__(model, graph=graph)
-        self.extra_traceback = False  # an error of the model stays as it is
+        self.extra_traceback = False  # leave errors of the model as they are
         self.times_ns: list[int] = []
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
         self._calls = {node: self._call_of(node) for node in graph.nodes}
-        self._device: Any = (
-            getattr(torch, device) if device else None
-        )  # its module: torch.cuda, torch.xpu, torch.mps
-        self._marks: list[tuple[Any, Any]] = []
+        # The module of the device, such as torch.cuda, torch.xpu or torch.mps.
+        self._device: Any = getattr(torch, device) if device else None
+        self._events: list[tuple[Any, Any]] = []  # the start and end of each node
         if self._device is None:
             self._timed = self._by_cpu
+        elif sync or not hasattr(self._device, "Event"):
+            self._timed = self._by_waiting
         else:
-            self._timed = (
-                self._waiting if sync or not hasattr(self._device, "Event") else self._by_events
-            )
+            self._timed = self._by_events
 
     def run_timed(self, values: list[Any]) -> Any:
-        """Run the graph on the values of its placeholders; `times_ns` tells what each node took."""
+        """Run the graph on the values of its placeholders and set `times_ns`."""
         self.times_ns = []
-        self._marks = []
+        self._events = []
         try:
             result = self.run(*values, enable_io_processing=False)
         finally:
-            self.env.clear()  # else its results live until the next run
-        if self._marks:
+            self.env.clear()  # otherwise its values live until the next run
+        if self._events:
             self._device.synchronize()
-            self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._marks]
+            self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._events]
         return result
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node in its range."""
+        """Run and time one node, in a range with its name."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not backends.armed:
             return self._timed(self._calls[n], args, kwargs)
@@ -77,7 +81,7 @@ class NodeInterpreter(fx.Interpreter):
             closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
-        """What the base class would find anew at each run."""
+        """What a node calls, looked up once; the base class would look it up in each run."""
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":
@@ -85,14 +89,15 @@ class NodeInterpreter(fx.Interpreter):
         if node.op in ("call_module", "get_attr"):
             path, _, name = str(node.target).rpartition(".")
             owner = self._owner(path, name)
-            return (
-                getattr(owner, name) if node.op == "call_module" else lambda: getattr(owner, name)
-            )
-        act = self.placeholder if node.op == "placeholder" else self.output
-        return lambda *args, **kwargs: act(node.target, args, kwargs)
+            if node.op == "get_attr":
+                return lambda: getattr(owner, name)
+            module: Callable[..., Any] = getattr(owner, name)
+            return module
+        method = self.placeholder if node.op == "placeholder" else self.output
+        return lambda *args, **kwargs: method(node.target, args, kwargs)
 
     def _owner(self, path: str, name: str) -> nn.Module:
-        """The module that holds an attribute: the model's, or else the graph's own for a constant of it."""
+        """The module that holds an attribute: one of the model, or else of the constants."""
         with suppress(AttributeError):
             owner = self.module.get_submodule(path)
             if hasattr(owner, name):
@@ -100,9 +105,9 @@ class NodeInterpreter(fx.Interpreter):
         return self._constants.get_submodule(path)
 
     def _by_cpu(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        began_ns = perf_counter_ns()
+        start_ns = perf_counter_ns()
         result = call(*args, **kwargs)
-        self.times_ns.append(perf_counter_ns() - began_ns)
+        self.times_ns.append(perf_counter_ns() - start_ns)
         return result
 
     def _by_events(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -110,15 +115,15 @@ class NodeInterpreter(fx.Interpreter):
         begin.record()
         result = call(*args, **kwargs)
         end.record()
-        self._marks.append((begin, end))
+        self._events.append((begin, end))
         return result
 
-    def _waiting(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _by_waiting(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._device.synchronize()
-        began_ns = perf_counter_ns()
+        start_ns = perf_counter_ns()
         result = call(*args, **kwargs)
         self._device.synchronize()
-        self.times_ns.append(perf_counter_ns() - began_ns)
+        self.times_ns.append(perf_counter_ns() - start_ns)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Which activations live after each node, and who holds the most memory at the peak."""
+"""Which activations are alive after each node, and which nodes hold memory at the peak."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from instrument.analysis.table import Table, cell_text
 
 @dataclass(frozen=True, repr=False)
 class Liveness:
-    """The memory of a graph's activations in one run, node by node.
+    """The memory of the activations of a graph in one run, node by node.
 
-    A value dies after its last use, as the interpreter has it; the result, and what nothing takes, live to the end. A
-    view, a piece of a tuple or what is written in place is no memory of its own: it keeps alive what it was made from.
-    Bytes are those that the tensors ask for, before any allocator's rounding.
+    A value dies after its last use, as in the interpreter; the result and unused values live to the
+    end. A view, an item of a tuple or a value written in place has no memory of its own: it keeps
+    alive the value that it was made from. Sizes are those that tensors request, without the
+    rounding of an allocator.
 
-    Not in it: parameters and buffers (`model_bytes`); the inputs, which the caller holds (`input_bytes`); what a node
-    allocates and frees again, such as a workspace or what is inside a module that the graph holds as one node; and with
-    gradients on, what autograd keeps for the backward pass.
+    Not included are parameters and buffers (`model_bytes`), the inputs, which the caller holds
+    (`input_bytes`), memory that a node allocates and frees while it runs, such as workspaces, and
+    what autograd keeps for the backward pass.
 
     Attributes:
-        nodes: `name`; `new_bytes`, what the node made; `alive_bytes`, what lives when it returns, with all that it
-            took; `freed_bytes`, what dies then.
-        peak_bytes: the most that was alive; 0 for a graph that makes nothing.
-        peak_node: the first node at which it was.
-        at_peak: who made what was alive there, the largest first: `name alive_bytes last_use`; None as the last use
-            of what lives to the end.
-        input_bytes: the memory behind the graph's inputs.
-        model_bytes: that of the model's parameters and buffers.
+        nodes: a row for each node: `name`; `new_bytes`, which it makes; `alive_bytes` when it
+            returns, its arguments included; `freed_bytes` after it.
+        peak_bytes: the maximum of `alive_bytes`; 0 for a graph that makes nothing.
+        peak_node: the first node at the maximum.
+        at_peak: the nodes whose values are alive there, the largest first: `name alive_bytes
+            last_use`. `last_use` is None for values that live to the end.
+        input_bytes: the memory of the inputs.
+        model_bytes: the memory of the parameters and buffers.
     """
 
     nodes: Table
@@ -44,10 +45,10 @@ class Liveness:
         most = self.at_peak.head(3)
         held = ", ".join(f"{row.name} {cell_text('bytes', row.alive_bytes)}" for row in most)
         return (
-            f"Activations take {cell_text('bytes', self.peak_bytes)} at the most, at {self.peak_node}"
-            f"{f' (held by {held})' if held else ''}, besides {cell_text('bytes', self.input_bytes)} of inputs and "
-            f"{cell_text('bytes', self.model_bytes)} of parameters and buffers. Not counted: what "
-            "a node needs only while it runs, and what autograd keeps."
+            f"Activations take up to {cell_text('bytes', self.peak_bytes)}, at {self.peak_node}"
+            f"{f' (held by {held})' if held else ''}, plus {cell_text('bytes', self.input_bytes)} "
+            f"of inputs and {cell_text('bytes', self.model_bytes)} of parameters and buffers. "
+            "Not counted: memory that a node frees again, and what autograd keeps."
         )
 
     __repr__ = __str__
@@ -55,7 +56,7 @@ class Liveness:
 
 @dataclass
 class _Storage:
-    """One piece of memory: the nodes that make it and that take it last."""
+    """A piece of memory: its bytes, the node that makes it, and the last node that uses it."""
 
     size: int
     made: int
@@ -65,9 +66,13 @@ class _Storage:
 def liveness(
     nodes: Table, storages: Sequence[Sequence[tuple[int, int]]], model_bytes: int = 0
 ) -> Liveness:
-    """What lives when, of a graph whose nodes have these storages: for each row pairs of a number and bytes.
+    """Find which memory is alive after each node.
 
-    Tensors that lie in the same memory have the same number. `nodes` has the columns `name op inputs`, inputs first.
+    Args:
+        nodes: with the columns `name op inputs`, inputs first.
+        storages: for each row, the number and bytes of the memory of each of its tensors. Tensors
+            in the same memory have the same number.
+        model_bytes: of parameters and buffers.
     """
     names, ops = nodes.column("name"), nodes.column("op")
     last_use = _last_uses(nodes)
@@ -75,8 +80,9 @@ def liveness(
     for at, given in enumerate(storages):
         for number, size in given:
             storage = known.setdefault(number, _Storage(size, at, at))
-            kept = last_use[at] is None or storage.freed is None
-            storage.freed = None if kept else max(storage.freed, last_use[at])  # type: ignore[type-var]
+            used = last_use[at]
+            stays = used is None or storage.freed is None
+            storage.freed = None if stays else max(storage.freed, used)  # type: ignore[type-var]
     inputs = [storage for storage in known.values() if ops[storage.made] == "placeholder"]
     made = [
         storage
@@ -101,7 +107,7 @@ def liveness(
 
 
 def _last_uses(nodes: Table) -> list[int | None]:
-    """For each row the last that takes it; None for the result, and for what no row takes."""
+    """For each row, the last row that uses its value; None for the result and unused values."""
     index = {name: at for at, name in enumerate(nodes.column("name"))}
     last: list[int | None] = [None] * len(nodes)
     for at, inputs in enumerate(nodes.column("inputs")):

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices and copies memory: measured once, then kept in the user's cache folder."""
+"""How fast this machine multiplies matrices and copies memory, measured once and then cached."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from instrument.errors import ConfigError
 
 #: The types whose rate can be measured.
 MEASURED = ("float32", "float64", "bfloat16", "float16")
-_LONG_NS, _LARGEST = (
-    10_000_000,
-    8192,
-)  # matrices grow until a product takes so long, or to that many rows
+# Matrices grow until a product takes this long, or to this many rows.
+_LONG_NS, _LARGEST = 10_000_000, 8192
 _COPIED_BYTES = 2**28  # far more than caches hold
 _WARMUP, _TIMES = 1, 5
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do at the most.
+    """The highest rates of a device.
 
     Attributes:
-        device: its name, with what else the rates depend on: threads, torch's version, the precision of float32.
-        flops_per_second: by type, as `{"float32": ...}`; a multiplication and an addition are two.
-        bytes_per_second: of memory that is copied, read and written bytes together.
+        device: its name, and what else the rates depend on: threads, torch version, float32
+            precision.
+        flops_per_second: by type, such as `{"float32": ...}`; a multiplication and an addition
+            count as two.
+        bytes_per_second: of copying memory; bytes read and bytes written both count.
     """
 
     device: str
@@ -46,23 +46,28 @@ class Machine:
             f"{cell_text('flops_per_second', rate)} {name} FLOPs"
             for name, rate in self.flops_per_second.items()
         ]
-        return f"{self.device}: {', '.join([*rates, cell_text('bytes_per_second', self.bytes_per_second)])} a second"
+        rates.append(cell_text("bytes_per_second", self.bytes_per_second))
+        return f"{self.device}: {', '.join(rates)} a second"
 
 
 def measured(
     device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
 ) -> Machine:
-    """The rates of `device` for these types, from the cache; what is not there is measured, and all with `refresh`.
+    """The rates of a device for these types, from the cache or else measured and cached.
 
-    The best of five times each, after warming up: on a busy machine the rates come out too low, and stay so until
-    refreshed. They are kept by device, torch version, number of threads and float32 precision in `machine.json` in the
-    user's cache (`instrument.cache`); where that cannot be written they are not.
+    The best of five measurements counts. On a busy machine rates come out too low, and stay so
+    until refreshed. `machine.json` in the user's cache (`instrument.cache`) holds them by device,
+    torch version, number of threads and float32 precision.
 
-    Cost: measuring takes about half a second for each type, and 512 MiB for a moment; the cache a fraction of a
-    millisecond.
+    Args:
+        device: such as `cpu` or `cuda`.
+        dtypes: of `MEASURED`.
+        refresh: measure all of them again.
+
+    Cost: about half a second for each type that is measured, and 512 MiB meanwhile.
 
     Raises:
-        ConfigError: a type is none of those that can be measured.
+        ConfigError: the rate of a type cannot be measured.
     """
     for dtype in dtypes:
         if dtype not in MEASURED:
@@ -70,23 +75,20 @@ def measured(
                 f"The rate of {dtype!r} cannot be measured; choose of {', '.join(MEASURED)}."
             )
     name = _name(device)
-    kept: dict[str, Any] = {} if refresh else _read().get(name, {})
-    flops = {
-        dtype: rate for dtype, rate in kept.get("flops_per_second", {}).items() if dtype in MEASURED
-    }
+    cached: dict[str, Any] = {} if refresh else _read().get(name, {})
+    known = cached.get("flops_per_second", {})
+    flops = {dtype: rate for dtype, rate in known.items() if dtype in MEASURED}
     missing = [dtype for dtype in dict.fromkeys(dtypes) if dtype not in flops]
-    if missing or "bytes_per_second" not in kept:
+    if missing or "bytes_per_second" not in cached:
         flops |= {dtype: _matmul_rate(device, dtype) for dtype in missing}
-        kept = {
-            "flops_per_second": flops,
-            "bytes_per_second": kept.get("bytes_per_second") or _copy_rate(device),
-        }
-        _write({**_read(), name: kept})
-    return Machine(name, flops, kept["bytes_per_second"])
+        bytes_per_second = cached.get("bytes_per_second") or _copy_rate(device)
+        cached = {"flops_per_second": flops, "bytes_per_second": bytes_per_second}
+        _write({**_read(), name: cached})
+    return Machine(name, flops, cached["bytes_per_second"])
 
 
 def _name(device: str) -> str:
-    """The device and all that its rates depend on."""
+    """The name of a device, with all that its rates depend on."""
     kind = torch.device(device).type
     if kind == "cpu":
         model = f"{_processor()}, {torch.get_num_threads()} threads"
@@ -106,7 +108,7 @@ def _processor() -> str:
 
 @torch.no_grad()
 def _matmul_rate(device: str, dtype: str) -> int:
-    """FLOPs in a second: 2 n³ for a product of n rows and columns."""
+    """FLOPs per second: 2 n³ for a product of matrices of n rows and columns."""
     rows, took_ns = 128, 0
     while took_ns < _LONG_NS and rows < _LARGEST:
         rows *= 2
@@ -114,42 +116,40 @@ def _matmul_rate(device: str, dtype: str) -> int:
             torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2)
         )
         result = torch.empty_like(one)
-        took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023  # called here and now
+        # The closure is called at once, so it sees these matrices.
+        took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023
     return 2 * rows**3 * 10**9 // took_ns
 
 
 @torch.no_grad()
 def _copy_rate(device: str) -> int:
-    """Bytes in a second, read and written."""
+    """Bytes per second, read and written together."""
     source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * _COPIED_BYTES * 10**9 // _best_ns(lambda: target.copy_(source), device)
 
 
 def _best_ns(run: Callable[[], object], device: str) -> int:
-    """The shortest of several times, each until the device is done: what disturbs only makes it longer."""
+    """The shortest of several times until the device is done; disturbances only lengthen times."""
     kind = torch.device(device).type
     wait: Callable[[], object] = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None
     times = []
     for _ in range(_WARMUP + _TIMES):
         wait()
-        began_ns = perf_counter_ns()
+        start_ns = perf_counter_ns()
         run()
         wait()
-        times.append(perf_counter_ns() - began_ns)
+        times.append(perf_counter_ns() - start_ns)
     return max(min(times[_WARMUP:]), 1)
 
 
 def _read() -> dict[str, Any]:
-    with (
-        suppress(OSError, ValueError),
-        cache.open_entry(cache.RATES) as file,
-    ):  # none yet, or damaged: measured anew
-        kept = json.loads(file.read())
-        if isinstance(kept, dict):
-            return kept
-    return {}
+    with suppress(OSError, ValueError), cache.open_entry(cache.RATES) as file:
+        rates = json.loads(file.read())
+        if isinstance(rates, dict):
+            return rates
+    return {}  # not cached yet, or damaged: measure again
 
 
-def _write(kept: dict[str, Any]) -> None:
-    with suppress(OSError), cache.adding(cache.RATES) as file:  # a home that is read-only
-        file.write(json.dumps(kept, indent=1).encode())
+def _write(rates: dict[str, Any]) -> None:
+    with suppress(OSError), cache.adding(cache.RATES) as file:  # the home may be read-only
+        file.write(json.dumps(rates, indent=1).encode())

@@ -1,4 +1,4 @@
-"""`NodeTable`: a row for each node of a graph, and what its nodes are called."""
+"""`NodeTable`: a row for each node of a graph, and the columns that name the nodes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class NodeTable(Table):
-    """One row for each node, in graph order. Times are whole nanoseconds; what is not known is None.
+    """A row for each node, in graph order. Times are integer nanoseconds; an unknown cell is None.
 
-    - `op`, `name`, `target`: as torch.fx has them; `target` is a module's path, or a function's or method's name.
-    - `module_path`, `module_type`: the innermost module that the node runs in, and its class; "" is the model itself.
+    - `op`, `name`, `target`: as in torch.fx; `target` is the path of a module, or the name of a
+      function or method.
+    - `module_path`, `module_type`: the innermost module that the node runs in, and its class; "" is
+      the model itself.
     - `source`: file and line of the call in the user's own code.
-    - `inputs`: the names of the nodes that it takes, with commas between.
-    - `calls`: how often it was timed; `mean_ns median_ns p95_ns` are of those, the latter two by nearest rank.
-    - `share`: `median_ns` as a fraction of the sum over all nodes, which leaves out what the interpreter does between.
-    - `output_shape output_dtype output_bytes`: of the tensors that it gives, views too.
-    - `new_bytes`: of the memory that it made for them: 0 for views, and where it wrote into what it took.
-    - `moved_bytes`: the least that it moves: each tensor and parameter that it takes read once, each that it gives
-      written once; nothing for a view.
-    - `flops`: by formula, of the operators that have one; None where none has. `flops_per_second`: over `median_ns`.
+    - `inputs`: the names of the nodes that it takes, separated by commas.
+    - `calls`: the number of timed runs.
+    - `mean_ns median_ns p95_ns`: over these runs, the latter two by nearest rank.
+    - `share`: `median_ns` as a fraction of its sum over all nodes, without the time between nodes.
+    - `output_shape output_dtype output_bytes`: of the tensors that it returns, views included.
+    - `new_bytes`: of the memory that it made for them; 0 for views and for writes in place.
+    - `moved_bytes`: the least that it must move: each tensor and parameter that it takes is read
+      once, each that it returns is written once; 0 for a view.
+    - `flops`: by formula, of its operators that have one; None if none has.
+    - `flops_per_second`: `flops` over `median_ns`.
     - `intensity`: `flops` over `moved_bytes`.
     """
 
@@ -59,10 +63,15 @@ class NodeTable(Table):
         )
 
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:
-        """One row for each module, class, target, kind of node or source line, in order of their first nodes.
+        """Group the nodes: one row for each group, in the order of their first nodes.
 
-        `nodes` tells how many are put together, and `mean_ns median_ns p95_ns` are of their sum in each run. With
-        `depth`, modules count as the one so many levels down that they are in: 1 is the model's children.
+        The column `nodes` is the number of nodes in a group. `mean_ns median_ns p95_ns` are of the
+        sum over the group in each run.
+
+        Args:
+            what: the column to group by.
+            depth: with `module_path`, put modules together at this depth; 1 is the children of the
+                model.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -74,7 +83,7 @@ class NodeTable(Table):
         keys = list(self._labels[what])
         if what == "module_path" and depth is not None:
             keys = [None if key is None else ".".join(key.split(".")[:depth]) for key in keys]
-        index = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+        index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         members: list[list[int]] = [[] for _ in index]
         for node, key in enumerate(keys):
             members[index[key]].append(node)
@@ -96,7 +105,7 @@ class NodeTable(Table):
 
 
 def _times(times_ns: Ints) -> dict[str, list[Any]]:
-    """How often, and how long; a column of `times_ns` for each row of the table, a row for each run."""
+    """The columns of times; `times_ns` has a row for each run and a column for each row here."""
     runs, rows = times_ns.shape
     if not runs:
         return {
@@ -115,7 +124,7 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
 
 
 def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
-    """What was done, and the rates that follow."""
+    """The columns of work, and the rates that follow from them and the times."""
     times = _times(times_ns)["median_ns"]
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {
@@ -155,10 +164,8 @@ def _target(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     name = str(getattr(node.target, "__name__", node.target))
-    home = str(getattr(node.target, "__module__", None) or "torch").removeprefix(
-        "_"
-    )  # of built-ins: operator, torch
-    return f"{home}.{name}"
+    module = str(getattr(node.target, "__module__", None) or "torch")
+    return f"{module.removeprefix('_')}.{name}"  # `_operator` is the module of `operator.add`
 
 
 def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
@@ -191,6 +198,6 @@ def line_of(traceback: TracebackType | None) -> str | None:
 
 
 def innermost(frames: list[tuple[str, str]]) -> str | None:
-    """The last of these frames, outermost first, that is neither torch's nor ours nor made at run time."""
+    """The last of frames, outermost first, outside torch, this package and generated code."""
     own = [frame for frame in frames if not frame[0].startswith((*_PACKAGES, "<"))]
     return ":".join(own[-1]) if own else None

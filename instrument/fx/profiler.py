@@ -1,4 +1,4 @@
-"""`profile_graph` and `NodeProfiler`: time each node of a model's graph."""
+"""`profile_graph` and `NodeProfiler`: time each node of the graph of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from instrument.errors import ConfigError, GraphError
-from instrument.fx.graph_capture import Inputs, Traced, misfit, outcome, signature, trace
+from instrument.fx.graph_capture import Inputs, Traced, mismatch, outcome, signature, trace
 from instrument.fx.interpreter import NodeInterpreter
 from instrument.fx.node_table import NodeTable, labels
 from instrument.fx.result import GraphProfile, Overhead
@@ -31,36 +31,41 @@ def profile_graph(
     sync: bool = False,
     **kwargs: Any,
 ) -> GraphProfile:
-    """Run a model node by node of its graph, and tell what each node took, made and computed.
+    """Run a model node by node of its graph, and return what each node took, made and computed.
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
-    Buffers, modules' attributes, generators (torch's, NumPy's, Python's) and tensors among the inputs are put back.
-    Hooks see every run, and what a forward writes into parameters, files or its own lists stays. Where the forward
-    waits for other ranks, all must call this alike. The model's modes are respected: call this under `torch.no_grad()`
-    and after `model.eval()` for inference. Each run is followed by one of the model as it is, so that `overhead` can
-    tell the difference.
+    The following are restored afterwards: buffers, attributes of modules, random number generators
+    (of torch, NumPy and Python) and tensors among the inputs. Writes to parameters, files and the
+    user's lists stay, and hooks see every run. If the forward pass waits for other ranks, all ranks
+    must call this alike. The modes of the model and the caller apply: for inference, call this
+    after `model.eval()` and under `torch.no_grad()`. Each run is followed by a run of the model
+    without its graph, for `overhead`.
 
     Args:
-        model: a module; nothing is done to it.
-        inputs: of its forward, as `kwargs` are: tensors and plain values, also in dicts, lists and tuples.
-        runs: how many are counted.
-        warmup: how many come before and are not.
-        sync: wait for the device around each node, so that no node runs beside another. Without it, times are the
-            device's own, by events in its stream; they hold a node's launch only where the device waits for that.
-        kwargs: of the model's forward.
+        model: a module; it is not changed.
+        inputs: of its forward pass, as `kwargs`: tensors and plain values, also in dicts, lists and
+            tuples.
+        runs: the number of timed runs.
+        warmup: the number of runs before them.
+        sync: wait for the device before and after each node, so that no two nodes overlap. Without
+            it, times are the device's own, by events in its stream; the launch of a node counts
+            only where the device waits for it.
+        kwargs: of the forward pass.
 
-    Cost: the model runs `2 * (runs + warmup) + 6` times at most, once of that under torch's profiler for the FLOPs.
+    Cost: the model runs at most `2 * (runs + warmup) + 6` times, one of them under torch's profiler
+    for the FLOPs.
 
     Raises:
-        GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a call does what no graph does
-            again: it takes other objects, changes the dicts and lists it is given, or checkpoints activations. The
-            model's own errors pass.
-        ConfigError: `runs` is not positive, or `warmup` negative.
+        GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
+            represent the call: it takes other objects, changes the dicts and lists among its
+            inputs, or checkpoints activations. Errors of the model itself are not caught.
+        ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:
         raise ConfigError(
-            f"profile_graph was given runs={runs}, warmup={warmup}: at least 1 run, and 0 to warm up."
+            f"profile_graph was given runs={runs}, warmup={warmup}: give at least 1 run and 0 to "
+            "warm up."
         )
     profiler = NodeProfiler(model, sync=sync)
     with unchanged(model, (inputs, kwargs)):
@@ -77,7 +82,7 @@ def profile_graph(
 
 @dataclass
 class _Captured:
-    """A graph, what runs it, and what was seen of it before any run that counts."""
+    """A captured graph, and what is measured of it before the timed runs."""
 
     traced: Traced
     inspection: Inspection
@@ -87,96 +92,93 @@ class _Captured:
 
 
 class NodeProfiler:
-    """Runs a model node by node of its graph, and adds up what each node took.
+    """Runs a model node by node of its graph, and collects the times of the nodes.
 
-    `run` stands in for a call of the model, gradients and what it writes to buffers and inputs included. The first one
-    captures the graph, for which the model runs a few times more; that is put back, as far as `profile_graph` does.
-    Options are those of `profile_graph`. Each run keeps eight bytes a node.
+    `run` replaces a call of the model, including gradients and writes to buffers and inputs. The
+    first one captures the graph, for which the model runs a few more times; what `profile_graph`
+    restores is restored after those. For the options see `profile_graph`. Each run stores eight
+    bytes for each node.
     """
 
     def __init__(self, model: nn.Module, *, sync: bool = False) -> None:
         self._model = model
         self._sync = sync
         self._captured: _Captured | None = None
-        self._interpreters: dict[
-            Any, NodeInterpreter
-        ] = {}  # by the signature of the calls whose graph that is
+        self._interpreters: dict[Any, NodeInterpreter] = {}  # by the signature of calls
         self._outputs: list[Any] = []  # of the first run
-        self._wait: Callable[[], object] = _nothing  # for the device, once it is known
+        self._wait: Callable[[], object] = _nothing  # waits for the device, once that is known
         self.reset()
 
     def reset(self) -> None:
-        """Forget all times so far."""
+        """Discard all times so far."""
         self._times_ns: list[Ints] = []
         self._interpreted_ns: list[int] = []
         self._model_ns: list[int] = []
 
     def run(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model node by node and return its own result.
+        """Run the model node by node and return its result.
 
         Raises:
-            GraphError: the model cannot be captured, or these inputs need another graph than the first ones.
+            GraphError: the model cannot be captured, or its graph does not hold for these inputs.
         """
         traced, interpreter = self._graph_for((inputs, kwargs))
         values = traced.values((inputs, kwargs))
-        output = self._clocked(self._interpreted_ns, lambda: interpreter.run_timed(values))
+        output = self._timed(self._interpreted_ns, lambda: interpreter.run_timed(values))
         self._times_ns.append(np.array(interpreter.times_ns, np.int64))
         result = traced.result(output)
         self._outputs = self._outputs or [tree_map(_detached, result)]
         return result
 
     def run_as_it_is(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model without its graph, for `overhead` to compare with, and return its result."""
-        return self._clocked(self._model_ns, lambda: self._model(*inputs, **kwargs))
+        """Run the model without its graph, as a reference for `overhead`, and return its result."""
+        return self._timed(self._model_ns, lambda: self._model(*inputs, **kwargs))
 
     def profile(self) -> GraphProfile:
-        """What was measured so far.
+        """The measurements so far.
 
         Raises:
-            GraphError: nothing was run yet.
+            GraphError: there was no run yet.
         """
         captured = self._captured
         if captured is None or not self._times_ns:
             raise GraphError(
-                "NodeProfiler has run nothing yet: call its run with the model's inputs first."
+                "NodeProfiler has no run yet: call its run with the model's inputs first."
             )
         graph, times_ns = captured.traced.graph, np.stack(self._times_ns)
         facts = {**captured.inspection.columns, "flops": captured.flops}
         overhead = _overhead(times_ns, self._interpreted_ns, self._model_ns, captured.node_ns)
-        nodes = NodeTable(labels(graph, self._model), times_ns, facts)
-        seen = captured.inspection
         return GraphProfile(
-            nodes=nodes,
+            nodes=NodeTable(labels(graph, self._model), times_ns, facts),
             how=captured.traced.how,
             overhead=overhead,
             outputs=self._outputs[0],
-            storages=seen.storages,
-            model_bytes=seen.model_bytes,
+            storages=captured.inspection.storages,
+            model_bytes=captured.inspection.model_bytes,
             device=captured.device or "cpu",
             model=type(self._model).__name__,
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
-        """The graph and what runs it: captured at the first call, compared with the model at each new kind of call.
+        """The graph, captured at the first call, and the interpreter for calls of this signature.
 
-        Each kind has its own interpreter, because an interpreter keeps the modules that the model had when it was made.
+        At each new signature the graph is compared with the model. Each has its own interpreter, as
+        an interpreter keeps the modules that the model had when it was made.
         """
-        kind, captured = signature(self._model, inputs), self._captured
+        key, captured = signature(self._model, inputs), self._captured
         if captured is None:
             captured = self._captured = self._capture(inputs)
-        elif kind not in self._interpreters:
+        elif key not in self._interpreters:
             expected = outcome(self._model, self._model, inputs, strict=True)
-            why = misfit(captured.traced, self._model, inputs, expected)
+            why = mismatch(captured.traced, self._model, inputs, expected)
             if why is not None:
                 raise GraphError(
                     f"The graph of NodeProfiler's first run {why}: make another for these inputs."
                 )
-        if kind not in self._interpreters:
-            interpreter = captured.traced.interpreter(
+        if key not in self._interpreters:
+            self._interpreters[key] = captured.traced.interpreter(
                 self._model, device=captured.device, sync=self._sync
             )
-            self._interpreters[kind] = interpreter
-        return captured.traced, self._interpreters[kind]
+        return captured.traced, self._interpreters[key]
 
     def _capture(self, inputs: Inputs) -> _Captured:
         model, traced = self._model, trace(self._model, inputs)
@@ -188,19 +190,20 @@ class NodeProfiler:
         with unchanged(model, inputs):
             flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
         graded = torch.is_grad_enabled()
-        # without inference mode, whose tensors do not count how often they are written to, nor can be outside of it
-        kept = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
-        mode = torch.inference_mode(kept and torch.is_inference_mode_enabled())
+        # Inference tensors do not count their writes, so inference mode is left if the model has no
+        # inference tensors; these cannot be used outside it.
+        needed = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+        mode = torch.inference_mode(needed and torch.is_inference_mode_enabled())
         with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):
-            inspection.run_timed(traced.values(_normal(inputs)))
+            inspection.run_timed(traced.values(_without_inference_tensors(inputs)))
         return _Captured(traced, inspection, flops, _node_ns(device, self._sync), device)
 
-    def _clocked(self, into: list[int], act: Callable[[], Any]) -> Any:
+    def _timed(self, times_ns: list[int], call: Callable[[], Any]) -> Any:
         self._wait()
-        began_ns = perf_counter_ns()
-        result = act()
+        start_ns = perf_counter_ns()
+        result = call()
         self._wait()
-        into.append(perf_counter_ns() - began_ns)
+        times_ns.append(perf_counter_ns() - start_ns)
         return result
 
 
@@ -222,9 +225,8 @@ def _overhead(
 
 
 def _detached(leaf: Any) -> Any:
-    return (
-        leaf.detach() if isinstance(leaf, Tensor) else leaf
-    )  # else all that autograd saved lives with the profile
+    # Otherwise all that autograd saved would live as long as the profile.
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def _nothing(*_: Any) -> None:
@@ -232,7 +234,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _node_ns(device: str | None, sync: bool) -> int:
-    """What measuring adds to a node's time: what a node takes that does nothing."""
+    """What measuring adds to the time of a node: the time of a node that does nothing."""
     graph = fx.Graph()
     for _ in range(200):
         graph.call_function(_nothing, ())
@@ -244,20 +246,15 @@ def _node_ns(device: str | None, sync: bool) -> int:
 
 
 def _device(model: nn.Module, inputs: Inputs) -> str | None:
-    """The kind of device that the model or its inputs are on, which runs beside the CPU; None for the CPU alone."""
-    tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
-    kinds = (each.device.type for each in tensors if isinstance(each, Tensor))
-    return next(
-        (
-            kind
-            for kind in kinds
-            if hasattr(getattr(torch, kind, None), "synchronize") and kind != "cpu"
-        ),
-        None,
-    )
+    """The kind of the device that the model or its inputs are on; None for the CPU alone."""
+    for leaf in (*model.parameters(), *model.buffers(), *tree_leaves(inputs)):
+        kind = leaf.device.type if isinstance(leaf, Tensor) else "cpu"
+        if kind != "cpu" and hasattr(getattr(torch, kind, None), "synchronize"):
+            return kind
+    return None
 
 
-def _normal(inputs: Inputs) -> Inputs:
+def _without_inference_tensors(inputs: Inputs) -> Inputs:
     copied: Inputs = tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
         inputs,

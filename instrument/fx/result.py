@@ -1,4 +1,4 @@
-"""`GraphProfile`: what was measured of a model's graph."""
+"""`GraphProfile`: the measurements of a model's graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from instrument.fx.tensor_sizes import Storages
 from instrument.templates import render
 from instrument.units import duration
 
-#: The columns that the whole profile shows, of the nodes'.
+#: The columns of the nodes that a printed profile shows.
 SHOWN = [
     "op",
     "name",
@@ -30,23 +30,24 @@ SHOWN = [
     "output_shape",
     "flops",
 ]
-# Quartiles further apart than this say that something else took the time of some runs.
+# Quartiles further apart than this show that other work slowed some runs.
 _UNEQUAL = 0.2
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What running a model node by node costs. Medians over the runs, in nanoseconds.
+    """The cost of running a model node by node: medians over the runs, in nanoseconds.
 
     Attributes:
-        model_ns: the model run as it is, in turns with the others; None where that was not measured.
-        interpreted_ns: its graph run node by node, all in all.
-        nodes_ns: the sum of the nodes' times in one run.
-        node_ns: what measuring adds to the time of each node, seen at nodes that do nothing.
-        nodes: how many there are.
-        of_model: the sum of the nodes' times less what measuring adds, as a fraction of the model's run beside it; the
-            median over such pairs, so that what else the machine does meanwhile is in both.
-        quartiles: the first and third over the same pairs; None for fewer than two.
+        model_ns: a run of the model without its graph; None if not measured.
+        interpreted_ns: a run of the graph node by node.
+        nodes_ns: the sum of the times of the nodes in a run.
+        node_ns: what measuring adds to the time of each node, measured with nodes that do nothing.
+        nodes: the number of nodes.
+        of_model: the sum of the times of the nodes, less what measuring adds, over the time of the
+            model's run next to it. The median over such pairs of runs, so that other work on the
+            machine affects both.
+        quartiles: the first and third quartile over these pairs; None for fewer than two.
     """
 
     model_ns: int | None
@@ -58,32 +59,35 @@ class Overhead:
     quartiles: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        added = f"{duration(self.nodes * self.node_ns)} are what measuring adds ({duration(self.node_ns)} a node)"
-        text = f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of {duration(self.interpreted_ns)}; {added}."
+        added, each = duration(self.nodes * self.node_ns), duration(self.node_ns)
+        text = (
+            f"{self.nodes} nodes take {duration(self.nodes_ns)} in a run of "
+            f"{duration(self.interpreted_ns)}; measuring adds {added} ({each} for each node)."
+        )
         if self.model_ns is None or self.of_model is None:
             return text
         spread, doubt = "", ""
         if self.quartiles is not None:
             low, high = self.quartiles
             spread = f" ({100 * low:.1f}–{high:.1%})"
-            doubt = ", but the runs are too unequal to tell" if high - low > _UNEQUAL else ""
-        model = f"the {duration(self.model_ns)} of the model as it is"
-        return f"{text} Less that, they are {self.of_model:.1%}{spread} of {model}{doubt}."
+            doubt = ", but the runs differ too much to tell" if high - low > _UNEQUAL else ""
+        model = f"the {duration(self.model_ns)} of the model itself"
+        return f"{text} Without that, they take {self.of_model:.1%}{spread} of {model}{doubt}."
 
 
 @dataclass(frozen=True, repr=False)
 class GraphProfile:
-    """What `profile_graph` gives.
+    """The result of `profile_graph`.
 
     Attributes:
         nodes: a row for each node; see `NodeTable`.
-        how: what captured the graph, and why not `torch.fx` tracing where that was not it.
+        how: what captured the graph; if not `torch.fx` tracing, also why not.
         overhead: what running node by node costs.
-        outputs: the model's result in the first run, without its gradients' history.
-        storages: for each node, the memory that its tensors lie in, as (number, bytes); not that of parameters and
-            buffers. A view has the number of what it was made from.
-        model_bytes: the memory of the model's parameters and buffers.
-        device: `cuda` where the model or its inputs are on one, else `cpu`.
+        outputs: the result of the model in the first run, detached.
+        storages: for each node, the number and bytes of the memory of each of its tensors, except
+            parameters and buffers. A view has the number of the tensor that it was made from.
+        model_bytes: the memory of the parameters and buffers.
+        device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
         model: the name of its class.
     """
 
@@ -103,35 +107,36 @@ class GraphProfile:
 
     @property
     def foot(self) -> str:
-        """What belongs under any table of the nodes: how they were captured, what is overhead, the memory they take."""
+        """The text under a table of nodes: how they were captured, the overhead, and the memory."""
         return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
 
     @cached_property
     def memory(self) -> Liveness:
-        """Which activations live after each node, the peak, and who holds it."""
+        """Which activations are alive after each node, and which nodes hold memory at the peak."""
         return liveness(self.nodes, self.storages, self.model_bytes)
 
     def roofline(self, machine: Machine | None = None) -> Table:
-        """A row for each node: what limits it on this machine, and the time it would take at the limit.
+        """A row for each node: what limits it on a machine, and its time at that limit.
 
-        See `instrument.fx.roofline`. Without `machine`, what this one can do is measured at the first time, which
-        takes a second or two, and remembered (`instrument.fx.machine.measured`).
+        See `instrument.fx.roofline`. Without `machine`, the rates of this one apply; they are
+        measured at the first use, which takes a second or two, and cached.
         """
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """What this machine can do with the types that the nodes compute; with `refresh` measured anew."""
+        """The rates of this machine for the types of the nodes; `refresh` measures them again."""
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
-        """The graph as a page with its picture, and a row for each node with its memory and its place under the roof.
+        """An HTML page with the picture of the graph, and a row for each node.
 
-        The page needs nothing from anywhere, and shows the same for the same profile. `machine` as for `roofline`.
+        Rows have the memory and the bounds of the nodes too. The page loads nothing, and is the
+        same for the same profile. `machine` is as in `roofline`.
         """
         return self._page(machine or self.machine())
 
     def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
-        """Write what `to_html` gives, and return where.
+        """Write the page of `to_html` and return its path.
 
         Raises:
             OSError: the file cannot be written.
@@ -141,7 +146,7 @@ class GraphProfile:
         return path
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame, without the roof, for which the machine would be measured."""
+        """What a notebook shows: the page in a frame, without bounds, which need a measurement."""
         return render("fx/draw/frame.html", page=self._page())
 
     def _page(self, machine: Machine | None = None) -> str:
@@ -149,7 +154,7 @@ class GraphProfile:
         columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
         notes = self.foot.splitlines()
         if machine is not None:
-            roof = self.roofline(machine)
-            columns |= {name: roof.column(name) for name in ("bound", "roof_ns", "of_roof")}
-            notes.append(f"The roof is that of {machine}.")
+            bounds = self.roofline(machine)
+            columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
+            notes.append(f"The bounds follow from the rates of {machine}.")
         return page(Table(columns), self.model, notes)

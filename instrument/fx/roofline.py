@@ -1,7 +1,7 @@
-"""Each node under the machine's roof: what limits it, and how long it would take at the limit.
+"""What limits each node on a machine, and how long it would take at that limit.
 
-The roofline model (Williams, Waterman, Patterson 2009): nothing computes faster than the machine multiplies matrices,
-or moves its bytes faster than the machine copies.
+The roofline model (Williams, Waterman, Patterson 2009): no node computes faster than the machine
+multiplies matrices, or moves bytes faster than the machine copies memory.
 """
 
 from __future__ import annotations
@@ -12,49 +12,54 @@ from typing import Any, Literal
 from instrument.analysis.table import Table
 from instrument.fx.machine import MEASURED, Machine
 
+#: The columns that `roofline` adds.
+COLUMNS = ("bound_by", "bound_ns", "bound_share")
 Bound = Literal["compute", "bandwidth"]
 
 
 def roofline(nodes: Table, machine: Machine) -> Table:
-    """A row for each node: `name median_ns flops moved_bytes intensity bound roof_ns of_roof`.
+    """A row for each node: what limits it on a machine, and its time at that limit.
 
-    - `roof_ns`: the longer of `flops` at the machine's rate for the type of what the node gives, and `moved_bytes` at
-      its bandwidth. As `moved_bytes` is the least that must move, so is this the least time, from memory.
-    - `bound`: which of both is longer: `compute`, also where they are equal, or `bandwidth`. Operators
-      whose FLOPs no rule counts do little for each byte (elementwise ones, norms, pooling) and stand as `bandwidth`;
-      one that computes much all the same, as an FFT or a kernel of one's own, is wrongly placed, though its `roof_ns`
-      is still a time it cannot beat. None where the type's rate is not known, or nothing moves.
-    - `of_roof`: `roof_ns` over `median_ns`: 0.5 is half as fast as could be. Above 1 where data was still in a cache.
+    The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`:
+
+    - `bound_ns`: the least time of the node. It is the longer of two: the time for `flops` at the
+      machine's rate for the type of the result, and the time for `moved_bytes` at its bandwidth.
+    - `bound_by`: which of the two is longer, `compute` or `bandwidth`; `compute` if they are equal.
+      Operators without a rule for FLOPs (elementwise ones, norms, pooling) do little for each byte,
+      so they get `bandwidth`. This is wrong for those that compute much, such as an FFT or a custom
+      kernel; their `bound_ns` is still a time that they cannot beat. None if the rate of the type
+      is not known, or nothing moves.
+    - `bound_share`: `bound_ns` over `median_ns`; 0.5 means that half the time would do. Above 1 if
+      the data was in a cache.
     """
-    rows = [_placed(row, machine) for row in nodes]
-    same = ("name", "median_ns", "flops", "moved_bytes", "intensity")
-    placed = {name: [row[name] for row in rows] for name in ("bound", "roof_ns", "of_roof")}
-    return Table({**{name: nodes.column(name) for name in same}, **placed})
+    rows = [_bound(row, machine) for row in nodes]
+    kept = ("name", "median_ns", "flops", "moved_bytes", "intensity")
+    bounds = {name: [row[name] for row in rows] for name in COLUMNS}
+    return Table({**{name: nodes.column(name) for name in kept}, **bounds})
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The types that nodes with FLOPs give, of those whose rate can be measured."""
+    """The result types of the nodes with FLOPs, as far as their rates can be measured."""
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})
 
 
 def dtype_of(row: Any) -> str | None:
-    """The first type of what a node gives that is measured."""
-    return next(
-        (dtype for dtype in (row.output_dtype or "").split(", ") if dtype in MEASURED), None
-    )
+    """The first of a node's result types whose rate can be measured."""
+    given = (row.output_dtype or "").split(", ")
+    return next((dtype for dtype in given if dtype in MEASURED), None)
 
 
-def _placed(row: Any, machine: Machine) -> Mapping[str, Any]:
+def _bound(row: Any, machine: Machine) -> Mapping[str, Any]:
     rate = machine.flops_per_second.get(dtype_of(row) or "")
     moving_ns = (row.moved_bytes or 0) * 1e9 / machine.bytes_per_second
     computing_ns = row.flops * 1e9 / rate if row.flops and rate else 0.0
-    roof_ns = max(moving_ns, computing_ns)
-    bound: Bound | None = "compute" if computing_ns >= moving_ns else "bandwidth"
-    if not roof_ns or (row.flops and not rate):
-        bound = None
+    bound_ns = max(moving_ns, computing_ns)
+    bound_by: Bound | None = "compute" if computing_ns >= moving_ns else "bandwidth"
+    if not bound_ns or (row.flops and not rate):
+        bound_by = None
     return {
-        "bound": bound,
-        "roof_ns": round(roof_ns) if roof_ns else None,
-        "of_roof": roof_ns / row.median_ns if roof_ns and row.median_ns else None,
+        "bound_by": bound_by,
+        "bound_ns": round(bound_ns) if bound_ns else None,
+        "bound_share": bound_ns / row.median_ns if bound_ns and row.median_ns else None,
     }

@@ -1,4 +1,4 @@
-"""What each node of a graph takes, makes and computes, seen in runs of their own."""
+"""The sizes of the tensors of each node of a graph, and its FLOPs, from separate runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from instrument.fx.side_effects import tensors_of
 from instrument.range_names import to_trace
 from instrument.record.recorder import Recorder
 
-#: The memory that a node's tensors lie in: a number for each storage that no parameter or buffer is, and its bytes.
+#: The memory of a node's tensors: the number and bytes of each storage, without the model's own.
 Storages = tuple[tuple[int, int], ...]
 
-#: What reads of its source only what it gives: modules, functions, methods and operators of these names.
-_PICKING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
+#: Modules, functions, methods and operators that read no more of their source than they return.
+_SELECTING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
 
 
 class Inspection(NodeInterpreter):
-    """Runs a graph once and notes the tensors of each node.
+    """Runs a graph once and records the tensors of each node.
 
     Attributes:
-        columns: of `NodeTable`, a cell for each node: `output_shape output_dtype output_bytes new_bytes moved_bytes`.
-        storages: for each node, what its tensors lie in; a view lies in that of what it was made from.
-        model_bytes: the memory of the model's parameters and buffers; what they share counts once.
+        columns: of `NodeTable`, a cell for each node: `output_shape output_dtype output_bytes
+            new_bytes moved_bytes`.
+        storages: for each node, the memory of its tensors; that of a view is that of its source.
+        model_bytes: the memory of the parameters and buffers; shared memory counts once.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph, constants: nn.Module) -> None:
@@ -40,81 +41,87 @@ class Inspection(NodeInterpreter):
         names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
         self.storages: list[Storages] = []
-        self._of: dict[
-            fx.Node, dict[int, int]
-        ] = {}  # storages by address, which torch gives again once one is freed
-        self._known = 0
-        self._models = {_address(each) for holder in (model, constants) for each in _held(holder)}
+        # For each node, the numbers of its storages by address. Addresses alone would not do, as
+        # torch uses them again once a storage is freed.
+        self._numbers: dict[fx.Node, dict[int, int]] = {}
+        self._count = 0
+        self._of_model = {
+            _address(tensor) for module in (model, constants) for tensor in _own_tensors(module)
+        }
         self.model_bytes = sum(
-            {_address(each): each.untyped_storage().nbytes() for each in _held(model)}.values()
+            {
+                _address(tensor): tensor.untyped_storage().nbytes()
+                for tensor in _own_tensors(model)
+            }.values()
         )
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node and note what it took and gave."""
+        """Run one node and record the tensors that it takes and returns."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         taken = _stored((args, kwargs))
         if n.op == "call_module":
-            taken += _held(self._calls[n])
-        written = [_version(tensor) for tensor in taken]
+            taken += _own_tensors(self._calls[n])
+        before = [_version(tensor) for tensor in taken]
         result = self._calls[n](*args, **kwargs)
-        wrote = written != [_version(tensor) for tensor in taken]
-        self._note(n, taken, _stored(result), wrote)
+        wrote = before != [_version(tensor) for tensor in taken]
+        self._record(n, taken, _stored(result), wrote)
         return result
 
-    def _note(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
-        old = {
+    def _record(self, node: fx.Node, taken: list[Tensor], given: list[Tensor], wrote: bool) -> None:
+        known = {
             address: number
-            for each in node.all_input_nodes
-            for address, number in self._of[each].items()
+            for source in node.all_input_nodes
+            for address, number in self._numbers[source].items()
         }
-        mine: dict[int, tuple[int, int]] = {}
+        own: dict[int, tuple[int, int]] = {}
         new_bytes = 0
         for tensor in given:
             address, size = _address(tensor), tensor.untyped_storage().nbytes()
-            if address in self._models or address in mine:
+            if address in self._of_model or address in own:
                 continue
-            if address in old:
-                mine[address] = old[address], size
+            if address in known:
+                own[address] = known[address], size
             else:
-                mine[address] = self._known, size
-                self._known += 1
+                own[address] = self._count, size
+                self._count += 1
                 new_bytes += size if node.op != "placeholder" else 0
-        self._of[node] = {address: number for address, (number, _) in mine.items()}
-        self.storages.append(tuple(mine.values()))
-        works = node.op.startswith("call_") and (new_bytes or wrote)
+        self._numbers[node] = {address: number for address, (number, _) in own.items()}
+        self.storages.append(tuple(own.values()))
+        moved_bytes = 0
+        if node.op.startswith("call_") and (new_bytes or wrote):
+            moved_bytes = _read_bytes(self._calls[node], taken, given) + _bytes(given)
+        dtypes = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in given)
         cells = {
             "output_shape": ", ".join(str(list(tensor.shape)) for tensor in given) or None,
-            "output_dtype": ", ".join(
-                dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in given)
-            )
-            or None,
+            "output_dtype": ", ".join(dtypes) or None,
             "output_bytes": _bytes(given) if given else None,
             "new_bytes": new_bytes,
-            "moved_bytes": _read_bytes(self._calls[node], taken, given) + _bytes(given)
-            if works
-            else 0,
+            "moved_bytes": moved_bytes,
         }
         for name, cell in cells.items():
             self.columns[name].append(cell)
 
 
 def _stored(value: Any) -> list[Tensor]:
-    """Those that lie in one storage each; sparse and nested ones are not looked at."""
+    """The tensors in a value that have one storage each; not the sparse and nested ones."""
     return [
         leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested
     ]
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
-    """What a node must read: each tensor once, and of one that it only picks from no more than it gives."""
+    """The bytes that a node must read: of each tensor once.
+
+    A node that selects from a tensor reads no more of it than it returns.
+    """
     distinct = {(_address(t), t.storage_offset(), t.shape, t.stride()): t for t in taken}.values()
     name = getattr(call, "__name__", type(call).__name__)
-    if name.partition(".")[0].lower() not in _PICKING:
+    if name.partition(".")[0].lower() not in _SELECTING:
         return _bytes(distinct)
     return sum(min(_bytes([tensor]), _bytes(given)) for tensor in distinct)
 
 
-def _held(module: Any) -> list[Tensor]:
+def _own_tensors(module: Any) -> list[Tensor]:
     return _stored([*module.parameters(), *module.buffers()])
 
 
@@ -132,9 +139,10 @@ def _version(tensor: Tensor) -> int:
 
 
 def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
-    """The FLOPs of each node of a graph, of which `run` runs every one in its range, once.
+    """The FLOPs of each node of a graph, by a trace of `run`, which must run each node once.
 
-    None for a node none of whose operators has a rule, and for all where something else records in this process.
+    None for a node without a rule for any of its operators, and for all nodes if something else
+    records in this process.
     """
     with TemporaryDirectory() as folder:
         config = ProfilerConfig(record_shapes=True)

@@ -1,4 +1,4 @@
-"""Which models and inputs no graph is captured for, as far as that is known before the model runs."""
+"""The models and inputs that a graph cannot represent, as known before the model runs."""
 
 from __future__ import annotations
 
@@ -29,26 +29,29 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """Why no graph stands for such calls of the model, as the rest of a sentence; None where one may."""
-    strange = next(_strange(inputs), None)
-    if strange is not None:
-        return f"takes a {strange}, of which a graph cannot tell what is in it: pass tensors, numbers, dicts, lists"
+    """Why a graph cannot represent such a call, as the rest of a sentence; None if it may."""
+    other = next(_other_types(inputs), None)
+    if other is not None:
+        return (
+            f"takes a {other}, of which a graph cannot tell what is in it: "
+            "pass tensors, numbers, dicts, lists"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         return "is TorchScript, which has a graph of its own"
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        return "has lazy parameters, which its first call makes: call it once before"
+        return "has lazy parameters, which its first call creates: call it once before"
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            return f"leaves out what torch.compile has made of {name or 'it'}"
+            return f"has code by torch.compile in {name or 'it'}, which a graph would leave out"
     return None
 
 
-def _strange(value: Any) -> Iterator[str]:
-    """The types of what is neither a tensor nor a plain value, nor a container that is copied for each run."""
+def _other_types(value: Any) -> Iterator[str]:
+    """The types of values other than tensors, plain values and the containers that are copied."""
     if isinstance(value, (Tensor, *_FIXED)):
         return
     if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _strange(each)
+            yield from _other_types(each)
     else:
         yield type(value).__name__

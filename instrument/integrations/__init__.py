@@ -1,1 +1,1 @@
-"""Sessions inside other people's trainers: Lightning, Transformers, Accelerate, Ignite."""
+"""Sessions inside trainers of other packages: Lightning, Transformers, Accelerate, Ignite."""

@@ -1,4 +1,4 @@
-"""Accelerate: a plain `Session` works in its loop; this one sends its windows to the accelerator's trackers."""
+"""Accelerate: a sink that logs windows to the accelerator's trackers; `Session` works as it is."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from instrument.sinks.scalars import scalars
 
 
 class Trackers(Sink):
-    """Logs each window's scalars by `accelerator.log`, at the window's last step: `sinks={"trackers": Trackers(…)}`.
+    """Logs each window's scalars with `accelerator.log`: `sinks={"trackers": Trackers(…)}`.
 
-    They are those of the TensorBoard sink, as `profiler/ranges/forward/cpu_ms`; only the main process logs, as ever in
-    Accelerate. They come some seconds after the window, from a thread: a tracker that refuses steps behind its newest,
-    as W&B does, loses them, and has a sink of its own.
+    The scalars are those of the TensorBoard sink, as `profiler/ranges/forward/cpu_ms`, at the
+    window's last step. As usual in Accelerate, only the main process logs. The scalars arrive some
+    seconds after the window, from a thread. A tracker that refuses steps older than its newest, as
+    W&B does, loses them; use the wandb sink there.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process
 
     accelerator: Any
-    """The `Accelerator`, whose `init_trackers` was or will be called before the first window ends."""
+    """The `Accelerator`; its `init_trackers` must be called before the first window ends."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Log the window."""
+        """Log the window's scalars."""
         values = {f"profiler/{tag}": value for tag, value in scalars(capture)}
         self.accelerator.log(values, step=capture.metadata["window"]["last_step"])

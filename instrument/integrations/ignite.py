@@ -25,16 +25,26 @@ def attach(
     model: nn.Module | None = None,
     **options: Any,
 ) -> Session:
-    """Record windows of each `engine.run`; a step is a completed iteration, counted from 0 as `state.iteration` is.
+    """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
-    Takes what `Session` takes, or a session, and returns the session. With that one and a phase, an engine is attached
-    that runs in between: `attach(evaluator, session, phase="validation")`. Waiting for a batch is a range `data`, and
-    with `model` so is each submodule. Triggers get the loss from `state.output`, if that is a number, a tensor of one
-    element, or a mapping with such a `loss`. What handlers of ITERATION_COMPLETED do that were added before counts to
-    the step, what those added afterwards do to the next. While no window is open an iteration costs a few µs.
+    The wait for a batch is a range `data`. Triggers get the loss from `state.output`, if that is a
+    number, a tensor of one element, or a mapping with such a `loss`. The time of
+    ITERATION_COMPLETED handlers added before this call is in the step, that of later ones in the
+    next step. While no window is open an iteration costs a few µs.
+
+    Args:
+        engine: the engine to attach to.
+        config: as for `Session`, or a session. A second engine, which runs within the first, takes
+            the same session: `attach(evaluator, session, phase="validation")`.
+        phase: the phase of the session that a run of this engine is.
+        model: gets a range for each submodule.
+        options: as for `Session`.
+
+    Returns:
+        The session.
 
     Raises:
-        ConfigError: a session is attached to the engine, or an option cannot work.
+        ConfigError: the engine has a session already, or an option cannot work.
     """
     if isinstance(vars(engine).get("run"), Attached):
         raise ConfigError("This engine has a session attached already: detach(engine) first.")
@@ -46,16 +56,17 @@ def attach(
 
 
 def detach(engine: Engine) -> None:
-    """Leave the engine as it was before a session was attached; harmless where none is."""
+    """Restore the engine as it was before `attach`; does nothing if none was called."""
     attached = vars(engine).get("run")
     if isinstance(attached, Attached):
         attached.remove()
 
 
 class Attached:
-    """Stands in for `engine.run`, and drives the session by the events within.
+    """Replaces `engine.run`, and drives the session by the engine's events.
 
-    Only around `run` is it known that an exception leaves it: a handler of EXCEPTION_RAISED would keep it inside.
+    Wrapping `run` is the only way to see an exception that leaves it: a handler of EXCEPTION_RAISED
+    would stop the exception.
     """
 
     def __init__(
@@ -64,11 +75,13 @@ class Attached:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
-        # None takes an argument, for which Ignite would keep a weak reference to this engine, in copies too.
+        # handlers without arguments: for others Ignite keeps a weak reference to this engine, which
+        # copies of the engine share
         self._handlers: dict[Any, Callable[[], object]] = {
             Events.GET_BATCH_STARTED: self._data.__enter__,
             Events.GET_BATCH_COMPLETED: self._data.close_all,
-            Events.EPOCH_COMPLETED: self._data.close_all,  # the wait that brought no batch, of a length not known
+            # ends the wait that brought no batch, for a loader of unknown length
+            Events.EPOCH_COMPLETED: self._data.close_all,
             Events.ITERATION_COMPLETED: self._step,
         }
         if phase == "train":
@@ -77,13 +90,12 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine, with the session, or with a phase of it where it runs."""
+        """Run the engine within the session, or within a phase of a session that runs."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)
-                if (
-                    self._engine.last_event_name == Events.INTERRUPT
-                ):  # it goes on without another STARTED
+                # an interrupted run continues without another STARTED
+                if self._engine.last_event_name == Events.INTERRUPT:
                     self._start()
             elif self._session.running:
                 ends.enter_context(self._session.phase(self._phase))
@@ -91,11 +103,9 @@ class Attached:
             return self._run(*args, **kwargs)
 
     def remove(self) -> None:
-        """Take the handlers and itself away."""
-        for (
-            event,
-            handler,
-        ) in self._handlers.items():  # Ignite's handles know no engine that was copied
+        """Remove the handlers, and restore `engine.run`."""
+        # by handler: Ignite's own handles do not work on a copied engine
+        for event, handler in self._handlers.items():
             if self._engine.has_event_handler(handler, event):
                 self._engine.remove_event_handler(handler, event)
         if self._own is None:
@@ -115,11 +125,11 @@ class Attached:
 
 
 def _iterations(state: State) -> int | None:
-    """The iterations of the whole run; None where nobody knows."""
+    """The iterations of the whole run; None if unknown."""
     if state.max_epochs is not None and state.epoch_length is not None:
         return int(state.max_epochs * state.epoch_length)
-    most: int | None = getattr(state, "max_iters", None)  # Ignite 0.5.4 has none
-    return most
+    max_iters: int | None = getattr(state, "max_iters", None)  # Ignite 0.5.4 has none
+    return max_iters
 
 
 def _loss(output: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Lightning: `Trainer(callbacks=[ProfilerCallback(cfg.profiler)])`, or `profiler=InstrumentProfiler(cfg.profiler)`.
+"""Lightning: `Trainer(callbacks=[ProfilerCallback(…)])`, or `profiler=InstrumentProfiler(…)`.
 
-The package is `lightning` or `pytorch_lightning`; where both are installed, both classes are of both, so that a Trainer
-of either takes them.
+The package is `lightning` or `pytorch_lightning`. If both are installed, both classes derive from
+both packages, so that a Trainer of either accepts them.
 """
 
 from __future__ import annotations
@@ -42,52 +42,55 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class ProfilerCallback(Callback):
-    """Records windows of `trainer.fit`; a step is a training batch, counted from 0, also where gradients accumulate.
+    """Records windows of `trainer.fit`; a step is a training batch.
 
-    Takes what `Session` takes, and raises what it raises. The session is `self.session`, its captures
-    `self.session.captures`. The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
-    `optimizer_step` (within torch's own `Optimizer.step#…`, in which Lightning runs the other two as well) and
-    `validation`. A `training_step` that was marked by `@profiled` bears its own name alone, and where
-    `Trainer(profiler=…)` names a profiler of Lightning's, `data`, `batch_to_device` and the steps are left to that one.
+    Takes and raises what `Session` does. The session is `self.session`, its captures
+    `self.session.captures`. Steps count from 0, also where gradients accumulate. The parts of a
+    step are ranges: `data`, `batch_to_device`, `training_step`, `backward`, `optimizer_step`
+    (within torch's own `Optimizer.step#…`, in which Lightning runs the two before it) and
+    `validation`. A `training_step` marked by `@profiled` has only its own name. With a profiler of
+    Lightning's in `Trainer(profiler=…)`, `data`, `batch_to_device` and the steps are left to that
+    profiler.
 
-    Validation within `fit` is the session's phase `validation`, whose batches are counted by themselves.
-    `trainer.validate`, `test` and `predict` are runs of their own, for which `profiler.phases` must hold `validation`,
-    `test` or `predict`. Sanity checking is not recorded. A fit that resumes goes on with the checkpoint's number of
-    batches. Disabled, the callback leaves the trainer when a run begins.
+    Validation within `fit` is the session's phase `validation`, whose batches count separately.
+    `trainer.validate`, `test` and `predict` are separate runs, which are recorded if
+    `profiler.phases` holds `validation`, `test` or `predict`. Sanity checking is not recorded. A
+    resumed fit continues with the checkpoint's number of batches. If the config is disabled, the
+    callback removes itself from the trainer when a run begins.
 
-    Where Lightning starts the processes itself (`ddp_spawn`), each records with a copy of the callback: the captures
-    are in the folder, and this one's `session.captures` stays empty.
+    If Lightning starts the processes itself (`ddp_spawn`), each records with a copy of the
+    callback: the captures are in the folder, and `session.captures` of this one stays empty.
 
-    While no window is open a batch costs some calls that compare two numbers.
+    While no window is open, a batch costs a few calls that compare two numbers.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
         self.session = Session(*config, **options)
         self._phase: str | None = None
-        self._open = ExitStack()  # the phase
-        self._installed = ExitStack()  # what is taken back when the session stops
+        self._open_phase = ExitStack()
+        self._installed = ExitStack()  # removes hooks when the session stops
         self._backward, self._optimizer_step = Range("backward"), Range("optimizer_step")
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Leave a trainer of whose runs nothing is recorded: calling a callback takes Lightning some 15 µs a batch."""
+        """Remove a disabled callback: Lightning takes about 15 µs per batch to call a callback."""
         if not self.session.config.enabled:
             trainer.callbacks = [each for each in trainer.callbacks if each is not self]
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Start the session, with a range for each submodule as `profiler.modules` says."""
+        """Start the session, with ranges for submodules as `profiler.modules` says."""
         self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         self._start(trainer, pl_module, _batches(trainer, pl_module))
 
     def on_before_backward(self, *args: Any) -> None:
-        """Open the range."""
+        """Open the range `backward`."""
         self._backward.__enter__()
 
     def on_after_backward(self, *args: Any) -> None:
-        """Close it."""
+        """Close the range `backward`."""
         self._backward.__exit__()
 
     def on_before_optimizer_step(self, *args: Any) -> None:
-        """Open the range, after the closure; a hook of torch's optimizer closes it."""
+        """Open the range `optimizer_step`; a hook of torch's optimizer closes it."""
         self._close_ranges()
         self._optimizer_step.__enter__()
 
@@ -95,7 +98,7 @@ class ProfilerCallback(Callback):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss is what `training_step` returned."""
-        self._close_ranges()  # the optimizer's, where a gradient scaler has skipped its step
+        self._close_ranges()  # if a gradient scaler has skipped the optimizer's step
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_train_end(self, *args: Any) -> None:
@@ -103,16 +106,16 @@ class ProfilerCallback(Callback):
         self._stop(None)
 
     def on_validation_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Begin the phase, except for sanity checking."""
+        """Begin the phase `validation`, except for sanity checking."""
         if not trainer.sanity_checking:
             self._enter("validation", trainer, pl_module)
 
     def on_test_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Begin the phase."""
+        """Begin the phase `test`."""
         self._enter("test", trainer, pl_module)
 
     def on_predict_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Begin the phase."""
+        """Begin the phase `predict`."""
         self._enter("predict", trainer, pl_module)
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -121,8 +124,8 @@ class ProfilerCallback(Callback):
             self.session.step()
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """End the phase, and the session too where it is all there is."""
-        self._open.close()
+        """End the phase, and outside of `fit` the session."""
+        self._open_phase.close()
         if self._phase and trainer.state.fn != "fit":
             self._stop(None)
         self._phase = None
@@ -133,11 +136,11 @@ class ProfilerCallback(Callback):
     def on_exception(
         self, trainer: Any, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Keep the window that is open, labelled truncated; the exception goes on unchanged."""
+        """Save the open window, labelled truncated; the exception propagates."""
         self._stop(exception)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Stop a session that nothing has stopped, as where Lightning's tuner ends a run."""
+        """Stop the session if no other hook did, for example when Lightning's tuner ends a run."""
         self._stop(None)
 
     def _start(
@@ -153,10 +156,10 @@ class ProfilerCallback(Callback):
 
     def _stop(self, error: BaseException | None) -> None:
         with self._installed:
-            how = (type(error) if error else None, error, error.__traceback__ if error else None)
+            cause = (type(error) if error else None, error, error.__traceback__ if error else None)
             self._close_ranges()
-            self._open.__exit__(*how)
-            self.session.__exit__(*how)
+            self._open_phase.__exit__(*cause)
+            self.session.__exit__(*cause)
             self._phase = None
 
     def _enter(self, phase: str, trainer: Any, pl_module: LightningModule) -> None:
@@ -165,7 +168,7 @@ class ProfilerCallback(Callback):
                 return
             self._start(trainer, pl_module)
         self._phase = phase
-        self._open.enter_context(self.session.phase(phase))
+        self._open_phase.enter_context(self.session.phase(phase))
 
     def _close_ranges(self) -> None:
         self._backward.close_all()
@@ -173,23 +176,23 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Stands in for Lightning's idle profiler while a session runs: the parts of a step are ranges.
+    """Replaces Lightning's idle profiler while a session runs: the parts of a step are ranges.
 
-    Costs less than that one while nothing is recorded.
+    Costs less than the idle profiler while nothing is recorded.
     """
 
     def __init__(self, module: LightningModule | None = None) -> None:
         super().__init__()
         self._ranges: dict[str, Range | None] = {}
-        self._look_at(module)
+        self._find_marked_steps(module)
 
-    def _look_at(self, module: LightningModule | None) -> None:
-        """Leave out the steps that bear names of the user's own."""
+    def _find_marked_steps(self, module: LightningModule | None) -> None:
+        """Note the steps that the user marked; they get no second range."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override] # theirs is a generator
-        """The range of what Lightning calls so, while ranges are wanted."""
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """The range for an action of Lightning's while annotations are armed."""
         if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
@@ -198,11 +201,11 @@ class _Parts(Profiler):
         return self._ranges[action_name] or _NOTHING
 
     def start(self, action_name: str) -> None:
-        """Open that range."""
+        """Open the range of an action."""
         self.profile(action_name).__enter__()
 
     def stop(self, action_name: str) -> None:
-        """Close it."""
+        """Close the range of an action."""
         (self._ranges.get(action_name) or _NOTHING).__exit__(None, None, None)
 
     def _name(self, action: str) -> str | None:
@@ -219,12 +222,12 @@ class _Parts(Profiler):
 
 
 class InstrumentProfiler(_Parts):
-    """Records windows as `ProfilerCallback` does, with all that Lightning itself names as ranges.
+    """Records windows as `ProfilerCallback` does, with a range for every action of Lightning's.
 
-    Takes what `Session` takes. What the callback shows has the same names here; the rest keeps Lightning's, such as
-    `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a callback to its trainer; where the trainer has one of ours
-    already, that one records, as its config says. Where Lightning's profilers print a summary, this one prints nothing:
-    the session's sinks do that.
+    Takes what `Session` takes. The ranges of the callback have the same names here; the others have
+    Lightning's names, such as `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a
+    `ProfilerCallback` to its trainer; if the trainer has one already, that one records, with its
+    own config. Unlike Lightning's profilers it prints no summary: the session's sinks do that.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -237,14 +240,14 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer, which tells its profiler the module before."""
+        """Add the callback to the trainer, which has given its profiler the module before."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
-        self._look_at(module)
+        self._find_marked_steps(module)
         trainer = module.trainer
-        present = [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
-        if present:
-            self.callback = present[0]
+        callbacks = [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
+        if callbacks:
+            self.callback = callbacks[0]
         elif self.session.config.enabled:
             trainer.callbacks = [*trainer.callbacks, self.callback]
 
@@ -252,27 +255,26 @@ class InstrumentProfiler(_Parts):
         if part := super()._name(action):
             return part
         owner, _, hook = action.rpartition(".")
-        ours = owner == f"[Callback]{self.callback.state_key}"
-        twice = (
+        own = owner == f"[Callback]{self.callback.state_key}"
+        has_range = (
             hook in self._marked
             or action == "optimizer_step"
             or (hook == "backward" and "[Strategy]" in owner)
         )
-        if ours or twice or action == "run_training_epoch":  # the last is no part of a step
+        if own or has_range or action == "run_training_epoch":  # the last is not part of a step
             return None
-        return re.sub(r"\{.*\}", "", action)  # a callback's whole state may stand there
+        return re.sub(r"\{.*\}", "", action)  # removes the state of a callback, which can be long
 
 
 def _batches(trainer: Any, module: LightningModule) -> int | None:
-    """How many training batches the whole fit has at most; None where nobody knows."""
+    """How many training batches the whole fit has at most; None if unknown."""
     epochs = (
         trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
     )
     most = trainer.num_training_batches * epochs
-    if module.automatic_optimization:  # otherwise a step of an optimizer is no matter of batches
-        with suppress(
-            Exception
-        ):  # it refuses accumulation that changes; that is no reason to end a fit
+    if module.automatic_optimization:  # otherwise the optimizer's steps do not follow from batches
+        # Lightning raises if the accumulation changes; that must not end the fit
+        with suppress(Exception):
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
             most = min(most, steps) if steps > 0 else most
     return int(most) if 0 < most < inf else None

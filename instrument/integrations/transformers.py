@@ -24,18 +24,21 @@ except ImportError as error:
 
 
 class ProfilerCallback(TrainerCallback):
-    """Records windows of `trainer.train()`; a step is one of the optimizer, `state.global_step`, counted from 0.
+    """Records windows of `trainer.train()`; a step is an optimizer step.
 
-    With gradient accumulation a step holds all its batches. What the Trainer does after a step, logging, evaluating and
-    saving, lies in the next. Without a mark, `data`, `forward`, `backward` and `optimizer` are ranges, and so are the
-    submodules. Evaluation is the session's phase `validation`, whose batches are counted by themselves;
-    `trainer.evaluate` and `predict` outside of `train()` are runs of their own, for which `profiler.phases` must hold
-    `validation` or `predict`. Triggers get the loss of the step's last batch, as `training_step` returns it.
+    Its number is `state.global_step`. With gradient accumulation a step holds all its batches.
+    Logging, evaluating and saving after a step are in the next step. `data`, `forward`, `backward`
+    and `optimizer` are ranges, and so are the submodules, without any annotation. Evaluation is the
+    session's phase `validation`, whose batches count separately; `trainer.evaluate` and `predict`
+    outside of `train()` are separate runs, which are recorded if `profiler.phases` holds
+    `validation` or `predict`. Triggers get the loss of the step's last batch, as `training_step`
+    returns it.
 
-    The first callback that is enabled replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest of the
-    process, as Transformers tells callbacks of no exception; Trainers without such a callback run as they did.
+    The first enabled callback replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest
+    of the process, because Transformers does not pass exceptions to callbacks; Trainers without
+    such a callback behave as before.
 
-    Takes what `Session` takes, and raises what it raises. The session is `self.session`, its captures
+    Takes and raises what `Session` does. The session is `self.session`, its captures
     `self.session.captures`. While no window is open a step costs a few µs.
     """
 
@@ -45,12 +48,12 @@ class ProfilerCallback(TrainerCallback):
         self._loss: Any = None
         self._evaluates = False
         if self.session.config.enabled:
-            _accompany_trainers()
+            _wrap_trainer()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if self.session.config.enabled:  # the copy may be the first one in its process
-            _accompany_trainers()
+        if self.session.config.enabled:  # this may be the first callback in its process
+            _wrap_trainer()
 
     def on_train_begin(
         self,
@@ -61,16 +64,16 @@ class ProfilerCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Start the session at the step of the checkpoint, with a range for each submodule."""
-        self.session.stop()  # auto_find_batch_size begins anew after a batch that was too large
+        self.session.stop()  # auto_find_batch_size restarts after a batch that was too large
         self.session.step_number = state.global_step
         self.session.start(model, total_steps=state.max_steps)
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Open the range."""
+        """Open the range `optimizer`."""
         self._optimizer.__enter__()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Close it."""
+        """Close the range `optimizer`."""
         self._optimizer.__exit__()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -88,11 +91,11 @@ class ProfilerCallback(TrainerCallback):
 
     @contextmanager
     def training(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """What is around `trainer.train`: ranges, and the end of the session also where an exception leaves it."""
+        """Within `trainer.train`, open ranges; at its end, or on an exception, stop the session."""
         with ExitStack() as ends:
             ends.push(self.session)
             ends.callback(self._optimizer.close_all)
-            ends.enter_context(_wrapped(trainer, "training_step", self._keeping_the_loss))
+            ends.enter_context(_wrapped(trainer, "training_step", self._keep_loss))
             ends.enter_context(_wrapped(trainer, "get_batch_samples", profiled("data")))
             ends.enter_context(_wrapped(trainer, "compute_loss", profiled("forward")))
             ends.enter_context(_wrapped(trainer.accelerator, "backward", profiled("backward")))
@@ -102,7 +105,7 @@ class ProfilerCallback(TrainerCallback):
     def evaluation(
         self, trainer: Trainer, dataloader: Any, description: str, *args: Any, **kwargs: Any
     ) -> Iterator[None]:
-        """What is around `trainer.evaluation_loop`: a phase, and outside of `train()` the session."""
+        """Within `trainer.evaluation_loop`, enter a phase; outside of `train()`, record a run."""
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
             if not self.session.running:
@@ -115,17 +118,17 @@ class ProfilerCallback(TrainerCallback):
             self._evaluates = True
             yield
 
-    def _keeping_the_loss(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        def keeps_the_loss(*args: Any, **kwargs: Any) -> Any:
+    def _keep_loss(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        def keeping_loss(*args: Any, **kwargs: Any) -> Any:
             self._loss = training_step(*args, **kwargs)
             return self._loss
 
-        return keeps_the_loss
+        return keeping_loss
 
 
 @contextmanager
 def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Put a wrapped method in the place of an object's, for the block."""
+    """Replace a method of an object by its wrapped form for the block."""
     own = vars(owner).get(method)
     setattr(owner, method, wrap(getattr(owner, method)))
     try:
@@ -138,28 +141,28 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 
 
 @cache
-def _accompany_trainers() -> None:
-    """Let each Trainer's runs take place within what its profiler callbacks put around them.
+def _wrap_trainer() -> None:
+    """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    Transformers tells a callback neither of the exception that ends the training nor that an evaluation begins, and
-    never shows it the Trainer.
+    Transformers tells a callback neither about the exception that ends the training nor about the
+    begin of an evaluation, and does not pass the Trainer.
     """
-    for method, around in (
+    for method, context in (
         ("train", ProfilerCallback.training),
         ("evaluation_loop", ProfilerCallback.evaluation),
     ):
-        setattr(Trainer, method, _accompanied(getattr(Trainer, method), around))
+        setattr(Trainer, method, _within(getattr(Trainer, method), context))
 
 
-def _accompanied(
-    run: Callable[..., Any], around: Callable[..., AbstractContextManager[None]]
+def _within(
+    run: Callable[..., Any], context: Callable[..., AbstractContextManager[None]]
 ) -> Callable[..., Any]:
     @wraps(run)
-    def accompanied(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+    def within_contexts(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, ProfilerCallback) and callback.session.config.enabled:
-                    stack.enter_context(around(callback, trainer, *args, **kwargs))
+                    stack.enter_context(context(callback, trainer, *args, **kwargs))
             return run(trainer, *args, **kwargs)
 
-    return accompanied
+    return within_contexts

@@ -1,9 +1,10 @@
-"""Where everything that happened belongs: which range, and which kind of work for it.
+"""Where all work belongs: to which range, and as which kind of work.
 
-Every nanosecond of every top-level CPU event of every thread has one place: the innermost range or backward node that
-holds it. A range's own time is placed at the range itself; a backward node's at the range of its forward operator,
-wherever the engine ran it (see `instrument.links.autograd`). A range opened inside a backward node, as recomputation
-opens them, is placed at itself again.
+Every nanosecond of a thread that an event covers is the own time of exactly one scope, the
+innermost one around it, or lies outside all scopes. `instrument.links.autograd` says which range a
+scope belongs to: a range to itself, a backward node to the range of its forward operator, on
+whatever thread the engine ran it. A range inside a backward node, as in recomputation, belongs to
+itself.
 """
 
 from __future__ import annotations
@@ -24,12 +25,22 @@ FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNATTRIBUTED, RECOMPUTE = range(6)
 
 @dataclass(frozen=True, slots=True)
 class AttributedWork:
-    """What happened, summed by where: the path it ran in, the path it is placed at (-1: none of either), and its kind.
+    """All work of a trace, summed in groups of the same two paths and the same kind.
 
-    `counted_cpu_ns` and `counted_device_ns` are what of the times lies, or was launched, in the steps that shares are
-    of. `unlaunched_ns` is the time of device events whose launch is not known: they have no place. `device` holds the
-    place, start and end of each device event whose launch is known; `operations` counts the
-    operators whose FLOPs are.
+    Attributes:
+        enclosing: the path of the innermost range in which the work ran; -1 for none.
+        attributed: the path that the work belongs to; -1 for none.
+        kind: an index into `KINDS`.
+        cpu_ns: the CPU time of each group.
+        device_ns: the time of the device events that each group launched.
+        counted_cpu_ns: the part of `cpu_ns` in finished steps, which shares are of.
+        counted_device_ns: the part of `device_ns` that was launched in finished steps.
+        flops: by formula.
+        operations: the number of operators that `flops` counts.
+        unlaunched_ns: the time of the device events whose launch is not known. They are in no
+            group.
+        counted_unlaunched_ns: the part of `unlaunched_ns` in finished steps.
+        device: of each device event whose launch is known: its group, start and end.
     """
 
     enclosing: Ints
@@ -47,39 +58,40 @@ class AttributedWork:
 
 
 def attributed_work(links: Links) -> AttributedWork:
-    """Put the CPU's time, what it launched and what it computed where it belongs."""
+    """Sum CPU time, device time and FLOPs by the range that they belong to and the kind of work."""
     events, scopes = links.events, links.scopes
     width = len(scopes.paths.names) + 1
     kind = _kinds(links)
     key = ((scopes.enclosing + 1) * width + scopes.attributed + 1) * len(KINDS) + kind
-    distinct, place = np.unique(
-        np.append(key, FORWARD), return_inverse=True
-    )  # the last: outside of every mark
-    place = place.reshape(-1)
+    # The last entry is for the work outside all scopes, whose scope is -1.
+    distinct, group = np.unique(np.append(key, FORWARD), return_inverse=True)
+    group = group.reshape(-1)
     count = len(distinct)
     roots, position = links.call_tree.parent < 0, np.zeros(len(events), np.int64)
     position[links.call_tree.index] = np.arange(len(links.call_tree))
 
     def own(total_ns: Ints) -> Ints:
-        """Each mark's own part of the time of the nodes, then what lies outside of all marks."""
-        of_marks = total_ns[position[scopes.nodes.index]]
-        outside = total_ns[roots].sum() - of_marks[scopes.nodes.parent < 0].sum()
-        return np.append(scopes.nodes.own(of_marks), outside)
+        """The own time of each scope, then the time outside all scopes."""
+        of_scopes = total_ns[position[scopes.nodes.index]]
+        outside = total_ns[roots].sum() - of_scopes[scopes.nodes.parent < 0].sum()
+        return np.append(scopes.nodes.own(of_scopes), outside)
 
     recorded, launcher = links.launched
     known = launcher >= 0
-    device, launched = recorded[known], place[scopes.innermost[launcher[known]]]
-    flops, operations = _operations(links, place, count)
+    device, launched = recorded[known], group[scopes.innermost[launcher[known]]]
+    device_ns = counted_device_ns = None
+    if len(recorded):
+        device_ns = summed(events.duration_ns[device], launched, count)
+        counted_device_ns = summed(links.counted_device_ns[known], launched, count)
+    flops, operations = _operations(links, group, count)
     return AttributedWork(
         enclosing=distinct // len(KINDS) // width - 1,
         attributed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
-        cpu_ns=summed(own(links.spent_ns), place, count),
-        device_ns=summed(events.duration_ns[device], launched, count) if len(recorded) else None,
-        counted_cpu_ns=summed(own(links.counted_ns), place, count),
-        counted_device_ns=summed(links.counted_device_ns[known], launched, count)
-        if len(recorded)
-        else None,
+        cpu_ns=summed(own(links.spent_ns), group, count),
+        device_ns=device_ns,
+        counted_cpu_ns=summed(own(links.counted_ns), group, count),
+        counted_device_ns=counted_device_ns,
         flops=flops,
         operations=operations,
         unlaunched_ns=int(events.duration_ns[recorded[~known]].sum()),
@@ -96,7 +108,7 @@ def summed(values: Ints, group: Ints, count: int) -> Ints:
 
 
 def _kinds(links: Links) -> Ints:
-    """What each mark's own time is."""
+    """The kind of the own work of each scope."""
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
@@ -107,16 +119,20 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """Which paths are the optimizer's: its step and what is in it, but for ranges of the closure that it was given."""
+    """Which paths are the work of an optimizer: its step and the ranges in it.
+
+    The closure of an optimizer runs forward and backward inside its step. Ranges in which operators
+    record gradients are of such a closure, and not the optimizer's work.
+    """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
     under = paths.at_or_below(is_step)
-    holds_closure = paths.with_inner(_recording_gradients(links)) > 0
+    holds_closure = paths.with_descendants(_recording_gradients(links)) > 0
     return under & ~paths.at_or_below(holds_closure & under & ~is_step)
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """How many marks of each path hold operators called while gradients were recorded, as no optimizer's own are."""
+    """For each path, how many operators record gradients in its ranges; none of an optimizer do."""
     events, scopes = links.events, links.scopes
     scope = scopes.innermost[events.records_gradients[links.call_tree.index]]
     scope = scope[scope >= 0]
@@ -124,11 +140,11 @@ def _recording_gradients(links: Links) -> Ints:
     return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))
 
 
-def _operations(links: Links, place: Ints, count: int) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each place, and how many operators they are of."""
+def _operations(links: Links, group: Ints, count: int) -> tuple[Ints | None, Ints | None]:
+    """The FLOPs of each group, and how many operators they are of."""
     flops = links.flops
     if flops is None:
         return None, None
     known = np.flatnonzero(flops != UNKNOWN)
-    of = place[links.scopes.innermost[known]]
+    of = group[links.scopes.innermost[known]]
     return summed(flops[known], of, count), np.bincount(of, minlength=count)

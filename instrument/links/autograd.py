@@ -1,18 +1,32 @@
-"""The ranges, and whose backward pass a node of the autograd engine is: a join on (forward thread, sequence number).
+"""Scopes: the ranges and the backward nodes of a trace, and the range that each belongs to.
 
-While gradients are recorded, every operator notes the sequence number that the next node of the graph will bear on its
-thread; the engine notes the same number, and the forward thread, on the node that it runs. No hook is needed. The last
-operator with a number is the one that made the node: those before it made none.
+A range is what the user marked, a backward node is a function that the autograd engine ran. Both
+are scopes: the time of an operator belongs to the innermost scope around it. The time of a range
+belongs to that range. The time of a backward node belongs to the range around its forward operator,
+so that a layer has its backward time too.
 
-The forward thread is a number of torch's own, which no forward operator bears. The thread it stands for is that whose
-operators agree best with the nodes: by name (`AddmmBackward0`, `aten::addmm`), then by how many are found.
+The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
+torch/csrc/autograd/node.h):
 
-Gradient accumulation bears no sequence number. The engine runs it as soon as its input is there, before any other node
-(sequence_nr in torch/csrc/autograd/node.h): it goes where the node just before it on the same thread went. That is a
-guess, and told apart.
+- While gradients are recorded, torch writes a sequence number on every operator: the one that the
+  next backward node of this thread will get. Several operators can have the same number. The last
+  of them made the node.
+- When the engine runs the node, torch writes the same number and the forward thread on its event
+  (`Node::operator()` in the same file). torch's own arrows from forward to backward join on these
+  two (`generateForwardBackwardLink` in torch/csrc/profiler/collection.cpp).
+- The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), while the
+  events have that of the operating system. So each forward thread is matched with the thread whose
+  operators fit its nodes best: first by how many names agree (`AddmmBackward0`, `aten::addmm`),
+  then by how many numbers are found.
 
-A backward node in which operators record gradients again does what the forward did before: activation checkpointing.
-Ranges in there, of names that are opened elsewhere too, bear the label " (recomputed)".
+Three more rules:
+
+- The nodes that accumulate gradients in leaves have no sequence number. The engine prefers them to
+  all other nodes, so one runs as soon as its input is there. It therefore gets the range of the
+  node just before it on the same thread. This is a guess, and tables show it as a kind of its own.
+- A backward node inside another one, and without a forward operator, gets the range of the outer.
+- If operators inside a backward node record gradients again, they repeat a forward pass: this is
+  activation checkpointing. The ranges in there have the suffix " (recomputed)" in their names.
 """
 
 from __future__ import annotations
@@ -43,14 +57,22 @@ _BACKWARD = re.compile(r"Backward\d*$")
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """The ranges and the backward nodes of the CPU's nesting, nested in each other as `nodes`, and where each belongs.
+    """The scopes of a call tree, that is its ranges and backward nodes, and where each belongs.
 
-    `innermost` is the innermost mark at or above each node of the nesting; `backward` tells the backward nodes from the
-    ranges. `ranges` are the ranges alone, `opened` is the path of each.
+    A path is an index into `paths`; -1 stands for none.
 
-    `enclosing` is the path of the innermost range at or above each mark, `attributed` the one that its own time belongs to: of
-    a range its own path, of a backward node that of the innermost range around its forward operator. -1: there is none.
-    `unattributed` are the backward nodes of which it is not known, `recomputed` the ranges that run the forward once more.
+    Attributes:
+        nodes: the call tree of the scopes alone.
+        innermost: for each node of the whole call tree, the innermost scope at or above it.
+        backward: which scopes are backward nodes; the others are ranges.
+        ranges: the call tree of the ranges alone.
+        opened: the path of each range.
+        paths: the paths of names that the ranges make.
+        enclosing: for each scope, the path of the innermost range at or above it.
+        attributed: for each scope, the path that its own time belongs to. For a range its own path,
+            for a backward node the path of the innermost range around its forward operator.
+        unattributed: the backward nodes whose forward operator is not known.
+        recomputed: the ranges of a forward pass that a backward node repeats.
     """
 
     nodes: CallTree
@@ -65,8 +87,8 @@ class Scopes:
     recomputed: Flags
 
 
-def scopes(events: Events, call_tree: CallTree) -> Scopes:
-    """The ranges and backward nodes of a CPU's nesting, and to which range each belongs."""
+def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
+    """Find the ranges and backward nodes of a call tree, and the range that each belongs to."""
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name)
     )
@@ -79,38 +101,41 @@ def scopes(events: Events, call_tree: CallTree) -> Scopes:
     labelled = np.where(recomputed, name + len(names), name)[~backward]
     paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
     enclosing = np.append(opened, -1)[range_of]
-    home, unattributed = _homes(events, call_tree, nodes, innermost, backward)
-    attributed = np.where(home >= 0, enclosing[home], -1)
+    owner, unattributed = _owners(events, call_tree, nodes, innermost, backward)
+    attributed = np.where(owner >= 0, enclosing[owner], -1)
     return Scopes(
-        nodes,
-        innermost,
-        backward,
-        ranges,
-        opened,
-        paths,
-        enclosing,
-        attributed,
-        unattributed,
-        recomputed,
+        nodes=nodes,
+        innermost=innermost,
+        backward=backward,
+        ranges=ranges,
+        opened=opened,
+        paths=paths,
+        enclosing=enclosing,
+        attributed=attributed,
+        unattributed=unattributed,
+        recomputed=recomputed,
     )
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """For each name of an event the number of its range's name, and those names."""
+    """The distinct names of ranges, and for each name of an event its index among them.
+
+    A range that was suspended and resumed has one name, without the suffix of its later slices.
+    """
     plain = [name.removesuffix(RESUMED) for name in events.names]
     index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
     return np.array([index[name] for name in plain], np.int64), list(index)
 
 
 def is_backward(events: Events) -> Flags:
-    """The nodes that the autograd engine ran: by name, or, before torch 1.10, by their forward thread alone."""
+    """Which events are backward nodes: by name; before torch 1.10, by their forward thread."""
     named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
-    """Which of some nodes, as positions among the events, add to a leaf's gradient."""
+    """Which of these events are backward nodes that accumulate the gradient of a leaf."""
     return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
 
 
@@ -122,128 +147,163 @@ def _recomputed(
     backward: Flags,
     name: Ints,
 ) -> Flags:
-    """Which marks are ranges of the forward that a backward node runs once more; `name` is a number for each name.
+    """Which scopes are ranges of a forward pass that a backward node repeats.
 
-    Operators record gradients in a backward node also where `create_graph` is set: then the node's own do so too, and
-    nothing there is taken for a forward. Nor is a range whose name is opened nowhere else, as by a hook.
+    Operators in a backward node also record gradients under `create_graph`. Then those that the
+    node calls itself record too, and no range in there counts as repeated. Nor does a range whose
+    name occurs only in backward nodes, such as that of a hook.
+
+    Args:
+        events: of the trace.
+        call_tree: all nodes.
+        scopes: the scopes among them.
+        innermost: the innermost scope at or above each node of `call_tree`.
+        backward: which scopes are backward nodes.
+        name: a number for the name of each scope.
     """
-    holder = np.append(scopes.nearest(backward), -1)
+    holder = np.append(scopes.nearest(backward), -1)  # the backward node at or above each scope
     is_operator = (
         events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
     )
     recording = events.records_gradients[call_tree.index]
-    again, differentiates = np.zeros(len(scopes) + 1, np.bool_), np.zeros(len(scopes) + 1, np.bool_)
-    again[holder[innermost[recording]]] = True
+    records, differentiates = np.zeros((2, len(scopes) + 1), np.bool_)
+    records[holder[innermost[recording]]] = True
     enclosing = call_tree.parent >= 0
-    own = np.zeros(len(call_tree), np.bool_)  # the operators that a mark calls itself
+    own = np.zeros(len(call_tree), np.bool_)  # the operators that a scope calls itself
     own[enclosing] = (
         call_tree.index[call_tree.parent[enclosing]]
         == np.append(scopes.index, -1)[innermost[enclosing]]
     )
     differentiates[holder[innermost[is_operator & own & ~recording]]] = True
-    again[-1] = False  # of no backward node
+    records[-1] = False  # the slot of scopes in no backward node
     in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
-    found: Flags = (again & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
+    found: Flags = (records & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
     return found
 
 
-def _homes(
+def _owners(
     events: Events, call_tree: CallTree, scopes: CallTree, innermost: Ints, backward: Flags
 ) -> tuple[Ints, Flags]:
-    """For each mark the mark that its own time belongs to, -1 for none; and which of the backward ones have no place.
+    """For each scope, the scope that its own time belongs to.
 
-    `scopes` are the ranges and the backward nodes of the CPU's nesting `call_tree`, `innermost` the innermost mark at or above
-    each of its nodes. A range is its own home; that of a backward node is the innermost range around its forward
-    operator. An operator that itself ran in a backward node (for a second derivative) has that node's home. A node
-    without a forward operator of its own has the home of the node around it; without that either, it has no place.
+    A range owns itself. A backward node belongs to the innermost range around its forward operator.
+    If that operator ran inside a backward node itself, as for a second derivative, both nodes have
+    the same owner. A backward node without a forward operator has the owner of the backward node
+    around it.
+
+    Args:
+        events: of the trace.
+        call_tree: all nodes.
+        scopes: the scopes among them.
+        innermost: the innermost scope at or above each node of `call_tree`.
+        backward: which scopes are backward nodes.
+
+    Returns:
+        The owner of each scope, -1 for none. And which backward nodes have no known owner.
     """
     count = len(scopes)
-    nowhere, unknown = count, count + 1
-    to = np.arange(count + 2)
+    no_range, unknown = count, count + 1  # two more targets, which point at themselves
+    target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
     operator = _forward_operators(events, call_tree.index, scopes.index[nodes])
     position = np.full(len(events) + 1, -1)
     position[call_tree.index] = np.arange(len(call_tree))
     node = position[operator]
     found = node >= 0
-    held = (scopes.parent[nodes] >= 0) & backward[scopes.parent[nodes]]
-    to[nodes] = np.where(held, scopes.parent[nodes], unknown)
-    at = innermost[node[found]]
-    to[nodes[found]] = np.where(at >= 0, at, nowhere)
-    _place_accumulations(events, scopes, backward, to, unknown)
-    for _ in range(count.bit_length() + 1):
-        to = to[to]
-    home = to[:count]
-    unattributed = backward & ((home == unknown) | np.append(backward, [False, False])[home])
-    return np.where(unattributed | (home >= count), -1, home), unattributed
+    in_backward = (scopes.parent[nodes] >= 0) & backward[scopes.parent[nodes]]
+    target[nodes] = np.where(in_backward, scopes.parent[nodes], unknown)
+    scope = innermost[node[found]]
+    target[nodes[found]] = np.where(scope >= 0, scope, no_range)
+    _target_accumulations(events, scopes, backward, target, unknown)
+    for _ in range(count.bit_length() + 1):  # each round doubles how far a target reaches
+        target = target[target]
+    owner = target[:count]
+    # Damaged traces can have nodes that point at each other: these still end at a backward node.
+    unattributed = backward & ((owner == unknown) | np.append(backward, [False, False])[owner])
+    return np.where(unattributed | (owner >= count), -1, owner), unattributed
 
 
-def _place_accumulations(
-    events: Events, scopes: CallTree, backward: Flags, to: Ints, unknown: int
+def _target_accumulations(
+    events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Point each accumulation at the node just before it on its thread."""
+    """Point each accumulation at the backward node just before it on its thread, in `target`."""
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))
     before = np.maximum.accumulate(np.where(backward & ~is_sum, nodes, -1))
     sums = np.flatnonzero(is_sum & ~((scopes.parent >= 0) & is_sum[scopes.parent]))
     last = before[sums]
-    to[sums] = np.where((last >= 0) & (scopes.thread[last] == scopes.thread[sums]), last, unknown)
+    same_thread = scopes.thread[last] == scopes.thread[sums]
+    target[sums] = np.where((last >= 0) & same_thread, last, unknown)
 
 
 def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
-    """The operator that made each backward node, as a position among the events, or -1.
+    """The operator that made each backward node, as a position among the events; -1 if unknown.
 
-    `order` holds the CPU's events by thread and start, those around others first.
+    `order` holds the positions of the CPU events in the order of the call tree.
     """
     found = np.full(len(nodes), -1)
     numbered = order[events.records_gradients[order]]
-    asking = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
+    has_key = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
-    made = {}
+    by_number = {}  # the operators of each thread, by sequence number, then start
     for thread in threads[np.argsort(events.start_ns[numbered[first]])]:
         own = numbered[events.thread[numbered] == thread]
-        made[thread] = own[np.argsort(events.sequence[own], kind="stable")]
+        by_number[thread] = own[np.argsort(events.sequence[own], kind="stable")]
     candidates = {}
-    for number in np.unique(events.forward_thread[nodes[asking]]):
-        here = np.flatnonzero(asking & (events.forward_thread[nodes] == number))
-        for thread, own in made.items():
-            candidates[number, thread] = here, _last_with(events, own, nodes[here])
-    for here, operators in _agreeing(events, nodes, candidates):
-        found[here] = operators
+    for number in np.unique(events.forward_thread[nodes[has_key]]):
+        members = np.flatnonzero(has_key & (events.forward_thread[nodes] == number))
+        for thread, own in by_number.items():
+            candidates[number, thread] = members, _last_with_number(events, own, nodes[members])
+    for members, operators in _best_matches(events, nodes, candidates):
+        found[members] = operators
     return found
 
 
-def _last_with(events: Events, made: Ints, nodes: Ints) -> Ints:
-    """The last of some operators, sorted by sequence number and start, with each node's number, or -1."""
+def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
+    """The last operator with the sequence number of each node, or -1.
+
+    `operators` are by sequence number, then start.
+    """
     wanted = events.sequence[nodes]
-    at = np.searchsorted(events.sequence[made], wanted, "right") - 1
-    return np.where((at >= 0) & (events.sequence[made[at]] == wanted), made[at], -1)
+    at = np.searchsorted(events.sequence[operators], wanted, "right") - 1
+    return np.where((at >= 0) & (events.sequence[operators[at]] == wanted), operators[at], -1)
 
 
-def _agreeing(
+def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """One thread for each forward number, best agreement first; among equals in the order in which they began.
+    """Match each forward thread with one thread, the pairs that agree best first.
 
-    Torch numbers its threads in the order in which they first recorded something.
+    Equal pairs are taken in the order in which their threads began, as torch numbers its threads in
+    the order in which they first record something.
+
+    Args:
+        events: of the trace.
+        nodes: the backward nodes, as positions among the events.
+        candidates: for each pair of forward thread and thread, the indices of the nodes with that
+            forward thread, and the operator of this thread with the number of each, or -1.
+
+    Returns:
+        The candidates of the chosen pairs.
     """
     stem = _stems(events) if len(candidates) > 1 else np.zeros(len(events.names), np.int64)
 
     def score(pair: tuple[int, int]) -> tuple[int, int]:
-        here, made = candidates[pair]
-        known = made >= 0
-        same = stem[events.name[nodes[here[known]]]] == stem[events.name[made[known]]]
+        members, operators = candidates[pair]
+        known = operators >= 0
+        of_nodes = stem[events.name[nodes[members[known]]]]
+        same = of_nodes == stem[events.name[operators[known]]]
         return int(same.sum()), int(known.sum())
 
     chosen: list[tuple[int, int]] = []
     for number, thread in sorted(candidates, key=score, reverse=True):
-        if all(number != other and thread != taken for other, taken in chosen):
+        if all(number != other and thread != used for other, used in chosen):
             chosen.append((number, thread))
     return [candidates[pair] for pair in chosen]
 
 
 def _stems(events: Events) -> Ints:
-    """For each name a number that `AddmmBackward0` and `aten::addmm` share."""
+    """A number for each name, which is the same for `AddmmBackward0` and `aten::addmm`."""
     bare = [
         _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
         for name in events.names

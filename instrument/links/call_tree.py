@@ -1,9 +1,18 @@
-"""Which interval lies in which, by the rules of torch's own profiler.
+"""The call tree of a trace: which CPU event lies inside which.
 
-On each thread, intervals are taken by start, the longer first. A parent contains its child wholly; an interval
-that overlaps its predecessor only in part ends that predecessor's turn as a parent, and one without a duration is
-no child of what ends where it starts. The parent of an interval is therefore the nearest earlier one of its thread
-that ends no earlier: found for all intervals at once, by jumps that double.
+A trace gives each event a thread, a start and an end, but no parent. Parents follow from the times,
+by the rule of torch's own profiler (`EventList._populate_cpu_children` in
+torch/autograd/profiler_util.py):
+
+- Each thread has trees of its own. Its events are taken by start, and of those that start together
+  the longer first.
+- A parent contains its child wholly. An event that overlaps an earlier one only in part is not its
+  child, and from then on the earlier one gets no children.
+- An event without a duration is not a child of an event that ends where it starts.
+
+So the parent of an event is the nearest earlier event of its thread that ends no earlier. Array
+operations find it for all events at once: each event tries the one before it, then the candidate of
+that candidate, until one ends late enough.
 """
 
 from __future__ import annotations
@@ -18,10 +27,15 @@ from instrument.trace.events import Codes, Events, Flags, Ints
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """Intervals in nesting order: by thread, then start, then the longer first; parents before children.
+    """The nodes of a call tree: by thread, then start, then the longer first.
 
-    `index` is the position of each node among the events it was made from, `parent` the node that holds it, or -1;
-    the nodes below one follow it without a gap.
+    Parents come before their children, and the descendants of a node follow it without a gap.
+
+    Attributes:
+        index: the position of each node among the events.
+        thread, start_ns, end_ns: those of the event.
+        parent: the node that holds each node; -1 for a root.
+        depth: how many nodes hold each node; 0 for a root.
     """
 
     index: Ints
@@ -40,17 +54,17 @@ class CallTree:
         return self.end_ns - self.start_ns
 
     def own(self, totals: Ints) -> Ints:
-        """What each node has of a total without its direct children."""
-        held = np.zeros(len(self), np.int64)
+        """A total of each node, less the totals of its direct children."""
+        of_children = np.zeros(len(self), np.int64)
         inner = self.parent >= 0
-        np.add.at(held, self.parent[inner], totals[inner])
-        return totals - held
+        np.add.at(of_children, self.parent[inner], totals[inner])
+        return totals - of_children
 
-    def last_begun(self) -> Ints:
-        """When each node stops being among the last begun: its end, or the start of a sibling that it overlaps.
+    def ends_before_overlap(self) -> Ints:
+        """The end of each node, or the start of the next sibling where that comes first.
 
-        Where siblings overlap, as those of coroutines do, this counts each nanosecond of a thread once: of the two the
-        one that began later has it.
+        Siblings overlap where coroutines take turns. With these ends each nanosecond of a thread
+        counts once: for the sibling that started later.
         """
         order = np.argsort(self.parent, kind="stable")
         one, other = order[:-1], order[1:]
@@ -68,45 +82,45 @@ class CallTree:
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
-        narrow = self.depth.astype(
-            np.min_scalar_type(int(self.depth.max(initial=0)))
-        )  # 16 bits are sorted by radix
+        # NumPy sorts integers of at most 16 bits by radix, which is faster.
+        narrow = self.depth.astype(np.min_scalar_type(int(self.depth.max(initial=0))))
         order = np.argsort(narrow, kind="stable")
         return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1])) if len(self) else iter(())
 
     def with_descendants(self, own: Ints) -> Ints:
-        """A quantity of each node with that of all nodes below it added; one pass a level."""
+        """A quantity of each node plus that of all its descendants; one pass for each level."""
         totals = own.copy()
         for nodes in [*self.levels()][:0:-1]:
             np.add.at(totals, self.parent[nodes], totals[nodes])
         return totals
 
-    def nearest(self, marked: Flags) -> Ints:
-        """For each node the nearest marked one at or above it, or -1."""
+    def nearest(self, chosen: Flags) -> Ints:
+        """For each node, the nearest chosen one among itself and its ancestors; -1 without one."""
         own = np.arange(len(self))
-        hop = np.where(marked | (self.parent < 0), own, self.parent)
+        hop = np.where(chosen | (self.parent < 0), own, self.parent)
         while not np.array_equal(further := hop[hop], hop):
             hop = further
-        return np.where(marked[hop], hop, -1) if len(self) else hop
+        return np.where(chosen[hop], hop, -1) if len(self) else hop
 
-    def only(self, marked: Flags) -> tuple[CallTree, Ints]:
-        """The marked nodes alone, each below the nearest marked one above it.
+    def only(self, chosen: Flags) -> tuple[CallTree, Ints]:
+        """A tree of the chosen nodes alone: the parent of each is its nearest chosen ancestor.
 
-        Returns them, and for each node of this forest the nearest marked one at or above it as a node of theirs, or -1.
+        Returns:
+            The new tree. And for each node of this tree, the nearest chosen one among itself and
+            its ancestors, as a node of the new tree; -1 without one.
         """
-        chosen = np.flatnonzero(marked)
+        kept = np.flatnonzero(chosen)
         number = np.full(len(self) + 1, -1)
-        number[chosen] = np.arange(len(chosen))
-        inner = number[self.nearest(marked)]
-        above = self.parent[chosen]
-        parent = np.where(above >= 0, inner[above], -1)
-        start, end = self.start_ns[chosen], self.end_ns[chosen]
-        return CallTree(
-            self.index[chosen], self.thread[chosen], start, end, parent, _depths(parent)
-        ), inner
+        number[kept] = np.arange(len(kept))
+        nearest = number[self.nearest(chosen)]
+        above = self.parent[kept]
+        parent = np.where(above >= 0, nearest[above], -1)
+        start, end = self.start_ns[kept], self.end_ns[kept]
+        tree = CallTree(self.index[kept], self.thread[kept], start, end, parent, _depths(parent))
+        return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
-        """The innermost node of a thread that holds each point in time, or -1."""
+        """The innermost node of a thread that holds each point in time, its end included; or -1."""
         if not len(self):
             return np.full(len(time_ns), -1)
         found = _last_starting_by(self, thread, time_ns)
@@ -118,9 +132,9 @@ class CallTree:
 
 
 def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree:
-    """The nesting of some events of a trace; `thread` stands in for the events' own where it is given.
+    """The call tree of the chosen events; `thread` replaces the threads of all events.
 
-    Cost: a sort, then some tens of array operations; about 0.2 µs an event.
+    Cost: a sort, then some tens of array operations; about 0.2 µs for each event.
     """
     index = np.flatnonzero(chosen)
     threads = (events.thread if thread is None else thread)[index]
@@ -132,7 +146,7 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """By thread, then start, then the longer first; what the recorder wrote in order is not sorted again."""
+    """The order by thread, then start, then the longer first. Only ties are sorted by length."""
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(thread[order], kind="stable")]
     thread, start = thread[order], start[order]
@@ -143,7 +157,10 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The nearest earlier interval of the thread that ends no earlier; later, for one without a duration."""
+    """The parent of each event: the nearest earlier one of its thread that ends no earlier.
+
+    The parent of an event without a duration ends later.
+    """
     count = len(start)
     candidate = np.arange(-1, count - 1)
     candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
@@ -152,7 +169,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     passed[1:] &= end[:-1] < needed[1:]
     active = np.flatnonzero(passed)
     while active.size:
-        # What the candidate has passed over ends earlier than it does, so this one may pass over it too.
+        # What the candidate skipped ends before the candidate does, so this event may skip it too.
         candidate[active] = candidate[candidate[active]]
         active = active[candidate[active] >= 0]
         active = active[end[candidate[active]] < needed[active]]
@@ -160,32 +177,33 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """How many nodes lie above each, by doubling jumps; the last slot stands for "above the root"."""
-    roof = len(parent)
-    jump = np.append(np.where(parent < 0, roof, parent), roof)
-    depth = (jump < roof).astype(np.int64)
-    while (jump < roof).any():
+    """How many nodes hold each node, by jumps to ancestors that double in length."""
+    outside = len(parent)  # a slot of its own for "above the root"
+    jump = np.append(np.where(parent < 0, outside, parent), outside)
+    depth = (jump < outside).astype(np.int64)
+    while (jump < outside).any():
         depth += depth[jump]
         jump = jump[jump]
-    return depth[:roof]
+    return depth[:outside]
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The last node of the thread that starts at or before each point, or -1."""
+    """The last node of the thread that starts at or before each point in time; or -1."""
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
-        here = np.flatnonzero(thread == call_tree.thread[first])
-        at = np.searchsorted(call_tree.start_ns[first:last], time_ns[here], side="right") - 1
-        found[here] = np.where(at >= 0, at + first, -1)
+        points = np.flatnonzero(thread == call_tree.thread[first])
+        at = np.searchsorted(call_tree.start_ns[first:last], time_ns[points], side="right") - 1
+        found[points] = np.where(at >= 0, at + first, -1)
     return found
 
 
 def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
-    """Number the paths of names from the roots down, a level at a time.
+    """Number the distinct paths of names from the roots down, one level at a time.
 
-    Returns each node's path, and for each path the one above it (-1 at a root) and its last name; a path comes
-    after the one above it.
+    Returns:
+        The path of each node. And for each path, the path above it (-1 at a root) and its last
+        name. A path comes after the path above it.
     """
     path = np.full(len(call_tree), -1)
     parents, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

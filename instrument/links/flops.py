@@ -1,12 +1,15 @@
-"""Floating-point operations by formula, from the shapes and arguments that a trace holds.
+"""Floating-point operations by formula, from the shapes and arguments in a trace.
 
-A multiplication and the addition that follows count as two. An operator that runs another with a rule of its own
-(`aten::convolution` running `aten::addmm`) counts once, as the outer one. What has no rule is not counted: the
-elementwise operators, norms, pooling, embeddings; `capture.operators.ops_without_flops` names what it was in a trace.
+A multiplication and the addition after it count as two. Where an operator with a rule runs another
+one (`aten::convolution` runs `aten::addmm`), the outer one counts. Operators without a rule are not
+counted: elementwise operators, norms, pooling, embeddings. `capture.operators.ops_without_flops`
+lists those of a trace.
 
-Unless said otherwise the rules are those of `torch.utils.flop_counter`, and the totals equal `FlopCounterMode`.
-They differ where it counts nothing (attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, products
-with vectors) and for the weights' gradient of a grouped convolution, which it counts once for each group too often.
+Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`, and the totals
+equal those of `FlopCounterMode`. They differ in two cases. `FlopCounterMode` has no rule for
+attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors. And
+it counts the weight gradient of a grouped convolution too high, by a factor of the number of
+groups.
 """
 
 from __future__ import annotations
@@ -24,18 +27,19 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-_ABSURD = 2**60  # an hour of a petaflop device; sums of some such still fit into 64 bits
+_TOO_MANY = 2**60  # 20 minutes of a petaflop device; a sum of a few still fits into 64 bits
 
 
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
-    """The operations that each node performs itself, -1 where no rule tells; None where the trace has no shapes.
+    """The FLOPs of each node itself, `UNKNOWN` without a rule; None if the trace has no shapes.
 
     Cost: one evaluation for each distinct operator and arguments.
     """
     if not (events.shapes >= 0).any():
         return None
-    ruled = events.named(has_rule)[call_tree.index] & (events.shapes[call_tree.index] >= 0)
-    nodes = np.flatnonzero(ruled)
+    nodes = np.flatnonzero(
+        events.named(has_rule)[call_tree.index] & (events.shapes[call_tree.index] >= 0)
+    )
     event = call_tree.index[nodes]
     keys = np.stack([events.name[event], events.shapes[event], events.concrete[event]])
     distinct, code = np.unique(keys, axis=1, return_inverse=True)
@@ -46,71 +50,72 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
 
 
 def has_rule(name: str) -> bool:
-    """Whether there is a rule for the operator of this name, with or without its overload."""
+    """Whether the operator of this name, with or without an overload, has a rule."""
     return split_overload(name)[0] in RULES
 
 
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
-    """Which operators no rule counted: neither themselves, nor in what they call, nor in what called them.
+    """Which operators no rule counted: not themselves, nor those that they call or are called by.
 
-    `own` is what `node_flops` gives. Of those inside each other the outermost alone.
+    Of operators inside each other, the outermost alone. `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
-    bare = (
+    uncounted = (
         operator
         & (call_tree.with_descendants(counted.astype(np.int64)) == 0)
         & (call_tree.nearest(counted) < 0)
     )
-    outer = np.append(call_tree.nearest(bare), -1)[call_tree.parent]
-    found: Flags = bare & (outer < 0)
+    outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]
+    found: Flags = uncounted & (outer < 0)
     return found
 
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    """The counts without those of a node below another that counts."""
-    counting = call_tree.nearest(flops != UNKNOWN)
-    below = (call_tree.parent >= 0) & (counting[call_tree.parent] >= 0)
+    """The FLOPs without those of nodes below a node that has some."""
+    counted = call_tree.nearest(flops != UNKNOWN)
+    below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
     return np.where(below, UNKNOWN, flops)
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
-    """One rule's answer; -1 for shapes that the rule does not understand, as of a nested tensor."""
+    """The FLOPs by rule; `UNKNOWN` for shapes that do not fit it, as those of nested tensors."""
     dims = decoded(events.texts[shapes])
-    given = decoded(events.texts[concrete]) if concrete >= 0 else []
+    arguments = decoded(events.texts[concrete]) if concrete >= 0 else []
     try:
-        count = RULES[split_overload(events.names[name])[0]](dims, given)
+        count = RULES[split_overload(events.names[name])[0]](dims, arguments)
     except (ValueError, IndexError, TypeError, ArithmeticError, msgspec.DecodeError):
         return UNKNOWN
-    return count if isinstance(count, int) and 0 <= count < _ABSURD else UNKNOWN
+    return count if isinstance(count, int) and 0 <= count < _TOO_MANY else UNKNOWN
 
 
 def _product(a: list[int], b: list[int]) -> int:
-    """[m, k] by [k, n]: m*n dot products of length k; with a batch in front, as many times (mm_flop, bmm_flop)."""
+    """[…, m, k] by [k, n]: m * n dot products of length k for each matrix (mm_flop, bmm_flop)."""
     *batch, m, k = a
     *_, n = b
     return 2 * prod(batch) * m * n * k
 
 
-def _matrices(first: int) -> Rule:
-    """The product of the operands at `first` and the next place; what is added before (`addmm`) is not counted."""
+def _matrix_product(first: int) -> Rule:
+    """The product of arguments `first` and `first + 1`; the addition of `addmm` is not counted."""
     return lambda dims, _: _product(dims[first], dims[first + 1])
 
 
 def _matrix_vector(first: int) -> Rule:
-    """[m, k] by [k]: as `_product` with one column (no rule in flop_counter)."""
+    """[m, k] by [k], or [k] by [k] (not in flop_counter)."""
     return lambda dims, _: 2 * prod(dims[first])
 
 
-def _convolution(dims: Shapes, given: list[str]) -> int:
-    """conv_flop_count: the filter is applied at each point of the output, or of a transposed one's input.
+def _convolution(dims: Shapes, arguments: list[str]) -> int:
+    """conv_flop_count: the filter is applied at each point of the output.
 
-    The trace does not hold the output's shape; it follows from those of the inputs (torch.nn.Conv2d's formula).
+    A transposed convolution applies it at each point of the input. A trace does not hold the shape
+    of the output, which follows from the inputs (the formula of torch.nn.Conv2d).
     """
     image, weight = dims[0], dims[1]
-    if given[6] == "True":
+    if arguments[6] == "True":  # transposed
         return _applications(image, weight)
-    stride, padding, dilation = (_numbers(text, len(image) - 2) for text in given[3:6])
+    stride, padding, dilation = (_numbers(text, len(image) - 2) for text in arguments[3:6])
     output = [
         (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
         for size, kernel, step, pad, dil in zip(image[2:], weight[2:], stride, padding, dilation)
@@ -119,25 +124,26 @@ def _convolution(dims: Shapes, given: list[str]) -> int:
 
 
 def _applications(points: list[int], weight: list[int]) -> int:
-    """A filter [out, in / groups, ...] at every point of [batch, channels, ...]."""
+    """The FLOPs of a filter [out, in / groups, …] at every point of [batch, channels, …]."""
     return 2 * points[0] * prod(points[2:]) * prod(weight)
 
 
-def _convolution_backward(dims: Shapes, given: list[str]) -> int:
-    """conv_backward_flop: the gradients of input and weight each cost as much as the forward pass, if asked for."""
+def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
+    """conv_backward_flop: as many as in the forward pass for each gradient, of input and weight."""
     gradient, image, weight = dims[:3]
-    asked = given[10].strip("[]").split(", ")[:2].count("True")
-    return asked * _applications(image if given[7] == "True" else gradient, weight)
+    gradients = arguments[10].strip("[]").split(", ")[:2].count("True")  # `output_mask`
+    is_transposed = arguments[7] == "True"
+    return gradients * _applications(image if is_transposed else gradient, weight)
 
 
 def _numbers(text: str, length: int) -> list[int]:
-    """A list such as "[1, 1]"; a single number stands for all dimensions."""
+    """The values of a list such as "[1, 1]"; a single one holds for all dimensions."""
     values: list[int] = msgspec.json.decode(text, type=list[int])
     return values * length if len(values) == 1 else values
 
 
 def _attention(dims: Shapes, _: list[str]) -> int:
-    """sdpa_flop_count: the scores, then their product with the values; a causal mask saves nothing in this count."""
+    """sdpa_flop_count: the scores, and their product with the values; a mask saves nothing."""
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
     return 2 * batch * heads * rows * columns * (width + value[3])
@@ -151,9 +157,9 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 
 
 def _recurrent(times: int) -> Rule:
-    """A oneDNN layer: for each step and sequence one product with each weight matrix (counted by hand).
+    """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
 
-    Backward asks for the gradient of the inputs and of the weights: twice as much.
+    `times` is 2 for backward, with the gradients of inputs and weights. Not in flop_counter.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -164,14 +170,15 @@ def _recurrent(times: int) -> Rule:
 
 
 def _recurrent_stack(times: int) -> Rule:
-    """All layers of cuDNN or MIOpen at once: every weight matrix meets every step of every sequence (by hand).
+    """All layers of cuDNN or MIOpen: for each step of each sequence, a product with each matrix.
 
-    The gradients of inputs and weights are taken to be both asked for: twice as much.
+    `times` is 2 for backward, with the gradients of inputs and weights. Not in flop_counter.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
         data, weights = dims[:2]
-        matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]  # a list of tensors
+        # `weights` is a list of tensors: a list of shapes.
+        matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]
         return times * 2 * prod(data[:-1]) * sum(map(prod, matrices))  # type: ignore[arg-type]
 
     return rule
@@ -180,16 +187,16 @@ def _recurrent_stack(times: int) -> Rule:
 _FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 
 RULES: dict[str, Rule] = {
-    "aten::mm": _matrices(0),
-    "aten::_int_mm": _matrices(0),
-    "aten::_scaled_mm": _matrices(0),
-    "aten::bmm": _matrices(0),
-    "aten::addmm": _matrices(1),
-    "aten::addmm_": _matrices(1),
-    "aten::_addmm_activation": _matrices(1),
-    "aten::baddbmm": _matrices(1),
-    "aten::baddbmm_": _matrices(1),
-    "aten::addbmm": _matrices(1),
+    "aten::mm": _matrix_product(0),
+    "aten::_int_mm": _matrix_product(0),
+    "aten::_scaled_mm": _matrix_product(0),
+    "aten::bmm": _matrix_product(0),
+    "aten::addmm": _matrix_product(1),
+    "aten::addmm_": _matrix_product(1),
+    "aten::_addmm_activation": _matrix_product(1),
+    "aten::baddbmm": _matrix_product(1),
+    "aten::baddbmm_": _matrix_product(1),
+    "aten::addbmm": _matrix_product(1),
     "aten::mv": _matrix_vector(0),
     "aten::addmv": _matrix_vector(1),
     "aten::addmv_": _matrix_vector(1),

@@ -1,8 +1,17 @@
-"""Which CPU call launched which device event.
+"""Which CPU call launched which device event: a kernel, a copy or a memset.
 
-A launch belongs to the innermost operator or annotation around its runtime call, on the call's own thread. The external
-id that torch writes on both names the innermost *operator* alone, not a range in it; some traces write ids there that
-name nothing around the call. So it is asked only where nothing is around, or where no call was recorded.
+A trace links a device event to the CPU in two ways (both written by Kineto, torch's trace library):
+
+- `correlation`: the driver gives it to a runtime call, such as `cudaLaunchKernel`, and to the work
+  which that call launched. It finds the runtime call, and by time what lies around the call.
+- `External id`: torch pushes one for each operator (`pushCorrelationId` in
+  torch/csrc/profiler/kineto_shim.h), and Kineto writes it on the runtime call and the device event.
+  It names the innermost operator, and not a range inside it. Some traces have ids that name nothing
+  which lies around the call.
+
+So a launch belongs to the innermost operator or annotation around its runtime call, on the thread
+of the call. The external id decides only where nothing lies around the call, or where the trace has
+no call. torch itself takes the external id (`_parse_kineto_results` in torch/autograd/profiler.py).
 """
 
 from __future__ import annotations
@@ -28,10 +37,14 @@ _LINKED = ANNOTATION | OPERATOR
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Device events and the CPU events they came from, as positions among the events, -1 where unknown.
+    """Device events and the CPU events that they came from, as positions among the events.
 
-    `operator` is the operator or annotation that the trace itself names; `call` is the runtime or driver call
-    with the same correlation. Either may be missing: a trace can begin after a launch.
+    A launch may lie before the beginning of a trace, so either CPU event can be unknown: -1.
+
+    Attributes:
+        device: the device events.
+        operator: the operator or annotation that the external id names.
+        call: the runtime or driver call of the same correlation.
     """
 
     device: Ints
@@ -40,10 +53,7 @@ class Launches:
 
 
 def launches(events: Events) -> Launches:
-    """Join device events to the CPU: by external id to an operator, by correlation to a runtime call.
-
-    Some versions of torch write the correlation as the external id too; that names no operator.
-    """
+    """Join each device event to its runtime call by correlation, to its operator by external id."""
     device = np.flatnonzero(works_on_device(events))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
@@ -52,7 +62,8 @@ def launches(events: Events) -> Launches:
 
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """For some events, by position, the operator that the external id of each names, or -1."""
+    """The operator that the external id of each chosen event names; -1 where it names none."""
+    # Some versions of torch write the correlation as the external id too; that names no operator.
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
     )
@@ -60,7 +71,7 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
 
 
 def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
-    """The first event of a mask whose key is wanted, or -1; a wanted 0 is never found."""
+    """For each wanted key, the first event of a mask that has it; -1 without one, and for key 0."""
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:
         return np.full(len(wanted), -1)
@@ -71,9 +82,10 @@ def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 
 
 def threads_of_calls(events: Events, others: Flags) -> Codes:
-    """The thread of each event; a runtime call with none of `others` around it has that of the operator it names.
+    """The thread of each event, where a runtime call may take the thread of its operator.
 
-    `others` are the operators and annotations that calls may lie in.
+    A call does so if none of `others`, the operators and annotations, lies around it on its own
+    thread. torch does the same (`_parse_kineto_results` in torch/autograd/profiler.py).
     """
     calls = np.flatnonzero(events.among(is_runtime))
     operator = launching_operator(events, calls)
@@ -81,18 +93,18 @@ def threads_of_calls(events: Events, others: Flags) -> Codes:
     elsewhere = (operator >= 0) & (events.thread[operator] != events.thread[calls])
     if elsewhere.any():
         calls, operator = calls[elsewhere], operator[elsewhere]
-        enclosing = nest(events, others & np.isin(events.thread, events.thread[calls]))
-        bare = enclosing.node_at(events.thread[calls], events.start_ns[calls]) < 0
-        thread[calls[bare]] = events.thread[operator[bare]]
+        tree = nest(events, others & np.isin(events.thread, events.thread[calls]))
+        alone = tree.node_at(events.thread[calls], events.start_ns[calls]) < 0
+        thread[calls[alone]] = events.thread[operator[alone]]
     return thread
 
 
 def launching_nodes(events: Events, call_tree: CallTree, found: Launches) -> Ints:
-    """The node that launched each device event, -1 where none is known."""
+    """The node of the call tree that launched each device event; -1 where none is known."""
     if not len(found.device):
         return found.device
     position = np.full(len(events) + 1, -1)
     position[call_tree.index] = np.arange(len(call_tree))
     nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)
-    around = nearest[position[found.call]]
-    return np.where(around >= 0, around, position[found.operator])
+    around_call = nearest[position[found.call]]
+    return np.where(around_call >= 0, around_call, position[found.operator])

@@ -1,4 +1,4 @@
-"""The CPU's side of a trace as one nesting, and what several views ask of it."""
+"""`Links`: the call tree of a trace, and what several tables need of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from instrument.links.autograd import Scopes, scopes
+from instrument.links.autograd import Scopes, find_scopes
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.flops import node_flops
 from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
@@ -27,33 +27,34 @@ _HIDDEN = frozenset(
 
 
 class Links:
-    """The operators, annotations and runtime calls of a trace, nested by time; with `python` its Python frames too.
+    """What caused what in one trace; each part is computed at its first use and kept.
 
-    Each part is made when it is first asked for, and kept for the other views that ask.
+    Times of nodes are in nanoseconds. Shares in tables are of the time in finished steps, which the
+    properties `counted_*` hold; without a finished step they hold all time.
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:
+        """Keep the events; with `python`, Python frames are nodes of the call tree too."""
         self.events = events
         self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
     @cached_property
     def call_tree(self) -> CallTree:
-        """The nesting; a runtime call lies in what is around it, see `instrument.links.launches`."""
+        """The operators, annotations and runtime calls, nested by time."""
         events = self.events
         shown = ~events.named(_HIDDEN.__contains__)
-        around = events.among(self._kinds) & shown
-        return nest(
-            events, around | (events.among(is_runtime) & shown), threads_of_calls(events, around)
-        )
+        others = events.among(self._kinds) & shown
+        calls = events.among(is_runtime) & shown
+        return nest(events, others | calls, threads_of_calls(events, others))
 
     @cached_property
     def scopes(self) -> Scopes:
-        """The ranges and the backward nodes, and the range to which each belongs."""
-        return scopes(self.events, self.call_tree)
+        """The ranges and the backward nodes, and the range that each belongs to."""
+        return find_scopes(self.events, self.call_tree)
 
     @cached_property
     def flops(self) -> Ints | None:
-        """The operations that each node performs itself; see `instrument.links.flops.node_flops`."""
+        """The FLOPs of each node itself; see `instrument.links.flops.node_flops`."""
         return node_flops(self.events, self.call_tree)
 
     @cached_property
@@ -63,35 +64,35 @@ class Links:
 
     @cached_property
     def launches(self) -> Launches:
-        """The device events and what launched them; see `instrument.links.launches.launches`."""
+        """The device events and the CPU events that they came from."""
         return launches(self.events)
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
-        """The device events and the node that launched each; see `instrument.links.launches.launching_nodes`."""
+        """The device events, and for each the node that launched it; -1 where none is known."""
         return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
 
     @cached_property
     def spent_ns(self) -> Ints:
-        """The time of each node, its overlap with a later one of the same thread counted there alone."""
-        return self._until_ns - self.call_tree.start_ns
+        """The time of each node; what it shares with a later sibling counts for that one alone."""
+        return self._end_ns - self.call_tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
-        """How much of that lies in finished steps, which shares are of; all of it where there are none."""
+        """How much of `spent_ns` lies in finished steps."""
         if not len(self.steps):
             return self.spent_ns
-        return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._until_ns)
+        return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._end_ns)
 
     @cached_property
-    def _until_ns(self) -> Ints:
-        return self.call_tree.last_begun()
+    def _end_ns(self) -> Ints:
+        return self.call_tree.ends_before_overlap()
 
     @cached_property
     def counted_device_ns(self) -> Ints:
-        """The time of each device event that was launched in a finished step, 0 of others; see `counted_ns`.
+        """The time of each device event that was launched in a finished step; 0 for the others.
 
-        Of one whose launch is not in the trace it counts when it began.
+        A device event whose launch is not in the trace counts by its own start.
         """
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
@@ -102,14 +103,15 @@ class Links:
 
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:
-        """For each node the time of the device events that it launched itself in finished steps; see `counted_ns`."""
+        """`device_own_ns` of device events that were launched in finished steps."""
         return self._own_of_device(self.counted_device_ns)
 
     @cached_property
     def device_own_ns(self) -> Ints | None:
-        """For each node the time of the device events that it launched itself; None where the trace has none.
+        """For each node, the time of the device events that it launched itself.
 
-        A device event whose launch was not recorded counts nowhere.
+        None if the trace has no device event. A device event counts nowhere if its launch is not in
+        the trace.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

@@ -1,4 +1,4 @@
-"""The tree of paths that nested names make, and sums over it."""
+"""The tree of the paths that nested names make, such as `train/forward/layer`, and sums over it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import numpy as np
 from instrument.links.call_tree import CallTree, number_paths
 from instrument.trace.events import Flags, Ints
 
-# A longer path is shortened. Python's own stack ends after 1000 calls, and a path of 2000 characters is read by nobody;
-# without a limit the text of ranges nested n deep would be as long as the square of n.
+# A longer path is shortened: the texts of ranges that are nested n deep would otherwise take memory
+# in proportion to n². Nobody reads 2000 characters, and Python's stack ends after 1000 calls.
 LONGEST_PATH, _KEPT = 2000, 980
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The distinct paths of names in tree order: a parent before its children, siblings by first start.
+    """The distinct paths, in tree order: a parent before its children, siblings by first start.
 
-    `above` is the path that each lies in, or -1; those below one follow it without a gap, up to its `after`. `texts`
-    are the names from the outermost on, joined by "/"; of those beyond `LONGEST_PATH` characters the middle is replaced
-    by a number made of the whole, so that each is still told from the others, and is the same in every trace.
+    Sums over them take time in proportion to the paths and items, however deep the paths are.
 
-    Whatever is summed here takes time in proportion to the items and paths, however deep they lie.
+    Attributes:
+        above: the path that each path lies in; -1 for none.
+        after: the descendants of path k are k + 1 to `after[k]`, the latter not included.
+        names: the last name of each path.
+        texts: the names from the outermost on, joined by "/". In a text of more than `LONGEST_PATH`
+            characters, a hash of the whole replaces the middle. So texts stay distinct, and are the
+            same in every trace.
+        depths: how many paths lie above each.
     """
 
     above: Ints
@@ -32,21 +37,21 @@ class Paths:
     texts: list[str]
     depths: list[int]
 
-    def with_inner(self, own: Ints) -> Ints:
-        """A quantity of each path with that of all paths below it added."""
+    def with_descendants(self, own: Ints) -> Ints:
+        """A quantity of each path plus that of all its descendants."""
         sums = np.concatenate([[0], np.cumsum(own)])
         found: Ints = sums[self.after] - sums[:-1]
         return found
 
     def at_or_below(self, chosen: Flags) -> Flags:
-        """Whether a path is chosen, or lies below one that is."""
+        """Which paths are chosen, or lie below a chosen one."""
         change = np.zeros(len(chosen) + 1, np.int64)
         np.add.at(change, np.flatnonzero(chosen), 1)
         np.add.at(change, self.after[chosen], -1)
         return np.cumsum(change)[:-1] > 0
 
     def outermost(self, group: Ints) -> Flags:
-        """Whether no path above a path is of the same group."""
+        """Which paths have no path of their own group above them."""
         order = np.argsort(group, kind="stable")
         offset = group[order] * (len(group) + 1)  # each group has a stretch of its own
         reached = np.maximum.accumulate(np.concatenate([[0], offset + self.after[order]]))[:-1]
@@ -55,62 +60,76 @@ class Paths:
         return outermost
 
     def summed(
-        self, values: Ints, group: Ints, count: int, one: Ints, other: Ints | None = None
+        self, values: Ints, group: Ints, count: int, path: Ints, second: Ints | None = None
     ) -> Ints:
-        """What each of `count` groups has of a quantity: that of the items at or below its paths, each item once.
+        """Sum items over groups of paths: of each item that lies at or below a path of the group.
 
-        `group` numbers the paths' groups; an item is at the path `one`, and where it is given at `other` too; -1: none.
+        An item that has two paths counts once in each group.
+
+        Args:
+            values: the quantity of each item.
+            group: the group of each path, 0 to `count` - 1.
+            count: the number of groups.
+            path: the path of each item; -1 for none.
+            second: another path of each item, likewise.
         """
-        own = np.zeros(len(self.names) + 1, np.int64)  # the last for what is at no path
-        np.add.at(own, one, values)
-        if other is not None:
-            np.add.at(own, other, values)
-            np.subtract.at(own, self.common(one, other), values)
-        totals, top = self.with_inner(own[:-1]), self.outermost(group)
+        own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
+        np.add.at(own, path, values)
+        if second is not None:
+            np.add.at(own, second, values)
+            np.subtract.at(own, self.common(path, second), values)
+        totals, top = self.with_descendants(own[:-1]), self.outermost(group)
         sums = np.zeros(count, np.int64)
         np.add.at(sums, group[top], totals[top])
-        if other is not None and count < len(self.names):
-            item, groups = self._counted_twice(group, one, other)
+        if second is not None and count < len(self.names):
+            item, groups = self._counted_twice(group, path, second)
             np.subtract.at(sums, groups, values[item])
         return sums
 
     def common(self, one: Ints, other: Ints) -> Ints:
-        """The innermost path at or above both of two, or -1: by jumps from `one` upwards that halve."""
+        """The innermost path at or above both of each pair; -1 for none."""
         above, after = np.append(self.above, -1), np.append(self.after, -1)
-        jumps = [above]
+        jumps = [above]  # 1, 2, 4, … paths up
         while (jumps[-1] >= 0).any():
             jumps.append(jumps[-1][jumps[-1]])
-        at = one
+        path = one
         for jump in reversed(jumps):
-            further = jump[at]
-            at = np.where(
-                (further >= 0) & ~((further <= other) & (other < after[further])), further, at
-            )
-        return np.where((at >= 0) & (at <= other) & (other < after[at]), at, above[at])
+            ancestor = jump[path]
+            is_common = (ancestor <= other) & (other < after[ancestor])
+            path = np.where((ancestor >= 0) & ~is_common, ancestor, path)
+        return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
 
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
-        """Items and groups that hold both of the item's paths, each by an outermost path of its own."""
+        """Pairs of item and group that a sum over the outermost paths of the group counts twice.
+
+        Two different outermost paths of the group hold one path of the item each.
+        """
         common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
         ends = common[item]
-        of_both = np.intersect1d(
-            self._way(group, item, one[item], ends), self._way(group, item, other[item], ends)
+        in_both = np.intersect1d(
+            self._groups_above(group, item, one[item], ends),
+            self._groups_above(group, item, other[item], ends),
         )
-        pairs = np.setdiff1d(of_both, self._way(group, item, ends, np.full(len(item), -1)))
+        above_common = self._groups_above(group, item, ends, np.full(len(item), -1))
+        pairs = np.setdiff1d(in_both, above_common)
         return pairs // len(self.names), pairs % len(self.names)
 
-    def _way(self, group: Ints, item: Ints, at: Ints, end: Ints) -> Ints:
-        """The groups of the paths from each item's path upwards, before its end; a pair is one number."""
+    def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
+        """The groups of the paths from each item's path up to `end`, which is not included.
+
+        Each pair of item and group is one number: item times the number of paths, plus group.
+        """
         found = [np.zeros(0, np.int64)]
-        while (on := at != end).any():
-            item, at, end = item[on], at[on], end[on]
-            found.append(item * len(self.names) + group[at])
-            at = self.above[at]
+        while (below := path != end).any():
+            item, path, end = item[below], path[below], end[below]
+            found.append(item * len(self.names) + group[path])
+            path = self.above[path]
         return np.concatenate(found)
 
 
 def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, Ints]:
-    """The paths of a nesting's nodes, and each node's among them; `name` is an index into `names`."""
+    """The paths of a call tree, and the path of each node; `name` is an index into `names`."""
     numbered, above, label = number_paths(call_tree, name)
     order, depth = _tree_order(above, call_tree, numbered)
     rank = np.zeros(len(order) + 1, np.int64)
@@ -123,24 +142,24 @@ def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, 
 
 
 def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int], list[int]]:
-    """The paths with parents before children and siblings by first start, and the depth of each path."""
+    """The paths, parents before children and siblings by first start; and the depth of each."""
     first = np.full(len(above), np.iinfo(np.int64).max)
     np.minimum.at(first, path, call_tree.start_ns)
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}  # the last to start comes first, as a stack takes them
     for k in np.argsort(-first, kind="stable").tolist():
         children.setdefault(int(above[k]), []).append(k)
-    depth, order, waiting = [0] * len(above), [], list(children.get(-1, []))
-    while waiting:
-        k = waiting.pop()
+    depth, order, stack = [0] * len(above), [], list(children.get(-1, []))
+    while stack:
+        k = stack.pop()
         order.append(k)
         for child in children.get(k, []):
             depth[child] = depth[k] + 1
-            waiting.append(child)
+            stack.append(child)
     return order, depth
 
 
 def _ends(above: Ints) -> Ints:
-    """Behind the last path below each."""
+    """For each path, one more than the index of its last descendant."""
     after = list(range(1, len(above) + 1))
     for k, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist()):
         if parent >= 0:
@@ -156,8 +175,11 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 
 
 def _shortened(path: str) -> str:
-    """A path of at most `LONGEST_PATH` characters; what was shortened before has its own number in the whole."""
+    """The path with a hash for its middle, if it has more than `LONGEST_PATH` characters.
+
+    A parent that was shortened before has its own hash in the text.
+    """
     if len(path) <= LONGEST_PATH:
         return path
-    number = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{path[:_KEPT]}…{number}…{path[-_KEPT:]}"
+    digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{path[:_KEPT]}…{digest}…{path[-_KEPT:]}"

@@ -1,4 +1,4 @@
-"""Which of the profiler's steps a point of time or an interval lies in."""
+"""Which of the profiler's steps a point in time or an interval lies in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
 
 def step_number(events: Events, event: int) -> int:
-    """The number that a step bears in its name."""
+    """The number in the name of a step."""
     return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
 
 
@@ -22,7 +22,7 @@ def finished_steps(events: Events) -> Ints:
 
 
 def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each interval lies in some steps, by start, that do not overlap."""
+    """How much of each interval lies inside steps; `steps` are by start and do not overlap."""
     starts, lengths = events.start_ns[steps], events.duration_ns[steps]
     before = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -35,7 +35,10 @@ def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Int
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
-    """Which of some steps, by start, each point of time lies in, or -1."""
+    """The step that holds each point in time, as an index into `steps`; -1 for none.
+
+    `steps` are by start and do not overlap.
+    """
     if not len(steps):
         return np.full(len(time_ns), -1)
     at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1

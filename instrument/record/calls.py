@@ -1,4 +1,4 @@
-"""`RecordedCalls`: a session driven by the calls of functions, with no loop around it."""
+"""`RecordedCalls`: each call of some functions is a step of a session, without a loop."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate.profiled import profiled
+from instrument.config.schedule import triggers_ask
 from instrument.errors import ConfigError, InstrumentError
 
 if TYPE_CHECKING:
     from instrument.record.session import Session
 
-# The sessions whose recorded calls are around what runs now, in this thread or asynchronous task.
-_around: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_around", default=())
+# The sessions that have a recorded call open in this thread or asynchronous task.
+_enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", default=())
 
 
-class _Begun(NamedTuple):
+class _CountedCall(NamedTuple):
     """A call that counts: the step in which it began, and whether it is the session's first."""
 
     step: int
@@ -32,38 +33,39 @@ class _Begun(NamedTuple):
 
 
 class RecordedCalls:
-    """Takes the end of each call of some functions for the end of a session's step.
+    """The calls of functions, each of which ends a step of a session.
 
-    The first call starts the session. A session that was started so is stopped when its plan holds no further window;
-    of a window without end, when that first call is over. Calls count from every thread and asynchronous task, so that
-    a step goes from one call's end to the next one's, whichever thread that is on. Two kinds of calls just run: those
-    within a call, and those that end in a window and began before it.
+    The first call starts the session, unless it runs already. The session then stops after its last
+    window; a window without end lasts as long as that first call. Calls count from every thread and
+    asynchronous task, so a step lasts from the end of one call to the end of the next, on whichever
+    thread. Not counted are calls within a call, and calls that began before the window in which
+    they end.
 
     Attributes:
-        over: whether nothing is left to record, so that calls are left alone.
+        over: whether nothing is left to record; calls are then not counted.
     """
 
     def __init__(self, session: Session) -> None:
         self.over = False
         self._session = session
         self._first = Lock()  # held from the first call on
-        self._owns = False  # the session's start and stop
+        self._owns_session = False  # whether the first call started it
 
-    def of(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """The function with its calls counted, each in a range of this name, or its own.
+    def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+        """Wrap a function so that its calls count, each in a range of this or its own name.
 
         Raises:
-            ConfigError: it is no function, or an asynchronous generator.
+            ConfigError: it is not a function, or it is an asynchronous generator.
         """
         if not callable(function) or inspect.isclass(function) or isinstance(function, nn.Module):
             raise ConfigError(
-                f"session.record was given a {type(function).__name__}, but it takes a function or method: "
-                "of a module give model.__call__."
+                f"session.record was given a {type(function).__name__}, but it takes a function "
+                "or method: of a module give model.__call__."
             )
         if inspect.isasyncgenfunction(function):
             raise ConfigError(
-                f"session.record was given {function.__name__}, an asynchronous generator, whose steps it cannot tell: "
-                "loop over it, and call session.step() after each item."
+                f"session.record was given {function.__name__}, an asynchronous generator, but it "
+                "cannot see its steps: loop over it, and call session.step() after each item."
             )
         return functools.wraps(function)(self._counted(function, profiled(function, name=name)))
 
@@ -73,22 +75,22 @@ class RecordedCalls:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             if self.over:
                 return await function(*args, **kwargs)
-            with self._one():
+            with self._call():
                 return await ranged(*args, **kwargs)
 
         def generator(*args: Any, **kwargs: Any) -> Any:
             if self.over:
                 return (yield from function(*args, **kwargs))
-            begun = self._begun()
-            try:  # without a note that it is around: other code runs wherever it is suspended
+            call = self._begin_call()
+            try:  # not noted as enclosing: other code runs while the generator is suspended
                 return (yield from ranged(*args, **kwargs))
             finally:
-                self._end(begun)
+                self._end_call(call)
 
         def plain(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or self.over:
                 return function(*args, **kwargs)
-            with self._one():
+            with self._call():
                 return ranged(*args, **kwargs)
 
         if inspect.iscoroutinefunction(function):
@@ -96,26 +98,28 @@ class RecordedCalls:
         return generator if inspect.isgeneratorfunction(function) else plain
 
     @contextmanager
-    def _one(self) -> Iterator[None]:
-        begun, around = self._begun(), _around.get()
-        _around.set((*around, self))
+    def _call(self) -> Iterator[None]:
+        call, enclosing = self._begin_call(), _enclosing.get()
+        _enclosing.set((*enclosing, self))
         try:
             yield
         finally:
-            _around.set(around)
-            self._end(begun)
+            _enclosing.set(enclosing)
+            self._end_call(call)
 
-    def _begun(self) -> _Begun | None:
-        """Note that a call begins; None: it does not count."""
-        if self in _around.get():
+    def _begin_call(self) -> _CountedCall | None:
+        """Begin a call, the first one with the session; gives None if it does not count."""
+        if self in _enclosing.get():
             return None
         first = not self.over and self._first.acquire(blocking=False)
         if first:
-            self._begin()
+            self._start_session()
         session = self._session
-        return None if self.over or not session.running else _Begun(session.step_number, first)
+        if self.over or not session.running:
+            return None
+        return _CountedCall(session.step_number, first)
 
-    def _begin(self) -> None:
+    def _start_session(self) -> None:
         session = self._session
         if session.running:
             return
@@ -125,20 +129,28 @@ class RecordedCalls:
             logger.error(
                 "session.record cannot start the session, so the calls just run: {}", error
             )
-        self._owns = session.loop.by_calls = session.running
-        self.over = not self._owns
+        self._owns_session = session.loop.by_calls = session.running
+        self.over = not self._owns_session
 
-    def _end(self, begun: _Begun | None) -> None:
-        if begun is not None and self._session.loop.in_turn(self._count, begun):
+    def _end_call(self, call: _CountedCall | None) -> None:
+        if call is not None and self._session.loop.exclusively(self._end_step, call):
             self._session.stop()
 
-    def _count(self, begun: _Begun) -> bool:
-        """Take the end of a call for that of a step; gives whether it was the last and the session is to be stopped."""
-        session, loop = self._session, self._session.loop
+    def _end_step(self, call: _CountedCall) -> bool:
+        """End a step with a call; gives whether the session must stop now."""
+        session = self._session
         if self.over or not session.running:
             return False
-        whole = self._owns and loop.in_endless_window()
-        if not whole and not loop.in_window_begun_after(begun.step):
+        config, train = session.config, session.loop.train
+        window = train.window
+        if window is not None and window.first > train.step_number:
+            window = None  # it has not begun
+        endless = self._owns_session and window is not None and window.last is None
+        if not endless and (window is None or window.first <= call.step):
             session.step()
-        self.over = self._owns and (begun.first if whole else loop.nothing_ahead())
+        if endless:
+            self.over = call.first
+        elif self._owns_session:
+            needs_steps = triggers_ask(config) or config.timings is not None
+            self.over = train.planned is None and not needs_steps
         return self.over

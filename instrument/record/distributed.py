@@ -1,12 +1,13 @@
-"""Which ranks record, at which step all of them do what a trigger asks for, and into which folder.
+"""Which ranks record, into which folder, and from which step on all record a requested window.
 
-They talk in messages of some hundred bytes through the store at MASTER_ADDR:MASTER_PORT that brings a job's ranks
-together, over a connection of their own and off the training thread: no collective, and no lock that training shares.
-The store outlives a restart of the job, and what stands in it names no age. So each rank says hello, the leader's
-process answers if it lives, and all that follows is under the name that its answer gives to the session.
+The ranks exchange messages of some hundred bytes through the job's store, which listens at
+MASTER_ADDR:MASTER_PORT, over a connection of their own and off the training thread: no collective,
+and no lock that training shares. The store outlives a restart of the job, and its entries have no
+time. So each rank sends a join message, the leading rank's process answers if it is alive, and
+everything else is stored under the session name in that answer.
 
-What torch's store does not do: where its server freezes, a thread in it stays there, and one that is still in it when
-the interpreter ends aborts the process, if the server dies just then.
+Limits of torch's store: if its server hangs, a thread that uses it hangs too; if a thread uses it
+while the interpreter exits and the server dies just then, the process aborts.
 """
 
 from __future__ import annotations
@@ -34,54 +35,48 @@ from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo
 from instrument.worker import queue
 
-# How often messages are looked for, as files and the like are, on the watcher's thread.
+# How often the polling thread looks for messages, files and the like.
 POLL_SECONDS = 0.5
-# Within how many polls every rank must have heard of a window, besides the one that its message may just have missed.
+# Every rank must have seen a window within so many polls, besides the poll that just missed it.
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
-# How long the leader may take to answer a hello or an ask: it may start later, and the end of a window holds the GIL.
+# How long the leading rank may take to answer: it may start later, and saving holds the GIL.
 _ANSWER_S = 30.0
-# How often the leader looks for hellos, and for how long at most: until all have met it, where their number is known.
-_HELLO_S, _HELLOS_S = 0.1, 600.0
+# How often the leading rank looks for join messages, and for how long if not all ranks have joined.
+_JOIN_POLL_S, _JOIN_LIMIT_S = 0.1, 600.0
 
-_Given = TypeVar("_Given")
+T = TypeVar("T")
 
 
 def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
-    """Whether this rank is one of those that `profiler.ranks` names; says so where it is not.
+    """Whether `profiler.ranks` names this rank; logs if it does not.
 
-    What cannot be meant is warned of on rank 0 alone.
+    Rank 0 warns of ranks that do not exist.
     """
     missing = (
         [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
     )
     if missing and rank_info.rank == 0:
         rest = "nothing is recorded" if len(missing) == len(ranks) else "the others record"
-        world = (
-            "1 rank, 0"
-            if rank_info.world_size == 1
-            else f"{rank_info.world_size} ranks, 0 to {rank_info.world_size - 1}"
-        )
+        last = rank_info.world_size - 1
+        world = f"{last + 1} ranks, 0 to {last}" if last else "1 rank, 0"
         named = " and ".join(map(str, missing))
         logger.warning("profiler.ranks names {}, but the run has {}: {}.", named, world, rest)
-    chosen = (
-        rank_info.rank in ranks
-        if isinstance(ranks, list)
-        else ranks == "all" or rank_info.local_rank == 0
-    )
-    if not chosen:
-        logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)
-    return chosen
+    by_name = ranks == "all" or (ranks == "first_per_node" and rank_info.local_rank == 0)
+    if by_name or (isinstance(ranks, list) and rank_info.rank in ranks):
+        return True
+    logger.info("Rank {} records nothing: profiler.ranks is {}.", rank_info.rank, ranks)
+    return False
 
 
-def lead(step_ns: int) -> int:
-    """How many steps ahead a window is announced, so that every rank hears of it in time."""
+def steps_ahead(step_ns: int) -> int:
+    """How many steps ahead a window is announced, so that every rank sees it in time."""
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
 class TriggerRequest(NamedTuple):
-    """What a trigger of one rank asks for: `steps` to record, None as many as `profiler.active` says."""
+    """A window that a trigger of one rank requests; `steps` is None for `profiler.active` steps."""
 
     trigger: str
     why: str | None
@@ -91,7 +86,7 @@ class TriggerRequest(NamedTuple):
 
 
 class AnnouncedWindow(NamedTuple):
-    """What all ranks record from step `begin` on, which is the first of the warm-up."""
+    """A window that all ranks record; `begin` is the first step of its warm-up."""
 
     trigger: str
     why: str
@@ -100,19 +95,22 @@ class AnnouncedWindow(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """How far a rank's training is: the step that runs now, and the median of its steps; None: none is known yet."""
+    """A rank's current step and its median step time; None if no step has been timed yet."""
 
     step: int
     step_ns: int | None
 
 
 class RankCoordinator:
-    """The ranks that record together, as one of them talks to the others; the lowest leads.
+    """One rank's connection to the ranks that record together; the lowest of them leads.
 
-    For the watcher's thread. What any method raises means that the store is gone, or the leader.
+    Only the polling thread uses it. An exception from any method means that the store or the
+    leading rank is gone.
 
     Attributes:
-        over: whether the leader has ended its session.
+        rank: this rank.
+        leads: whether this rank is the leading one.
+        ended: whether the leading rank has ended its session.
     """
 
     def __init__(
@@ -123,90 +121,82 @@ class RankCoordinator:
         progress: Callable[[], StepProgress],
     ) -> None:
         self._leader = _leader(config.ranks)
-        self.rank, self.leads, self.over = rank_info.rank, rank_info.rank == self._leader, False
+        self.rank, self.leads, self.ended = rank_info.rank, rank_info.rank == self._leader, False
         self._store, self._config, self._progress = store, config, progress
-        self._asks, self._calls = _Messages(store, "asks"), _Messages(store, "calls")
-        # by number, with the time by which the leader is to hear of it
-        self._asked: dict[int, tuple[TriggerRequest, float]] = {}
-        self._open: list[TriggerRequest] = []  # until the leader knows how long a step takes
-        self._called_at = self._called_until = -1
+        self._requests, self._windows = _Messages(store, "requests"), _Messages(store, "windows")
+        # by message number, with the time by which the leading rank must have read it
+        self._sent: dict[int, tuple[TriggerRequest, float]] = {}
+        # wait until the leading rank knows the time of a step
+        self._waiting: list[TriggerRequest] = []
+        self._announced_at = self._announced_until = -1
 
-    def ask(self, ask: TriggerRequest) -> None:
-        """Ask the leader for a window of all ranks."""
-        self._asked[self._asks.append(ask)] = ask, time.monotonic() + _ANSWER_S
+    def send(self, request: TriggerRequest) -> None:
+        """Send a request to the leading rank."""
+        self._sent[self._requests.append(request)] = request, time.monotonic() + _ANSWER_S
 
     @property
-    def unheard(self) -> list[TriggerRequest]:
-        """What this rank has asked for and the leader has not heard of yet."""
-        return [ask for ask, _ in self._asked.values()]
+    def unanswered(self) -> list[TriggerRequest]:
+        """The requests of this rank that the leading rank has not read yet."""
+        return [request for request, _ in self._sent.values()]
 
-    def asks(self) -> Iterator[TriggerRequest]:
-        """What was asked for since the last time; for the leader alone, and once its steps have been timed.
+    def new_requests(self) -> Iterator[TriggerRequest]:
+        """The requests since the last call, on the leading rank, once it knows the time of a step.
 
-        What was asked for before the last window was over is left out: it has had that window.
+        Requests from before the end of the last window are left out: that window serves them.
         """
         if not self.leads:
             return
-        known = self._asks.read
-        self._open += [TriggerRequest(*message) for message in self._asks.unread()]
-        if self._asks.read > known:
-            self._store.add("heard", self._asks.read - known)
-        while self._open and self._progress().step_ns is not None:
-            ask = self._open.pop(0)
-            set_back = (
-                self._progress().step < self._called_at
-            )  # by the user, so that numbers come again
-            if ask.after_step > self._called_until or set_back:
-                yield ask
+        read_before = self._requests.read
+        self._waiting += [TriggerRequest(*message) for message in self._requests.unread()]
+        if self._requests.read > read_before:
+            self._store.add("read", self._requests.read - read_before)
+        while self._waiting and self._progress().step_ns is not None:
+            request = self._waiting.pop(0)
+            # by the user; the same numbers then come again
+            set_back = self._progress().step < self._announced_at
+            if request.after_step > self._announced_until or set_back:
+                yield request
 
-    def call(self, ask: TriggerRequest) -> None:
-        """Tell all ranks, this one among them, from which step on they record what was asked for."""
+    def announce(self, request: TriggerRequest) -> None:
+        """Tell all ranks, this one included, from which step on they record the window."""
         step, step_ns = self._progress()
-        begin = step + lead(step_ns or 0)
-        why = f"{ask.why}, " if ask.why else ""
-        self._calls.append(
-            AnnouncedWindow(
-                ask.trigger,
-                f"{why}on rank {ask.rank} after step {ask.after_step}",
-                ask.steps,
-                begin,
-            )
-        )
-        self._called_at = step
-        self._called_until = (
-            begin + self._config.warmup + (ask.steps or self._config.active or 1) - 1
-        )
+        begin = step + steps_ahead(step_ns or 0)
+        why = f"{request.why}, " if request.why else ""
+        why += f"on rank {request.rank} after step {request.after_step}"
+        self._windows.append(AnnouncedWindow(request.trigger, why, request.steps, begin))
+        length = self._config.warmup + (request.steps or self._config.active or 1)
+        self._announced_at, self._announced_until = step, begin + length - 1
 
-    def calls(self) -> Iterator[AnnouncedWindow]:
-        """What all ranks are to record that this one has not heard of yet.
+    def new_windows(self) -> Iterator[AnnouncedWindow]:
+        """The windows announced since the last call.
 
         Raises:
-            TimeoutError: the leader does not hear what this rank asks for.
+            TimeoutError: the leading rank does not read this rank's requests.
         """
-        for message in self._calls.unread():
+        for message in self._windows.unread():
             if message is None:
-                self.over = True
+                self.ended = True
                 return
             yield AnnouncedWindow(*message)
-        if self._asked:
-            heard, now = self._store.add("heard", 0), time.monotonic()
-            self._asked = {number: asked for number, asked in self._asked.items() if number > heard}
-            if any(now > until for _, until in self._asked.values()):
+        if self._sent:
+            read, now = self._store.add("read", 0), time.monotonic()
+            self._sent = {number: sent for number, sent in self._sent.items() if number > read}
+            if any(now > until for _, until in self._sent.values()):
                 raise TimeoutError(
                     f"rank {self._leader}, which leads, does not answer for {_ANSWER_S:g} s"
                 )
 
     def end(self) -> None:
-        """Let the others know, if this rank leads, that nobody does any more."""
-        if self.leads and not self.over:
-            self._calls.append(None)
+        """Tell the other ranks, if this one leads, that it no longer does."""
+        if self.leads and not self.ended:
+            self._windows.append(None)
 
 
 class _Messages:
-    """A list in the store, to which every rank can append.
+    """A list in the store to which every rank can append.
 
     Attributes:
-        read: how many of them this one has given.
+        read: how many messages this object has given.
     """
 
     def __init__(self, store: Any, name: str) -> None:
@@ -214,59 +204,61 @@ class _Messages:
         self.read = 0
 
     def append(self, message: Any) -> int:
-        """Its number, from 1."""
-        said = json.dumps(message)
+        """Append a message and give its number, from 1."""
+        text = json.dumps(message)
         number = int(self._store.add(self._name, 1))
-        self._store.set(f"{self._name}/{number}", said)
+        self._store.set(f"{self._name}/{number}", text)
         return number
 
     def unread(self) -> Iterator[Any]:
-        """Those that this one has not given yet; costs one look at the store where there are none."""
+        """The messages not given yet; one request to the store if there are none."""
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)
         while self.read < written:
             self.read += 1
-            try:  # waits for who is between his two calls
+            try:  # waits for a rank that is between the two requests of `append`
                 message = json.loads(self._store.get(f"{self._name}/{self.read}"))
-            except (DistStoreError, ValueError):  # who was killed between them
+            except (DistStoreError, ValueError):  # it was killed there
                 continue
             yield message
 
 
-# Sessions of this process by their ranks, so that two do not hear each other: those ranks start the same ones.
+# How many sessions this process has started for which ranks. All those ranks start the same
+# sessions, so the number keeps the messages of two sessions apart.
 _started: Counter[str] = Counter()
 
 
 def join_ranks(
     config: ProfilerConfig, rank_info: RankInfo, progress: Callable[[], StepProgress]
 ) -> tuple[Path, RankCoordinator | None]:
-    """The session's folder for captures, and with triggers the ranks that record together; None: each by itself.
+    """Agree with the other ranks on the folder for captures, and with triggers on their windows.
 
-    Ranks meet where there is more than one, and something that they must agree on. It costs a connection; a rank that
-    does not lead waits for the leader's answer, some 0.1 s, and up to 30 s until it starts. Where the store does not
-    answer, a rank waits 10 s, in the worst of cases 40 s, and goes by itself.
+    Ranks connect only if there are several and something to agree on. Cost: a connection, and for
+    all but the leading rank the wait for its answer: about 0.1 s, and up to 30 s until that rank
+    starts. If the store does not answer, a rank waits 10 s, at worst 40 s, and records by itself.
+
+    Returns:
+        The folder, and the coordinator; None without triggers or where each rank is on its own.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    own, who = queue.output_dir(config), str(config.ranks)
-    if _alone(config.ranks, rank_info) or (config.output_dir is not None and not config.triggers):
+    own, ranks = queue.output_dir(config), str(config.ranks)
+    if _is_alone(config.ranks, rank_info) or (
+        config.output_dir is not None and not config.triggers
+    ):
         return queue.writable(own), None
     coordinator, folder = None, own
-    _started[who] += 1
+    _started[ranks] += 1
     try:
-        store, named = _met(f"{who}/{_started[who]}", config.ranks, rank_info, own)
+        store, leaders_folder = _join(f"{ranks}/{_started[ranks]}", config.ranks, rank_info, own)
         coordinator = RankCoordinator(store, rank_info, config, progress)
-        folder = queue.writable(named) if config.output_dir is None else own
-    except (
-        Exception
-    ) as error:  # whatever the store raises; or the folder cannot be made on this machine
-        what = (
-            "records by itself, into its own folder"
-            if coordinator is None
-            else "records into its own folder"
-        )
+        folder = queue.writable(leaders_folder) if config.output_dir is None else own
+    except Exception as error:  # of the store; or this machine cannot create the folder
+        what = "records into its own folder"
+        if coordinator is None:
+            what = "records by itself, into its own folder"
         logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
     return queue.writable(folder), coordinator if config.triggers else None
 
@@ -275,29 +267,40 @@ def _leader(ranks: str | list[int]) -> int:
     return min(ranks) if isinstance(ranks, list) else 0
 
 
-def _met(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """The store's place for the session, and the leader's folder; the leader, whose `own` it is, awaits nobody.
+def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
+    return rank_info.world_size == 1 or (
+        isinstance(ranks, list)
+        and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
+    )
+
+
+def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
+    """Connect to the store; give the session's part of it, and the leading rank's folder.
+
+    The leading rank, whose folder is `own`, waits for no other rank.
 
     Raises:
-        TimeoutError: the store or the leader does not answer in time.
+        TimeoutError: the store or the leading rank does not answer in time.
         ConnectionError: there is no store.
     """
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in every build of torch
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in all builds
 
-    address, port = _address()
-    store = _within(_CONNECT_S, partial(_connected, address, port, session))
-    if rank_info.rank == _leader(ranks):
-        name, folder = _lead(store, _others(ranks, rank_info), own)
+    leader = _leader(ranks)
+    address, port = _store_address()
+    store = _with_timeout(_CONNECT_S, partial(_connect, address, port, session))
+    if rank_info.rank == leader:
+        joining = range(rank_info.world_size)
+        others = sum(isinstance(ranks, str) or rank in ranks for rank in joining) - 1
+        name, folder = _lead(store, others, own)
     else:
-        name, folder = _within(
-            _CONNECT_S + _ANSWER_S, partial(_follow, store, rank_info.rank, _leader(ranks))
-        )
+        follow = partial(_follow, store, rank_info.rank, leader)
+        name, folder = _with_timeout(_CONNECT_S + _ANSWER_S, follow)
     return PrefixStore(name, store), folder
 
 
-def _within(seconds: float, act: Callable[[], _Given]) -> _Given:
-    """What `act` gives, on a thread of its own: torch's store heeds no limit where its server is silent."""
-    outcome: futures.Future[_Given] = futures.Future()
+def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
+    """Call `act` on a thread: torch's store ignores its time limit if its server is silent."""
+    outcome: futures.Future[T] = futures.Future()
 
     def run() -> None:
         try:
@@ -314,111 +317,94 @@ def _within(seconds: float, act: Callable[[], _Given]) -> _Given:
 
 
 def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
-    """A new name for the session, and the folder, which the others are told by a thread from now on."""
+    """Make a name for the session; a thread sends it and the folder to the other ranks."""
     name, over = uuid4().hex, Event()
-    answer = Thread(
-        target=_answer, args=(store, name, own, others, over), name="instrument-ranks", daemon=True
+    answers = Thread(
+        target=_answer_joins,
+        args=(store, name, own, others, over),
+        name="instrument-ranks",
+        daemon=True,
     )
-    answer.start()
-    atexit.register(_leave, answer, over)
+    answers.start()
+    atexit.register(_stop_answering, answers, over)
     return name, own
 
 
-def _answer(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
-    """Tell each rank that says hello the session's name and folder, until all have heard it.
+def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
+    """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    Those who said hello before a restart are told too; they do not count, as they do not hear it.
+    Messages from before a restart are answered too. Nobody reads those answers, so they do not
+    count as joined.
     """
-    hellos, began = _Messages(store, "hellos"), time.monotonic()
+    joins, began = _Messages(store, "joins"), time.monotonic()
     with suppress(Exception):  # the store is gone
         while (
-            store.add(f"{name}/met", 0) < others
-            and time.monotonic() - began < _HELLOS_S
-            and not over.wait(_HELLO_S)
+            store.add(f"{name}/joined", 0) < others
+            and time.monotonic() - began < _JOIN_LIMIT_S
+            and not over.wait(_JOIN_POLL_S)
         ):
-            for hello in hellos.unread():
-                store.set(f"answers/{hello}", json.dumps([name, str(folder)]))
+            for join in joins.unread():
+                store.set(f"answers/{join}", json.dumps([name, str(folder)]))
 
 
-def _leave(thread: Thread, over: Event) -> None:
+def _stop_answering(answers: Thread, over: Event) -> None:
     over.set()
-    thread.join(_CONNECT_S)
+    answers.join(_CONNECT_S)
 
 
 def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
-    """The name and the folder that the leader answers a hello with."""
-    hello = uuid4().hex
-    _Messages(store, "hellos").append(hello)
-    began, said = time.monotonic(), False
-    while not store.check([f"answers/{hello}"]):
+    """Send a join message and wait for the leading rank's answer: session name and folder."""
+    join = uuid4().hex
+    _Messages(store, "joins").append(join)
+    began, logged = time.monotonic(), False
+    while not store.check([f"answers/{join}"]):
         waited = time.monotonic() - began
         if waited > _ANSWER_S:
             raise TimeoutError(f"rank {leader} does not answer for {_ANSWER_S:g} s")
-        if waited > 1 and not said:
+        if waited > 1 and not logged:
             logger.info(
                 "Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader
             )
-            said = True
+            logged = True
         time.sleep(0.02)
-    name, folder = json.loads(store.get(f"answers/{hello}"))
-    store.add(f"{name}/met", 1)
+    name, folder = json.loads(store.get(f"answers/{join}"))
+    store.add(f"{name}/joined", 1)
     return name, Path(folder)
 
 
-def _others(ranks: str | list[int], rank_info: RankInfo) -> int:
-    """How many ranks are to meet the leader, at most."""
-    chosen = range(rank_info.world_size)
-    return (
-        sum(rank in ranks for rank in chosen) - 1
-        if isinstance(ranks, list)
-        else rank_info.world_size - 1
-    )
-
-
-def _alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
-    return rank_info.world_size == 1 or (
-        isinstance(ranks, list)
-        and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
-    )
-
-
-def _address() -> tuple[str, int]:
-    """Where the job's store listens, for sure.
+def _store_address() -> tuple[str, int]:
+    """Where the job's store listens.
 
     Raises:
-        ConnectionError: there is none, in so many words.
+        ConnectionError: nothing listens there, or the address is not set.
     """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise ConnectionError("MASTER_ADDR and MASTER_PORT, which torchrun sets, name no store")
-    _await_server(address, int(port))
+    # torch's own connection would log its stack again and again if nobody listens
+    until = time.monotonic() + _CONNECT_S
+    while (error := _connection_error(address, int(port))) is not None:
+        if time.monotonic() > until:
+            raise ConnectionError(
+                f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); without "
+                "torchrun, start the session after torch.distributed.init_process_group"
+            )
+        time.sleep(0.1)
     return address, int(port)
 
 
-def _connected(address: str, port: int, session: str) -> Any:
-    """A connection to the job's store, in a place of its own there for each session of a job."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in every build of torch
-
-    limit = timedelta(seconds=_CONNECT_S)
-    store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
-    return PrefixStore(f"instrument/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{session}", store)
-
-
-def _await_server(address: str, port: int) -> None:
-    """Wait until somebody listens there; torch's own connection would print its stack over and over."""
-    until = time.monotonic() + _CONNECT_S
-    while (error := _refusal(address, port)) is not None:
-        if time.monotonic() > until:
-            raise ConnectionError(
-                f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); without torchrun, start the "
-                "session after torch.distributed.init_process_group"
-            )
-        time.sleep(0.1)
-
-
-def _refusal(address: str, port: int) -> OSError | None:
+def _connection_error(address: str, port: int) -> OSError | None:
     try:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError as error:
         return error
     return None
+
+
+def _connect(address: str, port: int, session: str) -> Any:
+    """Connect to the job's store; give the part of it that belongs to this session of this job."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=_CONNECT_S)
+    store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+    return PrefixStore(f"instrument/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{session}", store)

@@ -1,4 +1,4 @@
-"""The limits of a window: how long it may record, and by how much the process may grow meanwhile."""
+"""The limits of a window: how long it may record, and by how much the process may grow."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from instrument import threads
 from instrument.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5
-# In the midst of a step a window ends at twice its limit, and at least this much later.
+# Within a step, a window ends at twice its limit, and at least this much later.
 _LEAST_EXTRA_S = 1.0
-# torch takes some six times as much again while it stops, so that this much is what a machine can bear.
+# torch needs about six times as much memory again while it stops.
 _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
-    """Looks after one window, from the moment that it begins to record until `closed` is set.
+    """Limits one window, from when it begins to record until `closed` is set.
 
-    A window that has `reached` a limit ends with the step that runs then. Where no step ends, as in a server without
-    requests, a thread calls `end`, with these limits and the reason, at twice the limit.
+    A window that has `reached` a limit ends with the current step. If no step ends, as in a server
+    without requests, a thread calls `end` with these limits and the reason at twice the limit.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -37,10 +37,10 @@ class Limits:
         self.closed = Event()
         if self._max_s is not None or self._max_bytes is not None:
             thread = Thread(target=self._watch, name="instrument-limits", daemon=True)
-            threads.start(thread, "a window's limits are looked at only when a step ends")
+            threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Why the window must end, in words; None: it is within this many `times` its limits."""
+        """Why the window must end; None while it is below `times` its limits."""
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
             return f"profiler.max_window_s={self._max_s:g} was reached"
@@ -60,7 +60,7 @@ class Limits:
 
 
 def resident_bytes() -> int:
-    """The memory that the process holds, without mapped files; 0 where the system does not tell as Linux does."""
+    """The memory of the process without mapped files, in bytes; 0 on systems other than Linux."""
     try:
         pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:
@@ -69,11 +69,11 @@ def resident_bytes() -> int:
 
 
 def _machine_bytes() -> int:
-    """The memory of the machine, or of the container where that has less."""
-    found = [1 << 62]
+    """The memory of the machine, or of the container if that is less, in bytes."""
+    sizes = [1 << 62]
     with suppress(AttributeError, OSError, ValueError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such file; "max"
-            found.append(int(Path(file).read_text()))
-    return min(found)
+            sizes.append(int(Path(file).read_text()))
+    return min(sizes)

@@ -1,4 +1,4 @@
-"""Brings losses to the CPU without ever making the training wait for the device."""
+"""Copies losses to the CPU without making training wait for the device."""
 
 from __future__ import annotations
 
@@ -9,56 +9,50 @@ from loguru import logger
 
 
 class LossReader:
-    """Losses on their way to the triggers, each seen a step late.
+    """Reads the losses for triggers, each one step late.
 
-    A tensor on a device is copied into pinned memory beside the work of the device, and read when that copy is done; as
-    long as one is on its way, further ones are left out.
+    A tensor on a device is copied into pinned memory asynchronously, and read when the copy is
+    done. While a copy is in progress, further losses are skipped.
     """
 
     def __init__(self) -> None:
         self._known: tuple[float, int] | None = None
-        self._arrives: Any = None  # the event after the copy; None: no copy is on its way
-        self._arriving = 0  # the step whose loss it is
+        self._copied: Any = None  # the event after the copy; None while no copy is in progress
+        self._copied_step = 0  # the step of that loss
         self._pinned: torch.Tensor | None = None
         self._warned = False
 
-    def seen_after(self, number: int, loss: Any) -> tuple[float | None, int | None]:
-        """Take the loss of step `number`, and give the newest taken before that was not yet given, with its step."""
-        seen, self._known = self._known, None
+    def after_step(self, number: int, loss: Any) -> tuple[float | None, int | None]:
+        """Take the loss of step `number`; return the newest unseen earlier loss and its step."""
+        known, self._known = self._known, None
         try:
-            if self._arrives is not None:
-                seen = self._arrived()
-            if loss is not None:
-                self._take(number, loss)
+            if self._copied is not None:
+                known = self._read_copy()
+            if isinstance(loss, torch.Tensor) and not loss.is_cpu:
+                if self._copied is None:
+                    self._begin_copy(loss.detach().reshape(()))
+                    self._copied_step = number
+            elif loss is not None:
+                self._known = float(loss), number
         except Exception as error:
-            self._warn(error)
-        return seen or (None, None)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "session.step was given a loss that is not a single number ({}): triggers see "
+                    "None.",
+                    error,
+                )
+        return known or (None, None)
 
-    def _take(self, number: int, loss: Any) -> None:
-        if isinstance(loss, torch.Tensor) and not loss.is_cpu:
-            if self._arrives is None:
-                self._send(loss.detach().reshape(()))
-                self._arriving = number
-        else:
-            self._known = float(loss), number
-
-    def _send(self, loss: torch.Tensor) -> None:
+    def _begin_copy(self, loss: torch.Tensor) -> None:
         if self._pinned is None or self._pinned.dtype != loss.dtype:
             self._pinned = torch.empty((), dtype=loss.dtype, pin_memory=True)
         self._pinned.copy_(loss, non_blocking=True)
-        self._arrives = torch.get_device_module(loss.device).Event()
-        self._arrives.record()
+        self._copied = torch.get_device_module(loss.device).Event()
+        self._copied.record()
 
-    def _arrived(self) -> tuple[float, int] | None:
-        if self._pinned is None or not self._arrives.query():
+    def _read_copy(self) -> tuple[float, int] | None:
+        if self._pinned is None or not self._copied.query():
             return None
-        self._arrives = None
-        return float(self._pinned), self._arriving
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "session.step was given a loss that is no single number ({}): triggers see None.",
-                error,
-            )
+        self._copied = None
+        return float(self._pinned), self._copied_step

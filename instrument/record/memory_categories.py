@@ -1,4 +1,4 @@
-"""What a window's memory was for, by torch's own classification: parameters, gradients, activations and so on."""
+"""Writes a window's memory by torch's categories: parameters, gradients, and so on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from instrument.errors import reason_of
 
 
 def write(profile: _KinetoProfile, folder: Path) -> None:
-    """Write two files for each device, as torch's `export_memory_timeline` does, while torch has the recording still.
+    """Write two files for each device, as torch's `export_memory_timeline` does.
 
-    The one holds the bytes of each category over time, the other every change. Cost: 0.2 to 0.3 ms for each operator of
-    the window, in which Python is busy. What fails here costs these files and is logged.
+    One holds the bytes of each category over time, the other every change. Call this while torch
+    still holds the recording. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
+    An error costs these files and is logged.
     """
     try:
-        from torch.profiler._memory_profiler import (
-            MemoryProfileTimeline,
-        )  # torch means to take it away one day
+        # here, because torch will remove it one day
+        from torch.profiler._memory_profiler import MemoryProfileTimeline
 
         timeline = MemoryProfileTimeline(profile._memory_profile())
         for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
@@ -32,10 +32,10 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target)
             plain.unlink()
-    except Exception as error:  # torch says itself that not all recordings can be classified
+    except Exception as error:  # torch documents that it cannot classify all recordings
         for half in (*folder.glob(PATTERN), folder / ".raw.json"):
             half.unlink(missing_ok=True)
         logger.warning(
-            "torch cannot tell the window's memory by category: {}. The rest is kept.",
+            "torch cannot classify the window's memory: {}. The rest is kept.",
             reason_of(error),
         )

@@ -1,4 +1,4 @@
-"""What `capture.json` says: what was recorded, when, under what config, on what machine, with which versions."""
+"""The part of `capture.json` that a run's windows share: config, machine, versions, source."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from instrument.redact import redact_words
 from instrument.trace.capture_json import FORMAT, own_version
 from instrument.worker import queue
 
-# How long git is waited for, once, at the start of a run.
+# How long a run waits for git at its start.
 _GIT_S = 2.0
 
 
-def describe_run(
+def run_metadata(
     config: ProfilerConfig, activities: list[str], rank_info: RankInfo
 ) -> dict[str, Any]:
-    """What `capture.json` says of every window of a run; asked once, when the run begins."""
+    """The metadata of all windows of a run, computed once when it begins."""
     return {
         "format": FORMAT,
         "rank": rank_info.rank,
@@ -47,18 +47,19 @@ def describe_run(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        **origin(),
+        **provenance(),
         "annotations_disabled": backends.disabled,
         "config": config.plain(),
     }
 
 
-def origin() -> dict[str, Any]:
-    """What was run: the command line, Hydra's overrides (None where Hydra runs nothing), and `git`'s state.
+def provenance() -> dict[str, Any]:
+    """What runs: the command line, Hydra's overrides (None without Hydra), and git's state.
 
-    Of the working tree that the script lies in, git's commit, and whether a tracked file differs from it; None where
-    there is no repository, no git, or no answer within two seconds. Asked once in a process. `dirty` is None where the
-    repository's own config names programs to compare files with.
+    `git` holds the commit of the script's working tree, and as `dirty` whether a tracked file
+    differs from it. It is None without a repository, without git, or if git does not answer within
+    two seconds. `dirty` is None if the repository's own config names programs to compare files
+    with, because git would run them. git is called once in a process.
     """
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -72,15 +73,13 @@ def origin() -> dict[str, Any]:
 @cache
 def _git(folder: Path) -> dict[str, Any] | None:
     try:
-        commit = _asked_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
-        scopes = _asked_git(folder, "config", "--list", "--show-scope", "--name-only")
+        commit = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+        scopes = _run_git(folder, "config", "--list", "--show-scope", "--name-only")
         own = [line for line in scopes.splitlines() if line.startswith(("local\t", "worktree\t"))]
         if any(line.partition("\t")[2].startswith("filter.") for line in own):
-            return {
-                "commit": commit,
-                "dirty": None,
-            }  # to compare files git would run what the repository names
-        changed = _asked_git(
+            # to compare files, git would run the programs that the repository names
+            return {"commit": commit, "dirty": None}
+        changed = _run_git(
             folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"
         )
     except (OSError, subprocess.SubprocessError, UnicodeError):
@@ -88,15 +87,16 @@ def _git(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changed)}
 
 
-def _asked_git(folder: Path, *arguments: str) -> str:
-    """What git says of the repository that a folder lies in, with nothing run that the repository's config names.
+def _run_git(folder: Path, *arguments: str) -> str:
+    """The output of git for the repository of a folder; programs that its config names do not run.
 
     Raises:
-        OSError, subprocess.SubprocessError, UnicodeError: there is no git or no repository, or no answer in time.
+        OSError, subprocess.SubprocessError, UnicodeError: there is no git, no repository, or no
+            answer in time.
     """
     safe = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}", "protocol.allow=never"]
     command = ["git", *(word for option in safe for word in ("-c", option)), *arguments]
-    # nothing is written into the user's repository, and nothing fetched for one that is a part of another
+    # write nothing into the user's repository, and fetch nothing for a partial clone
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
     done = subprocess.run(
         command,
@@ -111,7 +111,7 @@ def _asked_git(folder: Path, *arguments: str) -> str:
 
 
 def devices(activities: list[str]) -> list[str]:
-    """The names of the devices that were recorded; empty on a CPU alone."""
+    """The names of the recorded devices; empty without CUDA."""
     return [
         str(torch.cuda.get_device_name(index))
         for index in range(torch.cuda.device_count())

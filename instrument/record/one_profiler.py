@@ -1,4 +1,4 @@
-"""Torch has one profiler in a process: who has it, whose turn it is, and what is left on by whom."""
+"""torch has one profiler per process: who owns it, and whether a dropped window left it on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.errors import CaptureError
 
 
 class Owner(Protocol):
-    """Who has the profiler; see `Recorder`."""
+    """A user of the profiler; see `Recorder`."""
 
     prepared: bool
     thread: Thread
@@ -24,68 +24,74 @@ class Owner(Protocol):
     def stop_here(self) -> None:
         """Stop the profiler on this thread."""
 
-    def let_go(self) -> None:
-        """Note that torch records no more."""
+    def release(self) -> None:
+        """Note that torch does not record any more."""
 
 
 #: Held while the profiler is prepared, started and stopped.
-turn = RLock()
-#: Who left it on, as another thread went on with a window that its own alone can stop.
+lock = RLock()
+#: The owner that left it on, because only another thread can stop it.
 abandoned: Owner | None = None
-_busy: weakref.ref[Owner] | None = None
+_owner: weakref.ref[Owner] | None = None
 
 
-def take(owner: Owner) -> None:
-    """Note who has the profiler; who is prepared no more has let it go."""
-    global _busy
-    _busy = weakref.ref(owner)
+def set_owner(owner: Owner) -> None:
+    """Note who uses the profiler now, for as long as its `prepared` is true."""
+    global _owner
+    _owner = weakref.ref(owner)
 
 
-def busy() -> Owner | None:
-    """Who has the profiler now."""
-    owner = None if _busy is None else _busy()
+def current_owner() -> Owner | None:
+    """Who uses the profiler now."""
+    owner = None if _owner is None else _owner()
     return owner if owner is not None and owner.prepared else None
 
 
 def abandon(owner: Owner) -> None:
-    """Leave the profiler on, as it cannot be stopped here."""
+    """Leave the profiler on, because this thread cannot stop it."""
     global abandoned
     abandoned = owner
-    atexit.register(stop_abandoned)  # torch would end the process there
+    atexit.register(stop_abandoned)  # torch would crash at exit
 
 
 def stop_abandoned() -> str | None:
-    """Stop the profiler that was left on, as can be done on its own thread, or once that has ended.
+    """Stop an abandoned profiler, which works on its own thread, or once that thread has ended.
 
-    None: nothing is left on; otherwise a sentence that says what is.
+    Returns:
+        None if no profiler is left on, else a sentence that says why it is.
     """
     global abandoned
-    with turn:
+    with lock:
         owner = abandoned
         if owner is None:
             return None
         if current_thread() is not owner.thread and owner.thread.is_alive():
             return (
-                f"torch's profiler is still on in the thread {owner.thread.name}, where a window was dropped, and can "
-                "be stopped only there: take a step or stop a session on it, or let it end."
+                f"torch's profiler is still on in the thread {owner.thread.name}, where a window "
+                "was dropped, and can be stopped only there: take a step or stop a session on it, "
+                "or let it end."
             )
-        is_its_own = current_thread() is owner.thread
-        if not is_its_own and busy() is owner:
-            owner.let_go()
-        if not is_its_own and not _restarted():
+        on_its_thread = current_thread() is owner.thread
+        if not on_its_thread and current_owner() is owner:
+            owner.release()
+        if not on_its_thread and not _restart():
             return (
-                f"The thread {owner.thread.name} ended while torch's profiler was on, after which torch "
-                f"{torch.__version__} records nothing in this process: step on a thread that goes on."
+                f"The thread {owner.thread.name} ended while torch's profiler was on, after which "
+                f"torch {torch.__version__} records nothing in this process: step on a thread that "
+                "does not end."
             )
         abandoned = None
         atexit.unregister(stop_abandoned)
-        if is_its_own:
+        if on_its_thread:
             owner.stop_here()
     return None
 
 
-def _restarted() -> bool:
-    """Have torch let go of a recording whose thread has ended, which would fail at exit; not every torch can."""
+def _restart() -> bool:
+    """Make torch drop a recording whose thread has ended, which would crash at exit.
+
+    Gives False for a torch that cannot.
+    """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
     try:
         again.prepare_trace()
@@ -96,32 +102,34 @@ def _restarted() -> bool:
     return True
 
 
-def refuse_company() -> None:
-    """Make sure that nobody else records in this process.
+def require_idle() -> None:
+    """Raise if another profiler is active in this process.
 
     Raises:
         CaptureError: another session records, or torch's own profiler is running.
     """
     if why := stop_abandoned():
         raise CaptureError(why)
-    if busy() is not None:
+    if current_owner() is not None:
         raise CaptureError(
-            "Another session is recording in this process, and only one can: stop that one first; of two callbacks in "
-            "a trainer make one, whose profiler.at_steps and profiler.sinks name the windows and sinks of both."
+            "Another session is recording in this process, and only one can: stop that one first. "
+            "Replace two callbacks of a trainer by one whose profiler.at_steps and profiler.sinks "
+            "name the windows and sinks of both."
         )
     if torch._C._autograd._profiler_enabled() or getattr(
         torch.autograd.profiler, "_is_profiler_enabled", False
     ):
         raise CaptureError(
-            "torch's own profiler is running in this process, and only one can: stop that one first."
+            "torch's own profiler is running in this process, and only one can: stop that one "
+            "first."
         )
 
 
 def _forget_parent() -> None:
-    global turn, abandoned, _busy
-    turn, abandoned, _busy = RLock(), None, None
+    global lock, abandoned, _owner
+    lock, abandoned, _owner = RLock(), None, None
 
 
-# A forked child records nothing yet, whatever its parent does.
+# A forked child does not record, even if its parent does.
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_parent)

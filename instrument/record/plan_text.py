@@ -1,4 +1,4 @@
-"""What a session says of its plan, in words: which steps it records, and why it recorded none."""
+"""Sentences about a session's plan: which steps it records, and why it recorded none."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """Say the plan: "records steps 2–4, then 7–9 (counted from 0) in validation, and what triggers ask for"."""
+    """The plan, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
-    said = schedule.in_words(config, planned) + where
+    words = schedule.in_words(config, planned) + where
     if schedule.triggers_ask(config):
-        said = (
-            "records what triggers ask for"
-            if planned is None
-            else f"{said}, and what triggers ask for"
-        )
-    return said if config.timings is None else f"{said}, and times the whole run"
+        requested = "what triggers ask for"
+        words = f"records {requested}" if planned is None else f"{words}, and {requested}"
+    return words if config.timings is None else f"{words}, and times the whole run"
 
 
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """Say, at the start, which windows there cannot be in so many steps; None: none such, or nothing is known."""
+    """At the start, a sentence about windows that the run has no steps for; None without any."""
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
-        return "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
+        return (
+            "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be "
+            "recorded."
+        )
     if train.planned is None:
         if skipped is None:
             return None
@@ -42,37 +42,43 @@ def unreachable_window(
             f"{skipped.in_words()}), so that none will be recorded: choose later steps."
         )
     if total_steps is not None and total_steps <= begin:
-        return f"The run begins with step {begin}, but has {total_steps} steps in all: nothing is left to record."
+        return (
+            f"The run begins with step {begin}, but has {total_steps} steps in all: nothing is "
+            "left to record."
+        )
     if total_steps is None or train.schedule is None:
         return None
-    return schedule.misfit(config, total_steps, begin)
+    return schedule.unreachable_window(config, total_steps, begin)
 
 
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """As `unreachable_window`, for the first loop of the run over a loader of so many batches; more may follow."""
+    """As `unreachable_window`, for the run's first loop over a loader of so many batches."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"
-    return schedule.misfit(config, train.step_number + batches, train.step_number, run)
+    return schedule.unreachable_window(config, train.step_number + batches, train.step_number, run)
 
 
 def nothing_recorded(
-    config: ProfilerConfig, came: Sequence[StepCounter], known_skipped: Window | None, unit: str
+    config: ProfilerConfig, entered: Sequence[StepCounter], known_skipped: Window | None, unit: str
 ) -> str | None:
-    """Say why the run ended without a window; None where the schedule asked for none, or the start has said it.
+    """Say why the run ended without a window.
 
     Args:
         config: of the session.
-        came: the counters of the phases that the schedule is followed in, as far as the run came to them.
-        known_skipped: the window that the start said lies behind the first step.
+        entered: the counters of those phases of `profiler.phases` that the run entered.
+        known_skipped: the skipped window that the session warned of at its start.
         unit: what a step is, "step" or "call".
+
+    Returns:
+        The sentence; None if the schedule has no window, or the session warned at its start.
     """
-    if not came:
+    if not entered:
         name = config.phases[0]
         return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
-    counter = max(came, key=lambda each: each.step_number - each.began_at)
+    counter = max(entered, key=lambda each: each.step_number - each.began_at)
     window, skipped = counter.window, counter.skipped
     if counter.planned is None:
         if skipped is None or skipped is known_skipped:

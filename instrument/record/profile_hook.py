@@ -1,4 +1,4 @@
-"""Gives the user's profile hook (`sys.setprofile`) back, which torch takes away where it records stacks."""
+"""Restores the user's profile hook (`sys.setprofile`), which torch removes to record stacks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from loguru import logger
 
 
 class ProfileHook:
-    """The hook of the thread that makes it, and whether other threads may have one."""
+    """The hook of the current thread, and the one that other threads may have."""
 
     def __init__(self) -> None:
         self._hook: Any = sys.getprofile()
-        self._of_others = threading.getprofile()
+        self._hook_of_threads = threading.getprofile()
         self._thread = threading.get_ident()
 
-    def give_back(self) -> None:
-        """Set the hook again where it is gone, and warn of one that only its owner can set."""
+    def restore(self) -> None:
+        """Set the hook again if it is gone; warn of a hook that only its owner can set."""
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return
         if self._hook is None or callable(self._hook):
             sys.setprofile(self._hook)
-        else:  # a hook in C, as that of cProfile before Python 3.12
+        else:  # a hook in C, such as that of cProfile before Python 3.12
             logger.warning(
-                "profiler.with_stack=true has ended the profiling by {!r}, which only its owner can begin again: "
-                "use one of the two.",
+                "profiler.with_stack=true has ended the profiling by {!r}, which only its owner "
+                "can begin again: use one of the two.",
                 self._hook,
             )
-        if self._of_others is not None:
+        if self._hook_of_threads is not None:
             logger.warning(
-                "profiler.with_stack=true has taken the hook of threading.setprofile from the other threads that run: "
-                "set it there again."
+                "profiler.with_stack=true has removed the hook of threading.setprofile from the "
+                "other running threads: set it there again."
             )

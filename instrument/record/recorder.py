@@ -1,7 +1,7 @@
-"""One window of torch's profiler: `Recorder` prepares, starts and stops it, `RecordedWindow` is what it recorded.
+"""One window of torch's profiler: `Recorder` records it, `RecordedWindow` holds and saves it.
 
-Built on `torch.profiler._KinetoProfile`, whose waiting costs nothing; `torch.profiler.profile.step()` opens a range of
-over 11 µs on every step, also while it waits.
+This uses `torch.profiler._KinetoProfile`, which costs nothing while it waits. The public
+`torch.profiler.profile.step()` opens a range of over 11 µs on every step, even while it waits.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from instrument.record import memory_categories, one_profiler, torch_support
 from instrument.record.execution_trace import ExecutionTrace
 from instrument.record.profile_hook import ProfileHook
 
-# Below this much free space torch's export is not even tried: it would return as if all were well.
+# With less free space torch's export is not tried: it would fail without an error.
 _LEAST_FREE_BYTES = 16 * 1024**2
 
-# How many allocations and frees CUDA's allocator keeps of a window, the last ones; several kB each with their stacks.
+# How many allocations and frees of a window CUDA's allocator keeps, the last ones; several kB each.
 _SNAPSHOT_EVENTS = 100_000
 
-# Kineto opens no path that holds a quote, a backslash, a line break or the like, and torch none that is no UTF-8.
+# Kineto opens no path with quotes, backslashes or control characters, torch none outside UTF-8.
 _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
-# How long torch's callbacks, a microsecond each, may take to leave the profiler on all other threads. Of 900 windows
-# beside busy threads on two cores 30 ms lost none, 10 ms one; without, nearly every process ended within 100.
+# How long to wait until other threads have left torch's callbacks, which take a microsecond each.
+# In 900 windows beside busy threads on two cores, 30 ms lost none and 10 ms lost one; without the
+# wait, nearly every process crashed within 100 windows.
 _CALLBACKS_S = 0.05
-# All that torch can switch off in the midst of a window; it warns, on each call, of a choice.
+# All activities that torch can switch off within a window; with fewer it warns on each call.
 _TOGGLED = [
     member
     for name, member in ProfilerActivity.__members__.items()
@@ -59,21 +60,20 @@ _TOGGLED = [
 
 
 class Recorder:
-    """Records one window; a new one is made for each.
+    """Records one window; each window needs a new one.
 
-    Every thread is recorded, and any may go on with the window and stop it. Not so with `profile_memory`, or in a torch
-    that cannot: only the thread that starts the window is recorded, and only there can torch be stopped. When another
-    one goes on with the window, it is dropped, and `one_profiler.stop_abandoned` stops torch on the thread that can.
+    All threads are recorded, and any of them may continue and stop the window. With
+    `profile_memory`, or an older torch, only the thread that prepares the window is recorded, and
+    torch can be stopped only there. If another thread continues such a window, the window is
+    dropped, and `one_profiler.stop_abandoned` stops torch on the right thread.
 
-    `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million events, 13–16 s with
-    shapes.
-
-    `folder` is where torch writes what it writes while it records, under names with the id of the `run`.
+    `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million
+    events, 13–16 s with shapes.
 
     Attributes:
         prepared: whether torch's profiler is on for this window.
         started_at: seconds since the epoch when recording began; None before.
-        thread: the one that prepared it.
+        thread: the thread that prepared the window.
     """
 
     def __init__(
@@ -84,6 +84,15 @@ class Recorder:
         folder: Path,
         run: str = "",
     ) -> None:
+        """Configure torch's profiler.
+
+        Args:
+            config: the options of the window.
+            activities: what to record, such as cpu and cuda.
+            emitting: what annotations open their ranges with.
+            folder: where torch writes the execution trace while it records.
+            run: the id of the run, which the name of that file holds.
+        """
         options = torch_support.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
         self._profile = _KinetoProfile(
@@ -112,41 +121,40 @@ class Recorder:
         self.started_at: float | None = None
 
     def prepare(self) -> None:
-        """Begin to warm up: the profiler's machinery is on and what it records is thrown away.
+        """Begin to warm up: torch's profiler is on, and discards what it records.
 
         Raises:
             CaptureError: another session records, or torch's own profiler is running.
         """
-        with one_profiler.turn:
-            one_profiler.refuse_company()
-            with (
-                warnings.catch_warnings()
-            ):  # as torch 2.10's, that events of earlier windows are gone
+        with one_profiler.lock:
+            one_profiler.require_idle()
+            with warnings.catch_warnings():
+                # torch 2.10 warns that the events of earlier windows are gone
                 warnings.filterwarnings(
                     "ignore", message=".*clears events at the end of each cycle"
                 )
                 self._profile.prepare_trace()
             self.prepared = True
             self.thread = current_thread()
-            one_profiler.take(self)
+            one_profiler.set_owner(self)
         self._graphs_before = _compiled_graphs()
         self._modules = attach_ranges()
 
     def start(self) -> None:
-        """Begin to keep what is recorded; prepares first where nobody has.
+        """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: as `prepare`, or on another thread than that of `prepare`, as `stop`.
+            CaptureError: as in `prepare`, or this is the wrong thread, as in `stop`.
         """
         if not self.prepared:
             self.prepare()
         if not self.can_stop_here:
-            self._refuse_other_thread()
+            self._abandon()
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
         self.started_at = time.time()
-        with one_profiler.turn:
+        with one_profiler.lock:
             self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
@@ -155,13 +163,13 @@ class Recorder:
 
     @property
     def can_stop_here(self) -> bool:
-        """Whether the window can go on, and be ended, on this thread."""
+        """Whether this thread can continue and end the window."""
         return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
-        """End the step that is open and open the next: `ProfilerStep#number`, as torch's own schedule writes it.
+        """End the open step and begin the next, a range `ProfilerStep#number` as torch names it.
 
-        Where several threads step at once, a number may be passed over: that step gets a range of no length.
+        Where several threads step at once, a number may be skipped; it gets a range of no length.
         """
         self.end_step()
         for each in range(number if self._step is None else self._step + 1, number + 1):
@@ -169,13 +177,13 @@ class Recorder:
             self._step_range, self._step = backends.torch_backend.open(f"{STEP_PREFIX}{each}"), each
 
     def end_step(self) -> None:
-        """End the step that is open, if any. One never ended is marked unfinished in the trace.
+        """End the open step, if any. The trace marks a step that never ends as unfinished.
 
         Raises:
-            CaptureError: as `stop`.
+            CaptureError: as in `stop`.
         """
-        if not self._all_threads and self.prepared and not self.can_stop_here:
-            self._refuse_other_thread()
+        if self.prepared and not self.can_stop_here:
+            self._abandon()
         self._close_step()
 
     def _close_step(self) -> None:
@@ -184,24 +192,25 @@ class Recorder:
             self._step_range = None
 
     def stop(self) -> RecordedWindow | None:
-        """End the window and leave nothing of ours in the running program; gives what was recorded.
+        """End the window, remove all hooks from the program, and give what was recorded.
 
-        None where nothing was: only the warm-up ran, or the window was stopped before.
+        Gives None if only the warm-up ran, or the window was stopped before.
 
         Raises:
-            CaptureError: it is called on another thread, and this torch, or `profile_memory`, ties the profiler to one.
+            CaptureError: this thread cannot stop it: see `Recorder` for older torch and
+                `profile_memory`.
         """
-        with one_profiler.turn:
+        with one_profiler.lock:
             if not self.prepared or one_profiler.abandoned is self:
                 return None
-            if not self._all_threads and not self.can_stop_here:
-                self._refuse_other_thread()
+            if not self.can_stop_here:
+                self._abandon()
             self.stop_here()
         if self.started_at is None:
             return None
         return RecordedWindow(
             self.started_at,
-            self._about_ranges(),
+            self._range_metadata(),
             self._profile,
             self._disturbed,
             self._with_memory_categories,
@@ -210,23 +219,23 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop on the thread that can; held by `one_profiler.turn`."""
-        self._withdraw()
+        """Stop on this thread, which must be the right one; needs `one_profiler.lock`."""
+        self._detach()
         if self._takes_snapshot and self.started_at is not None:
             self._take_snapshot()
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
         if self._all_threads and not self._disturbed:
-            self._let_callbacks_end()
+            self._wait_for_callbacks()
         backends.end_recording()
         try:
             self._profile.stop_trace()
         except Exception:
-            if not self._disturbed:  # else older torch raises here, and `save` says why
-                self.let_go()
+            if not self._disturbed:  # where it is, older torch raises here, and `save` says why
+                self.release()
                 raise
-        self.let_go()  # not after KeyboardInterrupt: whoever cleans up stops once more
+        self.release()  # not after KeyboardInterrupt: then the cleanup stops a second time
         self._close_step()
         backends.release_outlived()
 
@@ -236,71 +245,70 @@ class Recorder:
         with module_calls.unwrapped():
             self._profile.start_trace()
 
-    def _withdraw(self) -> None:
-        """Take our annotations and hooks out of the running program."""
+    def _detach(self) -> None:
+        """Remove annotations' ranges and module hooks from the running program."""
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
             self._modules.__exit__()
 
-    def _let_callbacks_end(self) -> None:
-        """Have torch record nothing more, and wait until the other threads are out of its callbacks.
+    def _wait_for_callbacks(self) -> None:
+        """Switch torch's recording off, and wait until other threads have left its callbacks.
 
-        torch frees what it has recorded when it stops; a thread that still writes there ends the process.
+        torch frees the recorded events when it stops; a thread that still writes them would crash
+        the process.
         """
         toggle = getattr(self._profile, "toggle_collection_dynamic", None)
         others_run = False
         for thread in threading.enumerate():
-            others_run |= thread is not current_thread() and not thread.name.startswith(
-                "instrument"
-            )
+            ours = thread is current_thread() or thread.name.startswith("instrument")
+            others_run |= not ours
         if toggle is None or not others_run:
             return
         device: Any = getattr(torch, self._profile.use_device or "", None)
-        if hasattr(
-            device, "synchronize"
-        ):  # as torch does before it stops: what runs there is recorded to its end
+        # torch synchronizes before it stops, so that kernels are recorded to their end
+        if hasattr(device, "synchronize"):
             device.synchronize()
         toggle(False, _TOGGLED)
         time.sleep(_CALLBACKS_S)
 
-    def _refuse_other_thread(self) -> None:
-        """Abandon the window: this thread can neither be recorded nor stop it.
+    def _abandon(self) -> None:
+        """Abandon the window: this thread is not recorded and cannot stop the profiler.
 
         Raises:
             CaptureError: always.
         """
         if one_profiler.abandoned is not self:
             one_profiler.abandon(self)
-            self._withdraw()
+            self._detach()
         memory = self._profile.profile_memory
         raise CaptureError(
-            f"A window began on one thread and another went on with it, but {'with profiler.profile_memory ' * memory}"
-            f"torch {torch.__version__} records only the first and ends the window only there, so the window is "
-            f"dropped: step on one thread{', or leave profile_memory out' * memory}."
+            "A window began on one thread and another continued it, but "
+            f"{'with profiler.profile_memory ' * memory}torch {torch.__version__} records only the "
+            "first and ends the window only there, so the window is dropped: step on one thread"
+            f"{', or leave profile_memory out' * memory}."
         )
 
-    def let_go(self) -> None:
-        """Note that torch records no more."""
+    def release(self) -> None:
+        """Note that torch does not record any more, and restore the profile hook."""
         self.prepared = False
         if self._profile_hook is not None:
-            self._profile_hook.give_back()
+            self._profile_hook.restore()
         if self._execution_trace is not None:
             self._execution_trace.end()
 
-    def _about_ranges(self) -> dict[str, Any]:
+    def _range_metadata(self) -> dict[str, Any]:
         graphs, modules = _compiled_graphs(), self._modules
+        not_seen = set() if modules is None else modules.unseen(with_marked=graphs > 0)
         return {
-            "compiled_ranges": backends.still_compiled_ranges(),
+            "compiled_ranges": backends.current_compiled_ranges(),
             "module_types": {} if modules is None else modules.types(),
-            "modules_not_seen": []
-            if modules is None
-            else sorted(modules.unseen(of_marks=graphs > 0)),
+            "modules_not_seen": sorted(not_seen),
             "graphs_compiled": graphs - self._graphs_before,
         }
 
     def _take_snapshot(self) -> None:
-        """Keep what the allocator tells of the window, and end its history."""
+        """Keep the allocator's snapshot, and end its history."""
         try:
             self._snapshot = torch.cuda.memory._snapshot()
         finally:
@@ -309,18 +317,20 @@ class Recorder:
 
 @dataclass
 class RecordedWindow:
-    """One window as torch recorded it, held in memory until it is saved.
+    """One recorded window, in memory until it is saved.
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: what the trace cannot tell of the ranges, for `capture.json`. `compiled_ranges` are ranges that Dynamo traced
-            away, with the compiled region that holds them; `module_types` the classes of the submodules whose ranges
-            were opened; `modules_not_seen` the submodules whose range never opened, as they were not called or lie
-            inside a compiled region, and where this process compiles marked modules too; `graphs_compiled` how many
-            graphs Dynamo compiled since the warm-up began, whose time the window holds.
+        ranges: what the trace does not hold about the ranges, for `capture.json`:
+            `compiled_ranges` are ranges that Dynamo traced into a compiled region, with that
+            region; `module_types` are the classes of the submodules whose ranges opened;
+            `modules_not_seen` are the submodules whose ranges never opened, because they were not
+            called or are inside a compiled region (marked modules count only if this process
+            compiles); `graphs_compiled` is the number of graphs that Dynamo compiled since the
+            warm-up began, which takes time in the window.
         profile: torch's profiler with its recording.
         disturbed: whether another of torch's profilers ran within the window.
-        with_memory_categories: whether the categories of memory are to be written.
+        with_memory_categories: whether `save` writes the categories of memory.
         snapshot: the CUDA allocator's memory snapshot, or None.
         execution_trace: torch's execution trace, or None.
     """
@@ -334,54 +344,55 @@ class RecordedWindow:
     execution_trace: ExecutionTrace | None
 
     def save(self, path: Path, *, quickly: bool = False) -> None:
-        """Write the trace as plain JSON, with the snapshot, the execution trace and the categories of memory beside.
+        """Write the trace as plain JSON, with snapshot, execution trace and memory categories.
 
-        Possible once: torch refuses a second export, and the recording is freed. `quickly`, as the process is about to
-        end, leaves out what takes long: the categories. Cost: holds the GIL about 3.5 s per million events.
+        This works once: torch refuses a second export, and the recording is freed. With `quickly`,
+        for a process that is about to end, the categories are left out, because they take long.
+        Cost: holds the GIL about 3.5 s per million events.
 
         Raises:
-            CaptureError: the disk is full, torch wrote no whole file, it was interrupted, or another of its profilers
-                ran within the window: after these two its export would end the process.
+            CaptureError: the disk is full, torch wrote no whole file, torch was interrupted, or
+                another of its profilers ran within the window. In the last two cases its export
+                would crash the process.
         """
         if self.disturbed:
             raise CaptureError(
-                "torch.profiler was used inside the window, which takes the recording away: leave one of the two out."
+                "torch.profiler was used inside the window, which takes the recording away: leave "
+                "one of the two out."
             )
-        if (
-            getattr(self.profile.profiler, "kineto_results", None) is None
-        ):  # its export would end the process
+        if getattr(self.profile.profiler, "kineto_results", None) is None:
             raise CaptureError(
                 "torch was interrupted while it stopped, and has no recording to save."
             )
-        place = path.parent.parent
-        if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
-            least = _LEAST_FREE_BYTES >> 20
+        output_dir = path.parent.parent
+        if shutil.disk_usage(output_dir).free < _LEAST_FREE_BYTES:
             raise CaptureError(
-                f"Less than {least} MiB are free in {place}, so the window is lost: make room there."
+                f"Less than {_LEAST_FREE_BYTES >> 20} MiB are free in {output_dir}, so the window "
+                "is lost: make room there."
             )
         with _torch_can_open(path) as plain:
             self.profile.export_chrome_trace(str(plain))
         if self.with_memory_categories and quickly:
             logger.warning(
-                "The window is saved without memory by category, as the run ends before its time."
+                "The window is saved without memory categories, because the process is ending."
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        self.profile.profiler = (
-            None  # frees its events, which takes a tenth of all this, while the caller times it
-        )
+        # frees its events here, where the caller times it: a tenth of the whole
+        self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
-                f"torch wrote no whole trace into {place}, so the window is lost: look at the space and quota there."
+                f"torch wrote no whole trace into {output_dir}, so the window is lost: check the "
+                "free space and quota there."
             )
         if self.execution_trace is not None:
             self._keep_execution_trace(self.execution_trace, path.with_name("execution_trace.json"))
         try:
             if self.snapshot is not None:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
-        except OSError as error:  # the trace is whole
+        except OSError as error:  # the trace is saved
             logger.error(
-                "The memory snapshot cannot be written ({}): make room for the next.", error
+                "The memory snapshot cannot be written ({}): make room for the next one.", error
             )
 
     def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
@@ -391,17 +402,16 @@ class RecordedWindow:
             trace.path.replace(target)
         else:
             logger.warning(
-                "torch wrote no whole execution trace: look at the free space and quota of {}.",
+                "torch wrote no whole execution trace: check the free space and quota of {}.",
                 target.parent,
             )
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM out of the block: torch can neither stop nor save a second time.
+    """Hold Ctrl-C and SIGTERM back until the block ends: torch cannot stop or save a second time.
 
-    A signal that arrives meanwhile is raised again behind the block. On another thread than the main one, where no
-    signal is handled, this does nothing.
+    Does nothing on threads other than the main one, which handle no signals.
     """
     if current_thread() is not threading.main_thread():
         yield
@@ -421,7 +431,7 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(number)
 
     for number, handler in before.items():
-        if handler is not None:  # else it was set in C, and cannot be set again from Python
+        if handler is not None:  # None: set in C, so Python could not restore it
             signal.signal(number, note)
     try:
         yield
@@ -435,21 +445,19 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_early() -> None:
-    """Import what torch imports when it prepares its first window, in the loop: up to 818 modules, 1.4 s of CPU."""
-    with suppress(
-        Exception
-    ):  # a torch without it, or one that cannot import it: then its profiler does not either
+    """Import before training what torch's first window imports: 818 modules, 1.4 s of CPU time."""
+    with suppress(Exception):  # where this fails, torch's profiler does not import it either
         import torch._inductor.config  # noqa: F401
 
 
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
-    """Have torch judge the options that are its own, in a window that holds nothing.
+    """Check the options that only torch knows, with an empty window.
 
-    Costs nothing where neither `experimental_config` nor types of an activity are given; else about a millisecond, and
-    where it is the process's first window the second that Kineto takes to come up.
+    Cost: nothing without `experimental_config` and types of an activity; else about 1 ms, and in
+    the process's first window the second in which Kineto initializes.
 
     Raises:
-        ConfigError: torch refuses them.
+        ConfigError: torch refuses an option.
     """
     torch_support.refuse_unknown(config)
     if not config.experimental_config and not chosen_types(config.activities):
@@ -461,19 +469,20 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ConfigError(
-            f"torch {torch.__version__} refuses profiler.activities or profiler.experimental_config: {reason}."
+            f"torch {torch.__version__} refuses profiler.activities or "
+            f"profiler.experimental_config: {reason}."
         ) from error
 
 
 def _compiled_graphs() -> int:
-    """How many graphs Dynamo has compiled in this process; asked only where Dynamo is loaded already."""
+    """How many graphs Dynamo has compiled in this process; does not load Dynamo."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """The path, or where Kineto would garble it another file, which is moved there afterwards."""
+    """The path, or if Kineto cannot open it a temporary file that is moved there afterwards."""
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return
@@ -485,7 +494,7 @@ def _torch_can_open(path: Path) -> Iterator[Path]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a trace ends as JSON does; a full disk leaves it cut short and torch says nothing."""
+    """Whether a trace ends as JSON does; on a full disk torch truncates it without an error."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

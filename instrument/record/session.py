@@ -1,4 +1,4 @@
-"""`Session`: one run's recorder, driven by `start`, `step` and `stop`."""
+"""`Session`: records windows of a run between `start`, `step` and `stop`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
 from instrument.rank_info import RankInfo, rank_info
-from instrument.record import distributed, metadata, plan_text, torch_support
+from instrument.record import distributed, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
-from instrument.record.one_profiler import refuse_company
+from instrument.record.metadata import run_metadata
+from instrument.record.one_profiler import require_idle
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
@@ -43,27 +44,31 @@ PHASES = ("train", "validation", "test", "predict")
 
 
 class Session:
-    """Records windows of a run and hands each to its sinks.
+    """Records windows of a run and runs the sinks on each.
 
-    `config` is anything `as_config` takes: a Hydra config, a mapping, a preset's name, a `ProfilerConfig`; keyword
-    options win over it. Without either, the whole block is recorded, and with triggers alone what they ask for; None
-    records nothing. With `model`, every submodule gets a range while a window warms up or records; of a list or dict of
-    models their names begin with `0.Generator` or the key. Use it as a context manager, or call `start`, `step` once
+    `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
+    override it. Without any option the whole block is recorded, and with triggers alone only the
+    windows that they request; None records nothing. With `model`, each submodule gets a range while
+    a window warms up or records. In a list or dict of models the ranges' names begin with
+    `0.Generator` or the key. Use the session as a context manager, or call `start`, `step` once
     after each training step, and `stop`.
 
     Attributes:
         config: the checked `ProfilerConfig`.
-        captures: what this rank's windows delivered so far, oldest first.
-        step_number: the training step that runs now, counted from 0; it names the recorded steps. Set from a
-            checkpoint, before the start or later, it keeps the plan. Other phases do not move it.
+        captures: the captures of this rank so far, oldest first.
+        step_number: the current training step, counted from 0; recorded steps bear these numbers.
+            It can be set from a checkpoint, before the start or later; the schedule then continues
+            from there. Steps of other phases do not change it.
         activities: what is recorded; empty before the start.
         output_dir: the folder for captures; None before the start.
-        timings: of the whole run, `timings.table()`; None before the start, and where the config has none.
+        timings: of the whole run, see `timings.table()`; None before the start, and where the
+            config has none.
 
-    A copy, by `copy` or `pickle`, is a session of the same config and model that was never started.
+    A copy, by `copy` or `pickle`, has the same config and model and was never started.
 
-    What fails while recording or writing is logged and never reaches the training loop. Cost: a step outside windows is
-    a comparison; the end of a window costs what torch needs to stop and to write its trace, and the time of the sinks.
+    Errors while recording or writing are logged and never reach the training loop. Cost: one
+    comparison for a step outside windows; at the end of a window, the time that torch needs to stop
+    and to write its trace, and with `export=inline` the time of the sinks.
 
     Raises:
         ConfigError: from the constructor, for an option that cannot work.
@@ -76,14 +81,14 @@ class Session:
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
         self._model = model
-        named_models(model)  # now, and not at the start, where it is none
+        named_models(model)  # raises here rather than at the start
         self._loop = StepLoop(self.config)
         self._calls = RecordedCalls(self)
-        self._instrumented: list[nn.Module] = []  # by this session
+        self._instrumented: list[nn.Module] = []  # the models that this session instrumented
 
     @property
     def step_number(self) -> int:
-        """The training step that runs now."""
+        """The current training step."""
         return self._loop.step_number
 
     @step_number.setter
@@ -92,7 +97,7 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not been stopped."""
+        """Whether the session was started and has not been stopped."""
         return self._loop.running
 
     @property
@@ -105,10 +110,11 @@ class Session:
         plan = (
             plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
         )
-        return f"<Session: {plan}; {'at' if self.running else 'not running, at'} step {self.step_number}, {captures}>"
+        at = "at" if self.running else "not running, at"
+        return f"<Session: {plan}; {at} step {self.step_number}, {captures}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.config, self._model, self._loop.user_metadata)
+        return _restored, (type(self), self.config, self._model, self._loop.user_metadata)
 
     def __enter__(self) -> Session:
         return self.start()
@@ -125,41 +131,44 @@ class Session:
         self._stop(f"exception {kind.__name__}" if kind else None)
 
     def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
-        """Say the plan, check the output folder, and begin with the first step.
+        """Log the plan, check the output folder, and begin the first step.
 
-        `model` is for the ranges of submodules, unless the constructor was given one: a trainer's callback gives its
-        own here. `total_steps` wins over the config's: the steps of the whole run, where known, to warn of windows
-        without room.
+        Args:
+            model: gets ranges for its submodules, unless the constructor was given a model.
+            total_steps: the steps of the whole run, where known; overrides the config's. The
+                session warns of windows that do not fit into them.
 
         Raises:
-            ConfigError: the output folder cannot be written, or this torch refuses an option of its own.
-            CaptureError: the session runs already, another one records, or torch's own profiler is running.
+            ConfigError: the output folder cannot be written, or torch refuses one of its options.
+            CaptureError: the session runs already, another one records, or torch's own profiler is
+                running.
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
-        config, loop, place = self.config, self._loop, rank_info()
-        if not config.enabled or not distributed.records(config.ranks, place):
+        config, loop, rank = self.config, self._loop, rank_info()
+        if not config.enabled or not distributed.records(config.ranks, rank):
             loop.records_nothing = True
             return self
-        refuse_company()
+        require_idle()
         self.activities = torch_support.usable_activities(config.activities)
-        self.output_dir, coordinator = distributed.join_ranks(config, place, loop.progress)
+        self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.remove_stale(self.output_dir)
         capture_queue = CaptureQueue(
-            config, self.output_dir, self.captures, place.rank, place.world_size
+            config, self.output_dir, self.captures, rank.rank, rank.world_size
         )
-        described = _described(config, self.activities, place)
-        described |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
+        metadata = _run_metadata(config, self.activities, rank)
+        metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         emitting = backends.backend_for(config.emit)
         if loop.may_record():
             import_early()
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
-                "profiler.memory_snapshot does nothing here: no CUDA device, whose allocator alone has any."
+                "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there "
+                "is no CUDA device."
             )
         self.timings = (
-            Timings(config.timings, self.output_dir, place.rank) if config.timings else None
+            Timings(config.timings, self.output_dir, rank.rank) if config.timings else None
         )
         models = named_models(self._model if self._model is not None else model)
         if config.modules.enabled:
@@ -173,15 +182,15 @@ class Session:
             if config.triggers
             else None
         )
-        run = Run(self.activities, emitting, capture_queue, described, triggers, self.timings)
-        loop.in_turn(loop.begin, run, total_steps)  # no step of another thread comes between
+        run = Run(self.activities, emitting, capture_queue, metadata, triggers, self.timings)
+        loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
         return self
 
     def step(self, loss: Any = None) -> None:
-        """Tell that a training step has ended; `loss` (a number or a tensor of one element) is for triggers.
+        """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
-        A tensor is looked at one step later, so that training hardly ever waits for the device. Inside a loop over
-        `steps`, which ends the steps itself, it only takes the loss.
+        A tensor is read one step later, so that training hardly ever waits for the device. Inside a
+        loop over `steps`, which ends the steps itself, this only takes the loss.
         """
         loop = self._loop
         counter = loop.current
@@ -198,17 +207,19 @@ class Session:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the steps of the block by themselves: `with session.phase("validation"):`, "test" or "predict".
+        """Count the steps of the block separately: `with session.phase("validation"):`.
 
-        `profiler.phases` says in which phases the schedule is followed; outside such blocks the phase is train, whose
-        steps alone triggers see. A window that is open when another phase begins goes on: the block is a range of its
-        name within the step that runs then, and its steps do not count for the window. A window of the phase's own ends
-        with the block at the latest. The counter goes on when the phase comes again.
+        The names are "validation", "test" and "predict"; outside such blocks the phase is "train".
+        The schedule is followed in the phases that `profiler.phases` lists. Triggers see the steps
+        of train only. A window that is open when another phase begins stays open: the block is a
+        range of its name within the current step, and its steps do not count for the window. A
+        window of the phase itself ends with the block at the latest. When the phase begins again,
+        its counter continues.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
             self._loop.warn_once(
-                f"session.phase({name!r}) is never recorded: profiler.phases knows {known}."
+                f"session.phase({name!r}) is never recorded: profiler.phases takes {known}."
             )
         began_ns, reason = time.perf_counter_ns(), None
         with profiled(name):
@@ -222,44 +233,49 @@ class Session:
                 self._loop.leave(before, time.perf_counter_ns() - began_ns, reason)
 
     def steps(self, loader: Iterable[T]) -> Batches[T]:
-        """The loader's batches; a step ends after each, and waiting for batch k is a range `data` in step k.
+        """The loader's batches. A step ends after each; the wait for a batch is a range `data`.
 
-        `session.step(loss=…)` inside the loop tells triggers the loss. A loop within the loop, for validation, takes no
-        steps of its own. The length is the loader's.
+        The wait for batch k is in step k. `session.step(loss=…)` inside the loop gives the loss to
+        triggers. A second loop inside the first, for validation, ends no steps.
         """
         loop = self._loop
         if loop.running and loop.total_steps is None and loop.current is loop.train:
-            said = plan_text.unreachable_in_first_pass(self.config, loop.train, _length(loader))
-            if said:
-                logger.info("{}", said)  # no warning: most runs go over their loader again
+            sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, _length(loader))
+            if sentence:
+                logger.info("{}", sentence)  # no warning: most runs pass over the loader again
         return Batches(loader, loop)
 
     def record(self, function: F, /, *, name: str | None = None) -> F:
-        """Record calls of a function, each of which is a step: `@session.record` for inference, where no loop is.
+        """Make each call of a function a step: `@session.record` for inference without a loop.
 
-        The first call starts the session, unless it runs already; the one that ends its last window stops it, and waits
-        for the captures as `stop` does. Without a schedule the first call is the window. Each call is a range, `name`
-        or the function's own. Calls count from any thread or asynchronous task, coroutines and generators when they are
-        through, no call within another, and in a window none that began before it. A step lasts from one call's end to
-        the next one's: where calls run side by side, their ranges tell how long each took. Once all is recorded a call
-        costs the check of a flag. A function as schedule has no last window: the session goes on until it is stopped.
+        The first call starts the session, unless it runs already. The call that ends the last
+        window stops the session, and waits for the captures as `stop` does. Without a schedule the
+        first call is the window. If the schedule is a function, no window is known to be the last,
+        and the session runs until `stop`.
+
+        Each call is a range, named `name` or as the function. Calls count from any thread or
+        asynchronous task; coroutines and generators count when they end. Calls within a call do
+        not count, nor do those in a window that began before it. A step lasts from the end of one
+        call to the end of the next: where calls overlap, see their ranges for their durations. Once
+        everything is recorded, a call costs the check of a flag.
 
         Raises:
             ConfigError: it is a module, a class or an asynchronous generator.
         """
-        return self._calls.of(function, name)  # type: ignore[return-value] # with the function's own signature
+        return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
     def stop(self) -> None:
-        """End the session. A window that is still open is kept, and labelled truncated unless it was to have no end.
+        """End the session and save the open window, labelled truncated if it had a planned end.
 
         Calling it twice is harmless.
         """
         self._stop(None)
 
     def add_metadata(self, key: str, value: Any) -> None:
-        """Put a key with a JSON value into `capture.json` and the trace of every window that ends from now on.
+        """Add a key to `capture.json` and the trace of every window that ends from now on.
 
-        Given again, it counts with its last value. What cannot be written is warned of, and left out.
+        Later values overwrite earlier ones. A value that JSON cannot hold is skipped with a
+        warning.
         """
         try:
             self._loop.user_metadata.update(redact(as_json({key: value}, "The session's metadata")))
@@ -279,10 +295,10 @@ class Session:
 
 
 class Batches(Generic[T]):
-    """The batches of a loader, a step after each; whatever else is asked of it, the loader answers.
+    """The batches of a loader, with a step after each; other attributes are the loader's own.
 
-    The wait for each batch is a range `data`. One more, which brings no batch, is there at the end of a loader whose
-    length is not known.
+    The wait for each batch is a range `data`. If the loader's length is unknown, its end shows one
+    more such range, which brings no batch.
     """
 
     __slots__ = ("_loader", "_loop")
@@ -292,9 +308,8 @@ class Batches(Generic[T]):
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        if (
-            name.startswith("__") or name in Batches.__slots__
-        ):  # what copying asks for, and what a copy has not yet
+        # copying looks for special methods, and for slots before the copy has them
+        if name.startswith("__") or name in Batches.__slots__:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -338,39 +353,38 @@ class Batches(Generic[T]):
             try:
                 yield batch
             finally:
-                counter.loop_left = (
-                    True  # by break or an exception, which a generator cannot tell apart
-                )
+                # set by `break` and by an exception alike: a generator cannot tell them apart
+                counter.loop_left = True
             self._loop.close_batch(counter)
 
 
-def _described(
+def _run_metadata(
     config: ProfilerConfig, activities: list[str], rank_info: RankInfo
 ) -> dict[str, Any]:
     try:
-        return metadata.describe_run(config, activities, rank_info)
-    except Exception:  # a trace is worth more than what is said of it
-        logger.exception("What capture.json says of the run is not all that it should.")
+        return run_metadata(config, activities, rank_info)
+    except Exception:  # a trace is worth more than its metadata
+        logger.exception("capture.json will lack the description of the run.")
         return {"format": FORMAT, "rank": rank_info.rank}
 
 
 def _length(loader: Iterable[Any]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except Exception:  # it has none, or the user's code does not know
+    except Exception:  # it has none, or the user's code raises
         return None
 
 
-def _again(
+def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
-    """A session like the one that was copied or pickled, never started."""
-    made = kind(config, model=model)
-    made.loop.user_metadata.update(user_metadata)
-    return made
+    """The copy of a session that was copied or pickled; it was never started."""
+    session = kind(config, model=model)
+    session.loop.user_metadata.update(user_metadata)
+    return session
 
 
-# Those that run in this process.
+# The running sessions of this process.
 _sessions: WeakSet[Session] = WeakSet()
 
 

@@ -1,7 +1,8 @@
 """Times every range and step of a whole run, without Kineto and in constant memory.
 
-A range costs two looks at the clock and an append to a list; batches of 256 are counted into a histogram. Every n steps
-what came since the last time, and all so far, goes to `timings_rank0.jsonl`, and to TensorBoard where that is wanted.
+A range costs two readings of the clock and an append to a list; batches of 256 go into a histogram.
+Every n steps a summary since the last write, and one of the whole run, go to `timings_rank0.jsonl`
+and optionally to TensorBoard.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from time import perf_counter_ns
@@ -33,20 +35,20 @@ from instrument.runs.timings_file import summary_table
 
 #: The row of whole steps, named as the operator table names them.
 STEP = "ProfilerStep*"
-#: The row of all ranges whose names came after the first `_MOST_NAMES`.
+#: The row of all ranges with names beyond the first `_MOST_NAMES`.
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000
-_BATCH = 256  # at most 10 kB a name; to count one takes 14 µs
+_BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
 _GROWTH = 1.04
-_BINS = 900  # the last begins at 23 days
-_MOST_WAITING = 16_384  # ranges that the device has yet to pass; more are unknown there
+_BINS = 900  # the last one begins at 23 days
+_MOST_WAITING = 16_384  # ranges that the device has not reached; further ones are not timed
 
 
 class DurationHistogram:
-    """Durations in 7 kB, however many: their exact count, sum and maximum, and a histogram for quantiles.
+    """Any number of durations in 7 kB: exact count, sum and maximum, and a histogram.
 
-    Its bins are 4 % wide, so that a quantile is within 2 % of the true one: the duration that stands at place
-    ceil(share · count) when all are put in order.
+    The bins are 4 % wide, so a quantile is within 2 % of the true one, which is the duration at
+    position ceil(share · count) of the sorted durations.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class DurationHistogram:
         self._bins = np.zeros(_BINS, np.int64)
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count durations; at least one."""
+        """Count durations, at least one."""
         values = np.array(durations_ns, np.int64)
         self.calls += len(values)
         self.total_ns += int(values.sum())
@@ -65,21 +67,21 @@ class DurationHistogram:
         self._bins += np.bincount(np.minimum(bins, _BINS - 1), minlength=_BINS)
 
     def merge(self, other: DurationHistogram) -> None:
-        """Count what another has counted, too."""
+        """Add the durations of another histogram."""
         self.calls += other.calls
         self.total_ns += other.total_ns
         self.max_ns = max(self.max_ns, other.max_ns)
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """The duration that this share of all do not exceed, within 2 %; there must be one."""
-        place = math.ceil(share * self.calls)
-        found = int(np.searchsorted(np.cumsum(self._bins), place))
-        middle_ns: float = _GROWTH ** (found + 0.5)
+        """The duration that this share does not exceed, within 2 %; needs at least one duration."""
+        position = math.ceil(share * self.calls)
+        bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
+        middle_ns: float = _GROWTH ** (bin_index + 0.5)
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
-        """What is written of it; there must be a duration."""
+        """The statistics that are written; needs at least one duration."""
         return {
             "calls": self.calls,
             "mean_ns": round(self.total_ns / self.calls),
@@ -93,63 +95,63 @@ class Row:
     """The durations of one range name.
 
     Attributes:
-        waiting: those yet to be counted; appending is atomic, so that any thread may.
-        run: those up to the last `turn`.
+        uncounted: durations not in a histogram yet; any thread may append, which is atomic.
+        run: all durations up to the last `take_recent`.
     """
 
     def __init__(self) -> None:
-        self.waiting: list[int] = []
+        self.uncounted: list[int] = []
         self.run = DurationHistogram()
-        self._since = DurationHistogram()
+        self._recent = DurationHistogram()
         self._counting = Lock()
 
     def count(self) -> None:
-        """Count those that wait, unless somebody is at it: a signal handler may come into the midst of counting."""
+        """Count durations, unless this interrupts a count, as in a signal handler."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
             finally:
                 self._counting.release()
 
-    def turn(self) -> DurationHistogram:
-        """What came since the last turn; it counts in `run` from now on."""
+    def take_recent(self) -> DurationHistogram:
+        """The durations since the last call; adds them to `run`."""
         with self._counting:
             self._count()
-            since, self._since = self._since, DurationHistogram()
-        self.run.merge(since)
-        return since
+            recent, self._recent = self._recent, DurationHistogram()
+        self.run.merge(recent)
+        return recent
 
     def _count(self) -> None:
-        taken = self.waiting[:]  # others may append meanwhile, at the end
+        taken = self.uncounted[:]  # other threads may append meanwhile
         if taken:
-            del self.waiting[: len(taken)]
-            self._since.add(taken)
+            del self.uncounted[: len(taken)]
+            self._recent.add(taken)
 
 
 class Rows:
-    """The durations of every range by its name; of 1,000 names, with one row for all that come later."""
+    """The durations of each range by name, for 1,000 names, and one row for all further names."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
 
     def add(self, name: str, duration_ns: int) -> None:
-        """Take a duration, from any thread; nobody ever waits here."""
-        row = self._rows.get(name) or self._admitted(name)
-        row.waiting.append(duration_ns)
-        if len(row.waiting) >= _BATCH:
+        """Add a duration, on any thread; never blocks."""
+        row = self._rows.get(name) or self._new_row(name)
+        row.uncounted.append(duration_ns)
+        if len(row.uncounted) >= _BATCH:
             row.count()
 
     def items(self) -> list[tuple[str, Row]]:
-        """The names so far and their rows; other threads may add more meanwhile."""
+        """A copy of the names and rows: other threads may add more meanwhile."""
         return list(self._rows.items())
 
-    def _admitted(self, name: str) -> Row:
+    def _new_row(self, name: str) -> Row:
         if len(self._rows) < _MOST_NAMES or name == STEP:
             return self._rows.setdefault(name, Row())
         if OTHERS not in self._rows:
             logger.warning(
-                "Timings keep {} range names, and {!r} is one more: it and all others count together as {!r}. Names "
-                "made from arguments are the usual cause.",
+                "Timings keep {} range names, and {!r} is one more: it and all others count "
+                "together as {!r}. Names made from arguments are the usual cause.",
                 _MOST_NAMES,
                 name,
                 OTHERS,
@@ -159,7 +161,7 @@ class Rows:
 
 
 class CpuTimes:
-    """Times ranges on the CPU, each call with all that happens within it."""
+    """Times ranges on the CPU; a range includes the ranges inside it."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -174,33 +176,31 @@ class CpuTimes:
 
 
 class DeviceTimes:
-    """Times ranges on the CUDA device: from when its current stream reaches their begin until it reaches their end.
+    """Times ranges on the CUDA device, from an event at their begin to an event at their end.
 
-    What the stream waits for in between counts. The CPU never waits for the device: `collect`, at the end of each
-    step, reads those events that the device has passed. Unknown remain ranges that begin before CUDA is in use, end on
-    another device, lie within the capture of a CUDA graph, or find 16,384 others waiting. Cost: two events a range.
+    The events are on the current stream, and the time includes what the stream waits for. The CPU
+    never waits for the device: `collect`, at the end of each step, reads the events that the device
+    has reached. Not timed are ranges that begin before CUDA is in use, end on another device, are
+    inside the capture of a CUDA graph, or begin while 16,384 others wait. Cost: two events per
+    range.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self.rows = Rows()
         self.backend = backends.Backend(self._open, self._close)
         self._cuda = cuda
-        self._spare: dict[
-            int, list[Any]
-        ] = {}  # an event belongs to the device that it was first recorded on
+        # by device: an event belongs to the device that it was first recorded on
+        self._spare: dict[int, list[Any]] = {}
         self._waiting: deque[tuple[str, int, Any, Any]] = deque()
         self._failed = False
 
     def _open(self, name: str) -> tuple[str, int, Any] | None:
         try:
-            return (
-                (name, *self._recorded())
-                if self._usable() and len(self._waiting) < _MOST_WAITING
-                else None
-            )
+            if self._usable() and len(self._waiting) < _MOST_WAITING:
+                return name, *self._record_event()
         except Exception as error:
             self._fail(error)
-            return None
+        return None
 
     def _close(self, handle: tuple[str, int, Any] | None) -> None:
         if handle is None:
@@ -208,31 +208,31 @@ class DeviceTimes:
         name, device, begin = handle
         try:
             if self._usable() and device == self._cuda.current_device():
-                self._waiting.append((name, device, begin, self._recorded()[1]))
+                self._waiting.append((name, device, begin, self._record_event()[1]))
         except Exception as error:
             self._fail(error)
 
     def collect(self) -> None:
-        """Take the durations that the device has finished by now; for one thread."""
+        """Add the durations of the ranges that the device has finished; for one thread only."""
         try:
-            while self._waiting and self._usable() and self._passed(*self._waiting[0][2:]):
+            while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
                 name, device, begin, end = self._waiting.popleft()
                 took_ns = round(begin.elapsed_time(end) * 1e6)
-                if took_ns >= 0:  # it may have ended in another stream, which was ahead
+                if took_ns >= 0:  # negative if the end is on another stream, which was ahead
                     self.rows.add(name, took_ns)
                 self._spare[device] += (begin, end)
         except Exception as error:
             self._fail(error)
 
-    def _passed(self, begin: Any, end: Any) -> bool:
+    def _reached(self, begin: Any, end: Any) -> bool:
         return bool(end.query() and begin.query())
 
     def _usable(self) -> bool:
-        """Whether events may be touched; one that is looked at while a CUDA graph is captured ends the capture."""
+        """Whether events may be used; a query while a CUDA graph is captured breaks the capture."""
         cuda = self._cuda
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
 
-    def _recorded(self) -> tuple[int, Any]:
+    def _record_event(self) -> tuple[int, Any]:
         device = self._cuda.current_device()
         spare = self._spare.setdefault(device, [])
         try:
@@ -243,70 +243,67 @@ class DeviceTimes:
         return device, event
 
     def _fail(self, error: Exception) -> None:
-        """No more device times: what fails here is most often the program's own failure, seen late."""
+        """Stop timing the device; most often the program itself failed, and this sees it late."""
         if not self._failed:
             self._failed = True
-            logger.error("Timings know no device times from here on: {}", error)
+            logger.error("Timings measure no device times from here on: {}", error)
 
 
 class Timings:
     """Times ranges and steps from `start` to `stop`, and writes summaries.
 
-    Every call counts with its whole duration, one inside another of its own name too. Coroutines and generators count
-    by the slices between their suspensions, those after the first as `name (resumed)`. Steps and ranges inside a window
-    count as they are there, slower; what a session does between two steps is no part of either. Ranges that
-    torch.compile traces away are not timed.
+    Each call counts with its whole duration, even inside another of the same name. Coroutines and
+    generators count by the slices between their suspensions, from the second on as `name
+    (resumed)`. Steps and ranges inside a window count too, although recording makes them slower.
+    The session's work between two steps does not count. Ranges that torch.compile traces into a
+    compiled region are not timed.
 
-    Cost: 2 to 5 µs a range on the CPU in a step of 2 ms, whose own work drives this code out of the caches; 0.5 to 1
-    µs where ranges follow each other; 3 µs a submodule with `modules`, 1 µs a step; 25 kB a name; each write, on the
-    training thread, 0.05 ms and 0.2 kB a name. Lost: where the process is killed, what came after the last write.
+    Cost: 2 to 5 µs per range on the CPU in a step of 2 ms, whose own work evicts this code from the
+    caches; 0.5 to 1 µs where ranges follow each other; 3 µs per submodule with `modules`, 1 µs per
+    step; 25 kB per name; each write, on the training thread, 0.05 ms and 0.2 kB per name. If the
+    process is killed, the durations since the last write are lost.
 
     Attributes:
-        path: the file that gets a line for each write.
+        path: the file to which each write appends a line.
     """
 
     def __init__(self, config: TimingsConfig, folder: Path, rank: int) -> None:
         self.path = folder / f"timings_rank{rank}.jsonl"
         self._every = config.every
-        self._host = CpuTimes()
+        self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
-        # the clock of the CPU inside, so that it does not count what events cost
-        self._ranges = (
-            backends.both(self._device.backend, self._host.backend)
-            if self._device
-            else self._host.backend
-        )
+        self._ranges = self._cpu.backend
+        if self._device:  # outside, so that the CPU's times do not include the cost of events
+            self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
         self._last_step: int | None = None
         self._failed = False
         self._process = os.getpid()
         self._modules = ModuleRanges() if config.modules else None
-        self._curves = _curves(folder, rank) if config.tensorboard else None
+        self._write_scalars = _tensorboard_writer(folder, rank) if config.tensorboard else None
 
     def start(self) -> None:
         """Begin to time ranges."""
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
-        more = (
-            ""
-            if self._modules or not any_instrumented()
-            else "; submodules too with profiler.timings.modules=true"
-        )
+        more = ""
+        if self._modules is None and any_instrumented():
+            more = "; submodules too with profiler.timings.modules=true"
         logger.info(
             "Times every range and step, into {} every {} steps{}", self.path, self._every, more
         )
 
     def begin_step(self) -> None:
-        """Count a step from now on."""
+        """Begin a step."""
         self._step = self._ranges.open(STEP)
 
-    def leave_out_step(self) -> None:
-        """Count the step that runs not at all: another phase interrupts it."""
+    def discard_step(self) -> None:
+        """Do not count the current step, because another phase interrupts it."""
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the step that was begun, and write where it is time."""
+        """Count the current step, if any, and write every n steps."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -316,7 +313,7 @@ class Timings:
             self._write()
 
     def stop(self) -> None:
-        """Time no more, write what has not been written, and log the whole."""
+        """Stop timing, write the rest, and log the table of the whole run."""
         backends.disarm(self._ranges)
         if self._modules is not None:
             self._modules.__exit__()
@@ -325,82 +322,86 @@ class Timings:
         self._write()
         table = self.table()
         inside = ", ".join(
-            dict.fromkeys(each["range"] for each in backends.still_compiled_ranges())
+            dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
         )
         note = f"\nInside compiled regions, not timed: {inside}." if inside else ""
         if len(table):
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
     def table(self) -> Table:
-        """All up to the last write, a row a range, the most time first."""
+        """One row per range up to the last write, the most time first."""
         runs: dict[str, dict[str, int]] = {}
-        for prefix, rows in self._kinds():
+        for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
                 if row.run.calls:
                     runs.setdefault(from_trace(name), {}).update(_prefixed(prefix, row.run))
         return summary_table(runs)
 
-    def _kinds(self) -> list[tuple[str, Rows]]:
-        return [("", self._host.rows)] + ([("device_", self._device.rows)] if self._device else [])
+    def _rows_by_prefix(self) -> list[tuple[str, Rows]]:
+        return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
-    def _turn(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Name -> summaries since the last turn and of the run, for those called since."""
-        turned: dict[str, dict[str, dict[str, int]]] = {}
-        for prefix, rows in self._kinds():
+    def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
+        """By name, the summaries since the last write and of the run, of ranges called since."""
+        summaries: dict[str, dict[str, dict[str, int]]] = {}
+        for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
-                since = row.turn()
-                if since.calls:
-                    entry = turned.setdefault(from_trace(name), {"since": {}, "run": {}})
-                    entry["since"].update(_prefixed(prefix, since))
+                recent = row.take_recent()
+                if recent.calls:
+                    entry = summaries.setdefault(from_trace(name), {"since": {}, "run": {}})
+                    entry["since"].update(_prefixed(prefix, recent))
                     entry["run"].update(_prefixed(prefix, row.run))
-        return turned
+        return summaries
 
     def _write(self) -> None:
-        if os.getpid() != self._process:  # in a forked child: the file is its parent's
+        if os.getpid() != self._process:  # a forked child: the file belongs to its parent
             return
         try:
-            ranges = self._turn()
+            ranges = self._summaries()
             if ranges:
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
                 _append(
                     self.path, json.dumps({"step": self._last_step, "time": now, "ranges": ranges})
                 )
-                if self._curves is not None:
-                    self._curves(
-                        self._last_step or 0,
-                        {name: entry["since"] for name, entry in ranges.items()},
-                    )
+                if self._write_scalars is not None:
+                    since = {name: entry["since"] for name, entry in ranges.items()}
+                    self._write_scalars(self._last_step or 0, since)
         except Exception as error:
             if not self._failed:
                 self._failed = True
                 logger.error(
-                    "Timings cannot be written to {}: {}. Later ones are tried, but no further failure is told.",
+                    "Timings cannot be written to {}: {}. Later writes are tried, but further "
+                    "errors are not logged.",
                     self.path,
                     error,
                 )
 
 
-def _prefixed(prefix: str, tally: DurationHistogram) -> dict[str, int]:
-    return {prefix + key: value for key, value in tally.summary().items()}
+def _prefixed(prefix: str, durations: DurationHistogram) -> dict[str, int]:
+    return {prefix + key: value for key, value in durations.summary().items()}
 
 
 def _append(path: Path, line: str) -> None:
-    """Add a line, on a new one where what was written last is cut short."""
+    """Append a line; if the last line is incomplete, begin a new one first."""
     with open_to_append(path, buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        cut = size > 0 and file.read(1) != b"\n"
-        data = ("\n" * cut + line + "\n").encode()
+        incomplete = size > 0 and file.read(1) != b"\n"
+        data = ("\n" * incomplete + line + "\n").encode()
         if file.write(data) < len(data):
-            raise OSError("the disk took a part of the line alone")
+            raise OSError("the disk took only a part of the line")
 
 
-def _curves(folder: Path, rank: int) -> Callable[[int, dict[str, dict[str, int]]], None]:
-    """What writes summaries into an event file of its own folder: TensorBoard never goes back to an older file."""
-    # all of it now, half a second, and not between two steps
-    from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped] # noqa: F401
-    from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped] # noqa: F401
+def _tensorboard_writer(
+    folder: Path, rank: int
+) -> Callable[[int, dict[str, dict[str, int]]], None]:
+    """A function that appends summaries to a TensorBoard event file.
 
+    The file has its own folder, because in one folder TensorBoard never returns to an older file.
+    """
+    # import everything now, which takes half a second, instead of between two steps
+    import_module("tensorboard.compat.proto.event_pb2")
+    import_module("tensorboard.compat.proto.summary_pb2")
+    import_module("tensorboard.summary.writer.record_writer")
     from instrument.sinks.tensorboard import append_scalars, event_file_name
 
     below = ("tensorboard", f"timings_rank{rank}" if rank else "timings")
@@ -415,7 +416,7 @@ def _curves(folder: Path, rank: int) -> Callable[[int, dict[str, dict[str, int]]
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
-    """`timings/<range>/p50_ms` and so on; `calls` as they are."""
+    """The scalars by tag, such as `timings/<range>/p50_ms`; `calls` have no unit."""
     return {
         f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
             value / 1e6 if key.endswith("_ns") else value

@@ -1,4 +1,4 @@
-"""What this torch can record on this machine: activities and experimental options, tried instead of told by version."""
+"""What this torch can record on this machine: found by trying, not by its version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from instrument.config.activities import Activities
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import ConfigError
 
-# The options of torch 2.13, for the sentence that tells whoever has an older one.
+# The options of torch 2.13, for the error on an older torch.
 _OPTIONS_OF_2_13 = frozenset(
     {
         "adjust_profiler_step",
@@ -38,25 +38,23 @@ _OPTIONS_OF_2_13 = frozenset(
 
 
 def available_activities() -> list[str]:
-    """What this machine can record: `cpu`, and the devices that are really there."""
-    return sorted(
-        name
-        for name in (activity.name.lower() for activity in supported_activities())
-        if _present(name)
-    )
+    """What this machine can record: `cpu`, and the devices that it has."""
+    names = (activity.name.lower() for activity in supported_activities())
+    return sorted(name for name in names if _is_available(name))
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
-    """Of the activities wanted those that can be recorded here; warns of the others. None: all that can."""
-    there = available_activities()
+    """Those of the activities that this machine can record; warns of the others. None means all."""
+    available = available_activities()
     if wanted is None:
-        return there
+        return available
     named = activities.names(wanted)
-    missing = [name for name in named if name not in there]
-    usable = [name for name in named if name in there] or ["cpu"]
+    missing = [name for name in named if name not in available]
+    usable = [name for name in named if name in available] or ["cpu"]
     if missing:
         logger.warning(
-            "profiler.activities names {}, which this machine or this torch does not have: records {} only.",
+            "profiler.activities names {}, which this machine or this torch does not have: records "
+            "{} only.",
             " and ".join(missing),
             " and ".join(usable),
         )
@@ -64,7 +62,7 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 
 
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
-    """Activities for torch's profiler: an enumeration's member, or with chosen types a mapping from it to them."""
+    """Activities in torch's form: an enum member, or a mapping from it to the chosen types."""
     members = ProfilerActivity.__members__
     return [
         {members[name.upper()]: types[name]} if name in types else members[name.upper()]
@@ -73,10 +71,10 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 
 
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
-    """Torch's experimental options for a window: ours where this torch has them, and over them the user's.
+    """The experimental options of a window: ours, as far as this torch has them, then the user's.
 
-    `verbose` puts the call stack on every operator; `trace_only` spares torch the events that we never ask for;
-    `profile_all_threads` records every thread, but torch then loses all memory events.
+    `verbose` puts the call stack on every operator. `trace_only` skips events that are never read
+    here. `profile_all_threads` records every thread, but torch then loses all memory events.
     """
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
@@ -89,23 +87,23 @@ def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
 
 
 def refuse_unknown(config: ProfilerConfig) -> None:
-    """Look at the options that depend on the torch at hand.
+    """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: this torch has no such experimental option, wants another value for it, or knows no types of an
-            activity.
+        ConfigError: this torch has no such experimental option, needs another type of value, or
+            cannot choose types of an activity.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):
-            raise ConfigError(_refusal(name, value))
+            raise ConfigError(_error_sentence(name, value))
     if activities.chosen_types(config.activities) and not _takes_types():
         raise ConfigError(
-            f"profiler.activities chooses types of an activity, which torch {torch.__version__} cannot do and torch "
-            "2.13 can: name the activities alone."
+            f"profiler.activities chooses types of an activity, which torch {torch.__version__} "
+            "cannot do and torch 2.13 can: name the activities alone."
         )
 
 
-def _present(name: str) -> bool:
+def _is_available(name: str) -> bool:
     device = getattr(torch, name, None)
     return name == "cpu" or (device is not None and bool(device.is_available()))
 
@@ -126,13 +124,13 @@ def _takes_types() -> bool:
     return True
 
 
-def _refusal(name: str, value: Any) -> str:
+def _error_sentence(name: str, value: Any) -> str:
     option, version = f"profiler.experimental_config.{name}", torch.__version__
     signature = torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
     known = dict(re.findall(r"(\w+): ([\w.\[\]]+) =", signature))
     if name in known:
-        wanted = {"bool": "true or false", "str": "text"}.get(known[name], "a list of text")
-        return f"{option} is {value!r}, but torch {version} wants {wanted}."
+        expected = {"bool": "true or false", "str": "text"}.get(known[name], "a list of text")
+        return f"{option} is {value!r}, but torch {version} needs {expected}."
     if name in _OPTIONS_OF_2_13:
         return f"{option} is unknown to torch {version}: torch 2.13 has it."
-    return f"{option} is no option of torch {version}: choose from {', '.join(sorted(known))}."
+    return f"{option} is not an option of torch {version}: choose from {', '.join(sorted(known))}."

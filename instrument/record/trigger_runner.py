@@ -1,4 +1,4 @@
-"""`TriggerRunner`: asks a run's triggers after each step, and has them polled between steps."""
+"""`TriggerRunner`: calls a run's triggers after each step, and polls them between steps."""
 
 from __future__ import annotations
 
@@ -22,263 +22,273 @@ from instrument.record.distributed import (
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
-# How long the end of a run waits for its watcher's thread, which a store that does not answer may keep.
+# How long the end of a run waits for the polling thread, which an unresponsive store may block.
 _JOIN_S = 5.0
 
 
 @dataclass
-class _Trigger:
-    """One trigger of a run, with the windows that it may still have."""
+class _ActiveTrigger:
+    """One trigger of a run, with its cooldown and the number of windows that it may still have."""
 
     name: str
-    hooks: TriggerCallbacks
+    callbacks: TriggerCallbacks
     cooldown: int
     windows_left: int | None
-    rests_until: int = 0
-    refused: bool = False
+    cooldown_until: int = 0
+    warned: bool = False
 
-    def admits(self, number: int) -> bool:
-        """Whether it may have a window after this step. Says once when it has had its last."""
-        if (
-            0 < self.rests_until - number <= self.cooldown + 1
-        ):  # not where the step's number was set back
+    def may_record(self, number: int) -> bool:
+        """Whether it may have a window after this step; warns once when it has none left."""
+        # out of range if the step number was set back: then there is no cooldown
+        if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
-            if not self.refused:
-                said = "The trigger {} fires again, but has had all windows that its max_windows gives: none is recorded."
-                logger.warning(said, self.name)
-            self.refused = True
+            if not self.warned:
+                logger.warning(
+                    "The trigger {} fires again, but has had all windows that its max_windows "
+                    "allows: none is recorded.",
+                    self.name,
+                )
+            self.warned = True
             return False
         return True
 
-    def count(self, number: int) -> None:
-        """It gets a window after this step."""
-        self.rests_until = number + 1 + self.cooldown
+    def count_window(self, number: int) -> None:
+        """Count a window that it gets after this step."""
+        self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1
 
 
 class TriggerRunner:
-    """A run's triggers, from its start to its end; without triggers it costs nothing.
+    """The triggers of one run, from its start to its end.
 
-    With a `coordinator` of ranks, what fires on any of them is recorded by all, at the step that the leader says;
-    cooldown and windows count there, once for the run.
-
-    Attributes:
-        asked: what is asked after each step, and of which trigger; one that raised is no more among them.
+    With a `coordinator`, all ranks record what a trigger of any rank requests, from the step that
+    the leading rank announces. Cooldown and number of windows then count once for all ranks.
     """
 
     def __init__(
         self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None
     ) -> None:
         self._coordinator = coordinator
-        self._fired: dict[str, TriggerRequest] = {}  # here, and not yet told to the other ranks
-        self._calls: list[AnnouncedWindow] = []  # for all ranks, whose steps are still to come
-        self._begun: list[_Trigger] = []
-        self._pending_requests: dict[
-            str, Request
-        ] = {}  # made between steps; of one trigger the last counts
+        self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
+        self._announced: list[AnnouncedWindow] = []  # for all ranks, at steps still to come
+        self._triggers: list[_ActiveTrigger] = []
+        # made between steps; only the last of each trigger counts
+        self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
         self._over = Event()
         for name, trigger in triggers.items():
             self._begin(name, trigger, folder)
-        self.asked = [
-            (each.hooks.fires, each) for each in self._begun if each.hooks.fires is not None
+        # what to call after each step, without the triggers that raised
+        self._checks = [
+            (each.callbacks.fires, each)
+            for each in self._triggers
+            if each.callbacks.fires is not None
         ]
-        polled = [each for each in self._begun if each.hooks.poll is not None]
+        polled = [each for each in self._triggers if each.callbacks.poll is not None]
         self._thread = Thread(
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
         )
         if polled or coordinator is not None:
             without = [f"the trigger {each.name} is not asked between steps" for each in polled]
-            without += (
-                ["this rank records by itself what its triggers ask for"]
-                if coordinator is not None
-                else []
-            )
+            if coordinator is not None:
+                without.append("this rank records by itself what its triggers ask for")
             if not threads.start(self._thread, " and ".join(without)):
                 self._coordinator = None
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
-        defaults = Trigger.model_fields
-        cooldown, most = (
-            getattr(trigger, option, defaults[option].default)
-            for option in ("cooldown", "max_windows")
-        )
+        fields = Trigger.model_fields
+        cooldown = getattr(trigger, "cooldown", fields["cooldown"].default)
+        max_windows = getattr(trigger, "max_windows", fields["max_windows"].default)
         try:
-            hooks = (
+            callbacks = (
                 begin(folder, partial(self._pending_requests.__setitem__, name))
                 if begin is not None
                 else TriggerCallbacks(trigger.fires)
             )
         except BaseException as error:
-            _let_interrupt_through(error)
+            _reraise_interrupt(error)
             logger.exception("The trigger {} could not begin and is not asked.", name)
-            hooks = None
-        self._begun.append(_Trigger(name, hooks or TriggerCallbacks(), cooldown, most))
+            callbacks = None
+        self._triggers.append(
+            _ActiveTrigger(name, callbacks or TriggerCallbacks(), cooldown, max_windows)
+        )
 
     def after(
-        self, number: int, took_ns: int, loss: Any, *, recorded: bool
+        self, number: int, took_ns: int, loss: Any, recorded: bool
     ) -> tuple[str, Request] | None:
-        """The first trigger that fires after step `number` and may, with what it asks for. All are asked.
+        """Call all triggers after step `number`; give the window to record from the next step on.
 
-        `recorded` says that a window is open, so that none can be asked for.
+        Args:
+            number: the step that has ended.
+            took_ns: its duration.
+            loss: as given to `session.step`.
+            recorded: whether a window is open; no other can then begin.
+
+        Returns:
+            The name of a trigger and its request: the first that fires and may have a window, or
+            one that was announced for this step to all ranks. None without any.
         """
-        known = self._losses.seen_after(number, loss)
+        known = self._losses.after_step(number, loss)
         # a NamedTuple's own constructor takes twice as long
         step: Step = tuple.__new__(Step, (number, took_ns, *known, recorded))
-        first = self._answered(number) if self._pending_requests and not recorded else None
-        for fires, trigger in self.asked:
+        first = self._first_pending(number) if self._pending_requests and not recorded else None
+        for fires, trigger in self._checks:
             try:
-                request = _request(answer) if (answer := fires(step)) else None
+                request = _as_request(answer) if (answer := fires(step)) else None
             except BaseException as error:
-                _let_interrupt_through(error)
+                _reraise_interrupt(error)
                 self._drop(trigger)
                 continue
-            if request is not None and first is None and not recorded and trigger.admits(number):
+            if (
+                request is not None
+                and first is None
+                and not recorded
+                and trigger.may_record(number)
+            ):
                 first = trigger.name, request
-        if first is not None:
-            first = self._granted(number, *first)
-        return (self._due(number, recorded=recorded) if self._calls else None) or first
+        coordinator = self._coordinator  # the polling thread may set it to None
+        if first is not None and coordinator is not None:
+            name, request = first
+            self._unsent.setdefault(name, TriggerRequest(name, *request, coordinator.rank, number))
+            first = None
+        elif first is not None:
+            self._count_window(first[0], number)
+        return (self._next_announced(number, recorded) if self._announced else None) or first
 
-    def _granted(self, number: int, name: str, request: Request) -> tuple[str, Request] | None:
-        """What a trigger that fired asks for, if this rank may grant it; otherwise the leader is asked."""
-        coordinator = self._coordinator  # which the watcher's thread may take away
-        if coordinator is None:
-            self._count(name, number)
-            return name, request
-        self._fired.setdefault(name, TriggerRequest(name, *request, coordinator.rank, number))
-        return None
+    def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
+        """The window that all ranks record from the step after this one on.
 
-    def _due(self, number: int, *, recorded: bool) -> tuple[str, Request] | None:
-        """What all ranks record from the step after this one on; an open window, which all have, puts it off."""
-        call = self._calls[0]
-        if number + 1 < call.begin:
+        A window that is open, on all ranks, postpones it.
+        """
+        window = self._announced[0]
+        if number + 1 < window.begin:
             return None
-        if number + 1 == call.begin and recorded:
-            self._calls[0] = call._replace(begin=number + 2)
+        if number + 1 == window.begin and recorded:
+            self._announced[0] = window._replace(begin=number + 2)
             return None
-        del self._calls[0]
-        if number + 1 == call.begin:
-            return call.trigger, Request(call.why, call.steps)
+        del self._announced[0]
+        if number + 1 == window.begin:
+            return window.trigger, Request(window.why, window.steps)
         logger.warning(
-            "The window that the trigger {} asked for ({}) is not recorded here: all ranks begin it with step {}, and "
-            "this one is at step {} already.",
-            call.trigger,
-            call.why,
-            call.begin,
+            "The window that the trigger {} asked for ({}) is not recorded here: all ranks begin "
+            "it with step {}, and this one is at step {} already.",
+            window.trigger,
+            window.why,
+            window.begin,
             number + 1,
         )
         return None
 
-    def _named(self, name: str) -> _Trigger | None:
-        """The trigger of that name, which another rank may have and this one not."""
-        return next((trigger for trigger in self._begun if trigger.name == name), None)
+    def _named(self, name: str) -> _ActiveTrigger | None:
+        """The trigger of that name; None if only another rank has it."""
+        return next((trigger for trigger in self._triggers if trigger.name == name), None)
 
-    def _count(self, name: str, number: int) -> None:
+    def _count_window(self, name: str, number: int) -> None:
         if (trigger := self._named(name)) is not None:
-            trigger.count(number)
+            trigger.count_window(number)
 
-    def _answered(self, number: int) -> tuple[str, Request] | None:
-        """The first of the requests made between steps that may have a window; the others get none beside it."""
+    def _first_pending(self, number: int) -> tuple[str, Request] | None:
+        """The first request made between steps that may have a window; drops the others."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
-        for trigger in self._begun:
-            if trigger.name in pending and trigger.admits(number):
+        for trigger in self._triggers:
+            if trigger.name in pending and trigger.may_record(number):
                 try:
-                    return trigger.name, _request(pending[trigger.name])
+                    return trigger.name, _as_request(pending[trigger.name])
                 except BaseException as error:
-                    _let_interrupt_through(error)
+                    _reraise_interrupt(error)
                     self._drop(trigger)
         return None
 
     def failed(self, error: BaseException, number: int) -> None:
-        """Tell the triggers of the exception that leaves the session's block in step `number`."""
-        for trigger in self._begun:
-            if trigger.hooks.failed is not None:
-                self._do(trigger, partial(trigger.hooks.failed, error, number))
+        """Pass the exception that leaves the session's block in step `number` to the triggers."""
+        for trigger in self._triggers:
+            if trigger.callbacks.failed is not None:
+                self._call(trigger, partial(trigger.callbacks.failed, error, number))
 
     def end(self) -> None:
-        """The run is over: nothing is polled any more, and what the triggers put up is taken down."""
+        """Stop polling, and let each trigger remove what it installed."""
         self._over.set()
-        if (
-            self._coordinator is not None
-        ):  # a thread in the store when the interpreter ends would abort the process
+        # if a thread uses the store when the interpreter ends, the process aborts
+        if self._coordinator is not None:
             self._thread.join(_JOIN_S)
-        for trigger in self._begun:
-            if trigger.hooks.end is not None:
-                self._do(trigger, trigger.hooks.end)
+        for trigger in self._triggers:
+            if trigger.callbacks.end is not None:
+                self._call(trigger, trigger.callbacks.end)
 
-    def _poll(self, polled: list[_Trigger]) -> None:
+    def _poll(self, polled: list[_ActiveTrigger]) -> None:
         while not self._over.wait(POLL_SECONDS):
             for trigger in list(polled):
-                if trigger.hooks.poll is not None and not self._do(trigger, trigger.hooks.poll):
+                poll = trigger.callbacks.poll
+                if poll is not None and not self._call(trigger, poll):
                     polled.remove(trigger)
-            self.confer()
+            self.exchange()
         if self._coordinator is not None:
-            with suppress(Exception):  # the store may have gone first
+            with suppress(Exception):  # the store may be gone already
                 self._coordinator.end()
 
-    def confer(self) -> None:
-        """Tell the other ranks what fired here, and hear what all of them record; not for the training thread."""
+    def exchange(self) -> None:
+        """Exchange requests and announced windows with the other ranks; blocks on the store."""
         if (coordinator := self._coordinator) is None:
             return
         try:
-            self._confer(coordinator)
-        except Exception as error:  # whatever the store raises
+            self._exchange(coordinator)
+        except Exception as error:  # the store raises various types
             self._coordinator = None
-            lost = "Rank {} records by itself what its triggers ask for from now on: {}."
             logger.log(
-                "INFO" if coordinator.over else "WARNING",
-                lost,
+                "INFO" if coordinator.ended else "WARNING",
+                "Rank {} records by itself what its triggers ask for from now on: {}.",
                 coordinator.rank,
                 str(error).rstrip("."),
             )
             self._pending_requests |= {
-                ask.trigger: Request(ask.why, ask.steps)
-                for ask in [*coordinator.unheard, *self._fired.values()]
+                each.trigger: Request(each.why, each.steps)
+                for each in [*coordinator.unanswered, *self._unsent.values()]
             }
-            self._fired.clear()
+            self._unsent.clear()
             with suppress(Exception):  # the store may be gone
                 coordinator.end()
 
-    def _confer(self, coordinator: RankCoordinator) -> None:
-        for name in list(self._fired):
-            coordinator.ask(self._fired[name])
-            del self._fired[name]
-        for ask in coordinator.asks():
-            trigger = self._named(ask.trigger)
-            if trigger is None or trigger.admits(ask.after_step):
-                coordinator.call(ask)
-        for call in coordinator.calls():
-            self._count(call.trigger, call.begin - 1)
-            self._calls.append(call)
-        if coordinator.over:
-            raise ConnectionError("the rank that leads has ended its session")
+    def _exchange(self, coordinator: RankCoordinator) -> None:
+        for name in list(self._unsent):
+            coordinator.send(self._unsent[name])
+            del self._unsent[name]
+        for request in coordinator.new_requests():
+            trigger = self._named(request.trigger)
+            if trigger is None or trigger.may_record(request.after_step):
+                coordinator.announce(request)
+        for window in coordinator.new_windows():
+            self._count_window(window.trigger, window.begin - 1)
+            self._announced.append(window)
+        if coordinator.ended:
+            raise ConnectionError("the leading rank has ended its session")
 
-    def _do(self, trigger: _Trigger, act: Callable[[], None]) -> bool:
+    def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
+        """Call a callback of a trigger; gives False if it raised."""
         try:
             act()
         except BaseException as error:
-            _let_interrupt_through(error)
+            _reraise_interrupt(error)
             self._drop(trigger)
             return False
         return True
 
-    def _drop(self, trigger: _Trigger) -> None:
-        """Called within `except`: log what the trigger raised, and ask it no more."""
+    def _drop(self, trigger: _ActiveTrigger) -> None:
+        """Within `except`: log what a trigger raised, and do not call it after steps any more."""
         logger.exception("The trigger {} failed and is not asked again.", trigger.name)
-        self.asked = [pair for pair in self.asked if pair[1] is not trigger]
+        self._checks = [pair for pair in self._checks if pair[1] is not trigger]
 
 
-def _let_interrupt_through(error: BaseException) -> None:
-    """Raise what Ctrl-C raised; whatever else leaves a trigger, as by `sys.exit()`, is the trigger's failure."""
+def _reraise_interrupt(error: BaseException) -> None:
+    """Raise Ctrl-C again; any other exception, even from `sys.exit()`, is the trigger's error."""
     if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error
 
 
-def _request(answer: Any) -> Request:
-    """What an answer asks for, in plain types, which can be told to other ranks."""
+def _as_request(answer: Any) -> Request:
+    """A trigger's answer as a request of plain types, which can be sent to other ranks."""
     if not isinstance(answer, Request):
         return Request(answer if isinstance(answer, str) else None)
     why, steps = answer

@@ -1,1 +1,1 @@
-"""A trace file becomes columns."""
+"""Reading a trace file into numpy columns, and what else a capture folder holds as data."""

@@ -1,7 +1,8 @@
-"""What `capture.json` says, in the types that its readers rely on.
+"""The content of `capture.json`, in the types that its readers rely on.
 
-A capture may come from anybody, so its metadata is checked once, here, when the capture is opened. Every key may be
-missing: None, or empty, is then unknown. Keys that are not named here are nobody's business but the user's.
+Anybody can have written a capture. So its metadata is checked once, here, when the capture is
+opened. Each key may be missing: the value is then None, or empty. Other keys are kept for the user
+and not read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from instrument import files
 from instrument.errors import CaptureError
 
 METADATA_FILE = "capture.json"
-# 2: `compiled_ranges`, which 1 calls `swallowed`.
+# Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
 FORMAT = 2
-# More ranks are no job's but damage.
+# No job has more ranks: a larger number is damage.
 MOST_RANKS = 1_000_000
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -27,12 +28,12 @@ Rank = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 # A count or a time in nanoseconds: a sum of thousands of them still fits into 64 bits.
 Number = Annotated[int, Meta(ge=-(2**50), le=2**50)]
-# Files are named after it.
+# Files have this in their names.
 Host = Annotated[str, Meta(max_length=255, pattern=r"^[^/\x00-\x1f\x7f-\x9f]*\Z")]
 
 
 class Window(Struct):
-    """Which steps were recorded, and what cut them short; see `instrument.record.metadata.facts`."""
+    """Which steps were recorded, and why fewer than planned."""
 
     first_step: Number | None = None
     last_step: Number | None = None
@@ -44,7 +45,7 @@ class Window(Struct):
 
 
 class Cost(Struct):
-    """What recording cost the run; see `instrument.record.overhead.Cost.window`."""
+    """What recording cost the run, in nanoseconds and bytes."""
 
     recorded_step_ns: Number | None = None
     unrecorded_step_ns: Number | None = None
@@ -58,7 +59,7 @@ class Cost(Struct):
 
 
 class Config(Struct):
-    """Those options of the recording that its readers look at."""
+    """The options of the recording that readers use."""
 
     activities: Any = None  # names, or mappings from them to chosen types
     profile_memory: bool | None = None
@@ -78,7 +79,7 @@ class InRegion(Struct):
 
 
 class Metadata(Struct):
-    """The content of `capture.json`, as far as it is read."""
+    """The keys of `capture.json` that are read."""
 
     name: str | None = None
     window: Window = field(default_factory=Window)
@@ -101,11 +102,9 @@ class Metadata(Struct):
 
 
 def own_version() -> str:
-    """The version of this package, which captures and kept columns name; "unknown" where it was never installed."""
-    from importlib.metadata import (
-        PackageNotFoundError,
-        version,
-    )  # 20 ms, which most readers can do without
+    """The version of this package; "unknown" if it is not installed."""
+    # Imported here because it takes 20 ms and most readers do not need it.
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("torch-instrument")
@@ -114,23 +113,22 @@ def own_version() -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The content of a folder's `capture.json`, whose known keys have the types of `Metadata`.
+    """The content of the `capture.json` in a folder, whose known keys have the types of `Metadata`.
 
-    Keys that an older version named otherwise have the names of today.
+    Keys that an older version gave other names have the names of today.
 
     Raises:
-        CaptureError: there is none, or it is a link, no JSON, of other types, or of a newer version's format.
+        CaptureError: the file is missing, a link, not JSON, of a newer format, or a key has a value
+            of another type.
     """
     path = folder / METADATA_FILE
     try:
         content = msgspec.json.decode(files.read_bytes(path), type=dict[str, Any])
     except FileNotFoundError:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
-        hint = (
-            f"; it holds captures: give one of them, such as {folder / inside[-1]}."
-            if inside
-            else "."
-        )
+        hint = "."
+        if inside:
+            hint = f"; it holds captures: give one of them, such as {folder / inside[-1]}."
         raise CaptureError(
             f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}"
         ) from None
@@ -143,8 +141,8 @@ def read(folder: Path) -> dict[str, Any]:
     written = content.get("format")
     if isinstance(written, int) and written > FORMAT:
         raise CaptureError(
-            f"The file {path} has format {written}, and this version of torch-instrument reads up to "
-            f"{FORMAT}: upgrade it, or give the trace file alone."
+            f"The file {path} has format {written}, and this version of torch-instrument reads up "
+            f"to {FORMAT}: upgrade torch-instrument, or give the trace file alone."
         )
     if "swallowed" in content and written == 1:
         content["compiled_ranges"] = content.pop("swallowed")
@@ -153,7 +151,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
-    """Metadata in the types that its readers rely on; `path` is named where it cannot be had so.
+    """Convert metadata to the types that its readers rely on; errors name `path`.
 
     Raises:
         CaptureError: a key has a value of another type.
@@ -164,18 +162,18 @@ def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
     except (msgspec.ValidationError, ValueError) as error:
         where = f"The file {path}" if path else "The metadata of a capture"
         raise CaptureError(
-            f"{where} cannot be understood ({error}): mend it, or give the trace file alone."
+            f"{where} cannot be understood ({error}): correct it, or give the trace file alone."
         ) from None
     return found
 
 
 def unix_time(started_at: str | None) -> float | None:
-    """The seconds since the epoch of an ISO time.
+    """The seconds since the epoch of a time in ISO format; None for None.
 
     Raises:
-        ValueError: it is none, or of no year that a computer knows.
+        ValueError: it is not a time, or its year is out of range.
     """
     try:
         return None if started_at is None else datetime.fromisoformat(started_at).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"{started_at!r} is no time") from None
+        raise ValueError(f"{started_at!r} is not a time") from None

@@ -1,8 +1,8 @@
-"""The columns of a trace kept in the user's cache, so that it is taken apart once.
+"""A cache of the columns of traces, in the user's cache folder, so that a trace is parsed once.
 
-They are kept of traces that take longer to read than a person notices, by the trace's path, and hold for as long as it
-keeps its size, its time of change and its inode. Another version of this package makes them anew. Nothing is written
-beside a trace. Numbers are stored in the fewest bytes that hold a whole column.
+The cache holds traces of at least 100,000 events, by path. An entry is valid for as long as the
+trace keeps its size, modification time and inode, and for the version of this package that wrote
+it. Nothing is written beside a trace. Each column is stored as the narrowest integers that hold it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAVED = (*_WIDTHS, "float32")
 
 
 def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
-    """The fields of a dataclass that are columns, and what each consists of."""
+    """The fields of a dataclass that are columns, and the type of their elements."""
     return {
         name: dtype
         for name, hint in get_type_hints(kind).items()
@@ -53,14 +53,14 @@ _OTHERS = [
     if f.name not in {*_EVENTS, "memory"}
 ]
 _Others = msgspec.defstruct("_Others", _OTHERS)
-# What the columns of indices lead into; those of the second kind hold -1 where there is nothing.
+# Columns of indices and the list that each leads into; the second kind has -1 for no value.
 _INDICES = {"category": "categories", "name": "names", "thread": "threads"}
 _INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack", "group"), "texts")
 _INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
 
 
 def _made_by() -> list[str]:
-    """What makes a file stale once it differs: the package's version, the format and the columns."""
+    """The version of the package, the format and the columns; an entry with others is stale."""
     return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
@@ -73,30 +73,30 @@ class _Head(msgspec.Struct):
 
 
 def entry_of(trace: Path) -> str:
-    """The entry of the cache in which the columns of the trace at a path are kept."""
+    """The name of the cache entry for the trace at a path."""
     return cache.COLUMNS + hashlib.sha256(os.fsencode(os.path.realpath(trace))).hexdigest()[:32]
 
 
-def read(trace: Path, place: Path | None = None) -> Events:
-    """The events of a trace file: its kept columns where they are current, else read, and kept from 100,000 on.
+def read(trace: Path, final_path: Path | None = None) -> Events:
+    """The events of a trace file, from the cache if it has a valid entry.
 
-    `place` is where the trace will lie once its folder has its name. Where columns cannot be kept, they are not.
+    Events that are read from the file are added to the cache if there are at least 100,000 of them
+    and the cache can be written.
+
+    Args:
+        trace: the file.
+        final_path: the path that the trace will have once its folder is renamed.
 
     Raises:
         TraceError: as `reader.read`.
     """
     try:
-        entry, state = entry_of(place or trace), _state(trace)
-        kept = _load(entry, state)
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        msgspec.DecodeError,
-    ):  # none, another's, or damaged: read the trace
-        kept = None
-    if kept is not None:
-        return kept
+        entry, state = entry_of(final_path or trace), _state(trace)
+        cached = _load(entry, state)
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
+        cached = None  # no entry, or it is damaged or another user's
+    if cached is not None:
+        return cached
     events = reader.read(trace)
     if len(events) >= KEPT_FROM_EVENTS:
         with suppress(OSError):
@@ -138,7 +138,7 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
 
 
 def _is_sound(events: Events) -> bool:
-    """Whether it is what reading a trace gives: columns of one length, and no index that leads out of its list."""
+    """Whether all columns have one length, and all indices lie within their lists."""
     memory = events.memory
     lengths = (
         {len(getattr(events, name)) for name in _EVENTS},
@@ -174,7 +174,7 @@ def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
 
 
 def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers in the fewest bytes."""
+    """The same numbers as the narrowest integers that hold them."""
     if column.dtype == np.bool_:
         return column.view(np.int8)
     if column.dtype == np.float32:

@@ -1,4 +1,4 @@
-"""Values of many events as numpy columns: numbers, times, interned values."""
+"""Building numpy columns: numbers, times, interned values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from instrument.trace.events import Codes, Ints
 
-# No trace has such a time: 146 years, in Unix time the year 2116. The difference of two smaller ones has 64 bits.
+# Times of a trace are below this: 146 years, or the year 2116 in Unix time. So the difference of
+# two times fits into 64 bits.
 BEYOND_US = 2**62 // 1000
 BEYOND_NS = BEYOND_US * 1000
 
 
 def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
-    """Decimal microseconds as whole nanoseconds, within `BEYOND_NS`, which stands for all that is further.
+    """Decimal microseconds as whole nanoseconds; beyond ±`BEYOND_NS` they become that limit.
 
-    The whole and the broken part are scaled apart: one product would round twice.
+    Integer and fractional part are scaled separately: one product would round twice.
     """
     values = np.array(microseconds) if len(microseconds) else np.zeros(0, np.int64)
     sizes = values.astype(np.float64)
@@ -37,22 +38,21 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
     if values.dtype.kind in "iu":
         return as_int64(values) * 1000
     whole = np.floor(values)
-    nanoseconds: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(
-        np.int64
-    )
+    fraction_ns = np.rint((values - whole) * 1000).astype(np.int64)
+    nanoseconds: Ints = whole.astype(np.int64) * 1000 + fraction_ns
     return nanoseconds
 
 
 def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
-    """Whole numbers as they are; those of more than 64 bits lose the higher ones."""
+    """Integers as a column; of those with more than 64 bits, the lower 64."""
     try:
         return np.array(values, np.int64)
-    except OverflowError:  # an unsigned 64-bit number, such as -1 written without its sign
+    except OverflowError:  # unsigned 64 bits, such as -1 written without its sign
         return np.array([v & 0xFFFF_FFFF_FFFF_FFFF for v in values], np.uint64).view(np.int64)
 
 
 class Interned(dict[Any, int]):
-    """The distinct values met so far, each with its position in the order of meeting."""
+    """The distinct values so far, each with its position in the order of first use."""
 
     def __missing__(self, value: Hashable) -> int:
         position = self[value] = len(self)
@@ -64,13 +64,16 @@ class Interned(dict[Any, int]):
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Each field's values; the way that costs least for each value."""
+    """The values of each field of some structs; this way costs least for each value."""
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 
 
 def ints(values: Sequence[int | None], missing: int) -> Ints:
-    """Numbers as a column; most columns of most pieces hold one value throughout, which is a third of the cost."""
+    """Numbers as a column, with `missing` for None.
+
+    Most columns of a piece hold one value throughout; that case takes a third of the time.
+    """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))
     try:
@@ -80,7 +83,7 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
 
 
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
-    """Add a piece of each column."""
+    """Add a piece of each column to `parts`."""
     for name, column in columns.items():
         parts.setdefault(name, []).append(column)
 
@@ -88,5 +91,5 @@ def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]
 def joined(
     parts: dict[str, list[NDArray[Any]]], empty: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Each column in one, and `parts` left empty; a column without a piece is as in `empty`."""
+    """Concatenate the pieces of each column and empty `parts`; without pieces, take `empty`."""
     return {name: np.concatenate(parts.pop(name, [column])) for name, column in empty.items()}

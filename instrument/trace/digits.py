@@ -1,7 +1,7 @@
 """Text at many positions at once: whether a literal stands there, and the numbers written there.
 
-Eight bytes of text are one 64-bit number, the first byte its lowest, so that eight digits are tested and added up in a
-dozen operations on whole arrays, whatever their count.
+Eight bytes of text are one 64-bit number, the first byte its lowest, so that eight digits are
+tested and added up in a dozen operations on whole arrays, whatever their count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def stands(text: bytes, literal: bytes, at: Ints) -> Flags:
 
 
 def whole_after(text: bytes, at: Ints) -> tuple[Ints, Ints]:
-    """The whole numbers that begin at some positions, and how many digits each has: 0 where it is not understood.
+    """The whole numbers that begin at some positions, and how many digits each has.
+
+    0 where it is not understood.
 
     Looks at 16 bytes of text from each position on.
     """
@@ -62,7 +64,9 @@ def whole_before(text: bytes, end: Ints) -> tuple[Ints, Ints]:
 
 
 def thousandths_before(text: bytes, end: Ints) -> tuple[Ints, Ints]:
-    """The numbers that end at some positions, in thousandths, and how many bytes each takes: 0 where not understood.
+    """The numbers that end at some positions, in thousandths, and how many bytes each takes.
+
+    0 where not understood.
 
     They have three decimals at most. Looks at 20 bytes of text before each position.
     """

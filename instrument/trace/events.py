@@ -1,4 +1,4 @@
-"""What a trace holds, as parallel numpy columns with interned names."""
+"""`Events`: a trace as parallel numpy columns with interned names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 Thread = tuple[int | str, int | str]
 
-# The names before and after torch 1.12, when Kineto's categories became lower case.
+# Kineto's categories are lower case from torch 1.12 on.
 OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
 PYTHON = frozenset({"python_function"})
@@ -28,9 +28,9 @@ DEVICE = (
     frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"})
     | _MTIA
 )
-# What MTIA writes among its device events where a stream waits for another.
+# Among the device events of MTIA, these are waits of one stream for another.
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
-_MOST_DIGITS = 15  # of a step's number
+_MOST_DIGITS = 15  # of the number of a step
 
 _LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
@@ -39,7 +39,7 @@ _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
 
 
 def is_runtime(category: str) -> bool:
-    """Whether a category holds calls into a device's runtime or driver (`cuda_runtime`, `mtia_runtime`, …)."""
+    """Whether a category holds calls of a device's runtime or driver, such as `cuda_runtime`."""
     return category == "Runtime" or category.endswith(("_runtime", "_driver"))
 
 
@@ -50,29 +50,30 @@ def is_step(name: str) -> bool:
 
 
 def is_moment(name: str) -> bool:
-    """Whether an event of this name is a moment that the user marked."""
+    """Whether an event of this name is a moment that the user recorded."""
     return name.endswith(MOMENT)
 
 
 def is_loader(name: str) -> bool:
-    """Whether an event of this name is the wait for a batch of torch's DataLoader, as the profiler records it."""
+    """Whether an event of this name is the wait for a batch of torch's DataLoader."""
     return _LOADER.match(name) is not None
 
 
 def is_synchronising(name: str) -> bool:
-    """Whether in a runtime call of this name the CPU does nothing but wait for the device."""
+    """Whether a runtime call of this name does nothing but wait for the device."""
     return _SYNCHRONISING.search(name) is not None
 
 
 def is_wait(name: str) -> bool:
-    """Whether a runtime call of this name returns only when the device has done what it waits for."""
+    """Whether a runtime call of this name returns only after the device finished some work."""
     return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:
-    """An operator's name and its overload, "" for the default one; `aten::add.Tensor` is what torch writes of both.
+    """The parts of an operator's name: of `aten::add.Tensor`, `aten::add` and `Tensor`.
 
-    A range that is recorded as an operator and named like that cannot be told from one.
+    The default overload is "". A range that was recorded as an operator counts as one if it has
+    such a name.
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -82,9 +83,14 @@ def split_overload(name: str) -> tuple[str, str]:
 class Memory:
     """The allocations and frees of a trace, one row each, in the order of the file.
 
-    `size_bytes` is negative for a free. `device_type` is torch's `DeviceType` number (0 is the CPU).
-    `allocated_bytes` and `reserved_bytes` are the running totals of that device, and `address` is where the memory
-    lies: 0 where they were not written.
+    Attributes:
+        thread: an index into `Events.threads`.
+        time_ns: as the times of `Events`.
+        size_bytes: negative for a free.
+        device_type: torch's number of the `DeviceType`; 0 is the CPU.
+        device_index: of the device; -1 if the trace does not say.
+        allocated_bytes, reserved_bytes: the running totals of the device; 0 if not recorded.
+        address: of the memory; 0 if not recorded.
     """
 
     thread: Codes
@@ -101,10 +107,11 @@ class Memory:
 
 
 class Event(NamedTuple):
-    """One event of a trace as a row; what was not recorded is None.
+    """One event of a trace as a row; a value that was not recorded is None.
 
-    Times are nanoseconds on the trace's own clock. `process` and `thread` are device and stream of what ran on one.
-    `input_shapes` to `call_stack` are as the trace holds them, decoded; `occupancy` is a fraction.
+    Times are in nanoseconds on the clock of the trace. `process` and `thread` of a device event are
+    its device and stream. `input_shapes` to `call_stack` are the decoded values of the trace.
+    `occupancy` is a fraction.
     """
 
     category: str
@@ -134,24 +141,37 @@ class Event(NamedTuple):
 class Events:
     """Every event of a trace that has a duration, as parallel columns in the order of the file.
 
-    It can be iterated and indexed for rows, each an `Event`, at some 5 µs a row; the columns are what is fast.
+    Iterating and indexing give rows, each an `Event`, at about 5 µs for each row; columns are fast.
+    Flows, thread labels and event arguments without a column are not kept.
 
-    `category`, `name` and `thread` are indices into `categories`, `names` and `threads`; `shapes`, `concrete`, `types`,
-    `call_stack` and `group` are indices into `texts`, `grid` and `block` into `grids`, which hold JSON text as it
-    stood in the file, and -1 where nothing was recorded. `call_stack` is left out of traces that hold Python frames as
-    events. Times are integer nanoseconds; `base_ns` added to them gives Unix time, where it is not 0. A `thread` is a
-    pair of process and thread, on a device of device and stream. `group` is the ranks that take part in a collective's
-    kernel, `moved_bytes` what a copy or memset moves (the direction of MTIA's copies stands behind their name),
-    `blocks_per_sm` a kernel's blocks over the device's multiprocessors, `occupancy` Kineto's estimate in percent, 0
-    where it made none. Missing numbers: 0 in `external_id`, `correlation` and `forward_thread`, -1 in `sequence`,
-    `python_id`, `python_parent` and `moved_bytes`, NaN in `blocks_per_sm` and `occupancy`.
-
-    `rank` and `world_size` are the recording process's, where the trace itself tells. `cut_short`: the file ends too
-    early, and these are the events before its end. `negative_durations` is how many of them end before they begin, as
-    when the clock was set back meanwhile: they last 0 ns here and are not finished. `left_out` is how many are not here
-    because no recording has such times.
-
-    Lost: flows, thread labels, and those arguments of an event that have no column here.
+    Attributes:
+        categories, names: of events.
+        threads: pairs of process and thread; of device and stream for device events.
+        texts, grids: event arguments, as JSON text.
+        category, name, thread: for each event, an index into `categories`, `names`, `threads`.
+        start_ns, end_ns: in nanoseconds; with `base_ns` added, Unix time.
+        external_id, correlation: ids of launches; 0 if missing.
+        sequence: the sequence number of autograd; -1 if missing.
+        forward_thread: of a backward node, torch's number of its forward thread; 0 if missing.
+        finished: false if the event had not ended when recording stopped.
+        shapes, concrete, types, group: the input shapes, concrete inputs and input types of an
+            operator, and the ranks of a collective's kernel: an index into `texts`; -1 if missing.
+        call_stack: likewise. -1 throughout if the trace has Python frames as events.
+        python_id, python_parent: of Python frames; -1 if missing.
+        moved_bytes: of copies and memsets; -1 if missing. MTIA's copies have their direction behind
+            their name.
+        grid, block: of kernels, an index into `grids`; -1 if missing.
+        blocks_per_sm: the blocks of a kernel over the multiprocessors of its device; NaN if
+            missing.
+        occupancy: Kineto's estimate in percent; 0 if it made none, NaN if missing.
+        memory: allocations and frees.
+        recorded: the number of all events in the file.
+        base_ns: see `start_ns`; 0 if missing.
+        cut_short: whether the file ends too early, and these are the events before its end.
+        rank, world_size: of the recording process; None if the trace does not say.
+        left_out: the number of events whose times are out of range, which are not here.
+        negative_durations: the number of events that end before they begin, as when the clock was
+            set back. They last 0 ns here and are not finished.
     """
 
     categories: tuple[str, ...]
@@ -194,9 +214,7 @@ class Events:
         return len(self.start_ns)
 
     def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[
-            index
-        ]  # as of a list: from the end where negative, and an IndexError beyond
+        at = range(len(self))[index]  # negative indices and IndexError as of a list
         process, thread = self.threads[self.thread[at]]
         occupancy = float(self.occupancy[at])
         return Event(
@@ -229,11 +247,12 @@ class Events:
         return map(self.__getitem__, range(len(self)))
 
     def __repr__(self) -> str:
-        return f"<Events: {len(self)} with a duration, {len(self.memory)} memory, {self.recorded} in the file>"
+        counts = f"{len(self)} with a duration, {len(self.memory)} memory"
+        return f"<Events: {counts}, {self.recorded} in the file>"
 
     @property
     def begin_ns(self) -> int:
-        """When the first of all began, memory events too; 0 where there is none."""
+        """When the first event began, memory events included; 0 without events."""
         return min(
             (int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)),
             default=0,
@@ -241,28 +260,28 @@ class Events:
 
     @property
     def duration_ns(self) -> Ints:
-        """How long each event took; 0 where the file gives a negative time."""
+        """How long each event took; 0 for a negative duration in the file."""
         return self.end_ns - self.start_ns
 
     @property
     def records_gradients(self) -> Flags:
-        """The operators that were called while gradients were recorded, without the backward nodes."""
+        """The operators that were called while gradients were recorded, except backward nodes."""
         found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
         return found
 
     def among(self, test: frozenset[str] | Callable[[str], bool]) -> Flags:
-        """A mask of the events whose category is in a set, or passes a test."""
+        """A mask of the events whose category is in a set or passes a test."""
         passes = test.__contains__ if isinstance(test, frozenset) else test
         chosen = flags(passes, self.categories)
         return chosen[self.category] if chosen.any() else np.zeros(len(self), np.bool_)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
-        """A mask of the events whose name passes a test; the test runs once for each distinct name."""
+        """A mask of the events whose name passes a test, which runs once for each distinct name."""
         return flags(test, self.names)[self.name]
 
 
 def works_on_device(events: Events) -> Flags:
-    """The kernels, copies and memsets."""
+    """A mask of the kernels, copies and memsets."""
     return events.among(DEVICE) & ~(events.among(_MTIA) & events.named(_DEVICE_WAITS.__contains__))
 
 
@@ -275,7 +294,7 @@ def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:
 
 
 def decoded(text: bytes) -> Any:
-    """The value of an argument kept as its JSON text; the text itself where Python cannot hold it, as of 1e400."""
+    """The value of a JSON text; the text itself if Python cannot hold its value, such as 1e400."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -283,5 +302,5 @@ def decoded(text: bytes) -> Any:
 
 
 def flags(test: Callable[[Any], bool], values: tuple[Any, ...]) -> Flags:
-    """A test's answer for each value, as a mask."""
+    """The result of a test for each value, as a mask."""
     return np.fromiter(map(test, values), np.bool_, len(values))

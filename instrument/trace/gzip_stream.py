@@ -1,4 +1,4 @@
-"""A file's plain bytes in pieces, inflated where it is gzip."""
+"""The bytes of a file in chunks, decompressed if it is gzip."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from instrument.errors import TraceError
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_AHEAD = 3
-# Real traces shrink to between a tenth and a sixtieth, deflate itself ends at 1032: in between lies what is no trace.
+# Traces compress by a factor of 10 to 60, and deflate by 1032 at most. A factor in between shows
+# that a file is not a trace, and would fill the memory.
 MAX_RATIO = 200
 RATIO_COUNTS_FROM_BYTES = 32 << 20
 RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The plain bytes of a file in order, at most 1 MiB at a time; gzip is told by its first bytes, not by its name.
+    """The plain bytes of a file in order, in chunks of at most 1 MiB.
 
-    Inflates with isal or zlib-ng where one is installed, else with the standard library. A file that has inflated to
-    over 32 MiB, and to over 200 times what was read of it, is refused; INSTRUMENT_MAX_INFLATION sets another ratio.
+    A file is gzip if its first bytes say so, whatever its name. isal or zlib-ng decompresses it if
+    installed, else the standard library. A file is refused once it has given more than 32 MiB and
+    more than 200 times the bytes read; INSTRUMENT_MAX_INFLATION sets another ratio.
 
     Raises:
-        TraceError: the file is missing, cannot be read, is damaged gzip, or inflates too far.
-        EOFError: after the last bytes that there are, where gzip is cut short.
+        TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
+        EOFError: after the last bytes, if the gzip data is cut short.
     """
     try:
         with path.open("rb") as file:
@@ -48,15 +50,15 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """The same bytes, got by a thread while earlier ones are worked on: reading and inflating leave Python's lock."""
+    """The same chunks, read ahead in a thread: reading and decompressing release the GIL."""
     with ThreadPoolExecutor(1) as thread:
         try:
-            coming = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
-        except RuntimeError:  # the interpreter ends, and no thread can be started any more
+            pending = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
+        except RuntimeError:  # no thread can start while the interpreter shuts down
             yield from source
             return
-        while chunk := coming.popleft().result():
-            coming.append(thread.submit(next, source, b""))
+        while chunk := pending.popleft().result():
+            pending.append(thread.submit(next, source, b""))
             yield chunk
 
 
@@ -75,22 +77,16 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
         taken += len(packed) - len(stream.unconsumed_tail) - len(stream.unused_data)
         if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
             raise TraceError(
-                f"The trace file {path} inflates its first {taken} bytes to {size}, over {most:g} times as much, as no "
-                f"trace does; if you trust it, set {RATIO_VARIABLE} higher."
+                f"The trace file {path} inflates its first {taken} bytes to {size}, over {most:g} "
+                f"times as much, as no trace does; if you trust it, set {RATIO_VARIABLE} higher."
             )
         if plain:
             yield plain
-        if stream.eof:  # another member may follow, or zeros that pad the file
+        if stream.eof:  # another gzip member may follow, or padding of zeros
             packed = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
             stream = zlib.decompressobj(31) if packed else stream
         else:
-            packed = stream.unconsumed_tail or (
-                b"" if plain and len(plain) == CHUNK_BYTES else file.read(CHUNK_BYTES)
-            )
-            if (
-                not packed and len(plain) == CHUNK_BYTES
-            ):  # all is taken in, and more may still come out
-                packed = file.read(CHUNK_BYTES)
+            packed = stream.unconsumed_tail or file.read(CHUNK_BYTES)
     if not stream.eof:
         raise EOFError
 

@@ -1,14 +1,16 @@
 """Kineto's own layout, scanned in numpy without decoding what repeats.
 
-A profile says the same few hundred things again and again with other numbers. Which text stands between the numbers is
-learned from the file, as it changed between versions of torch; the numbers are read for all events of a piece at once,
-and what else an event says is decoded once for each distinct text.
+A profile says the same few hundred things again and again with other numbers. Which text stands
+between the numbers is learned from the file, as it changed between versions of torch; the numbers
+are read for all events of a piece at once, and what else an event says is decoded once for each
+distinct text.
 
-Nothing is taken on trust. A piece is cut into blocks from one event's brace to the next one's. Of a block that is
-scanned every byte is accounted for: its head and the rest of its arguments were decoded as JSON objects, and around
-them stand plain numbers and texts learned from a block that is of this form. Any other block is decoded by itself and
-must be one JSON object. So the piece is the list of these objects and no other; where that cannot be shown there is no
-result. Text with a backslash is not scanned at all.
+Nothing is taken on trust. A piece is cut into blocks from one event's brace to the next one's. Of a
+block that is scanned every byte is accounted for: its head and the rest of its arguments were
+decoded as JSON objects, and around them stand plain numbers and texts learned from a block that is
+of this form. Any other block is decoded by itself and must be one JSON object. So the piece is the
+list of these objects and no other; where that cannot be shown there is no result. Text with a
+backslash is not scanned at all.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from instrument.trace.events import Flags, Ints
 from instrument.trace.members import LONGEST_LITERAL, Members
 from instrument.trace.schema import BAD, Args, Complete, Head, decode
 
-# Bytes around a piece: so far beyond its ends may be looked for literals and numbers, four each in a row.
+# Bytes around a piece: so far beyond its ends may be looked for literals and numbers, four each in
+# a row.
 MARGIN = 4 * 64
 _LONGEST_NS = 2**43 * 1000  # of a duration: up to here floats are exact as well
 _ODD = -1  # in the place of a kind: to be decoded by itself
@@ -35,7 +38,8 @@ _MOST_KINDS, _FEW_KINDS = 1 << 14, 1 << 8
 # Blanks are bounded, as otherwise a search through many would take the square of their number.
 _FORM = re.compile(
     rb'\{\s{0,64}"ph":\s{0,9}"X",[^{}]*?'
-    rb'(?P<to_ts>,\s{0,64}"ts":\s{0,9})\d+(?:\.\d{1,3})?(?P<to_dur>,\s{0,64}"dur":\s{0,9})\d+(?:\.\d{1,3})?'
+    rb'(?P<to_ts>,\s{0,64}"ts":\s{0,9})\d+(?:\.\d{1,3})?'
+    rb'(?P<to_dur>,\s{0,64}"dur":\s{0,9})\d+(?:\.\d{1,3})?'
     rb'(?P<to_args>\s{0,64},\s{0,64}"args":\s{0,9})\{[^{}]*?'
     rb"(?P<closes>\s{0,64}\}\s{0,64}\})(?P<between>\s{0,9},\s{0,64})\{"
 )
@@ -75,7 +79,10 @@ class _Form:
 
 
 def _learned(text: bytes) -> _Form | None:
-    """The form of the first event that has one; wrong or not, an event is scanned only where it has it too."""
+    """The form of the first event that has one.
+
+    Wrong or not, an event is scanned only where it has it too.
+    """
     found = _FORM.search(text)
     if found is None or max(map(len, found.groups())) >= LONGEST_LITERAL:
         return None
@@ -83,7 +90,10 @@ def _learned(text: bytes) -> _Form | None:
 
 
 class _Kinds(dict[Any, int]):
-    """The position of each kind, by the text of its head, or by the kind of the head and the text of the arguments."""
+    """The position of each kind.
+
+    By the text of its head, or by the kind of the head and the text of the arguments.
+    """
 
     def __init__(self) -> None:
         self.events: list[Complete] = []
@@ -128,7 +138,10 @@ def _with_rest(event: Complete, args: bytes) -> Complete | None:
 
 @dataclass(slots=True)
 class _Blocks:
-    """Where each event of a piece begins and ends, and where its arguments begin: 0 where it is not of the form."""
+    """Where each event of a piece begins and ends, and where its arguments begin.
+
+    0 where it is not of the form.
+    """
 
     begin: Ints
     end: Ints
@@ -152,7 +165,10 @@ class _Timed:
 
 
 def _blocks(text: bytes, form: _Form) -> _Blocks:
-    """Cut a piece where one event seems to end and the next to begin; that it is so is for the caller to show."""
+    """Cut a piece where one event seems to end and the next to begin.
+
+    That it is so is for the caller to show.
+    """
     brace = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("{"))
     if not len(brace) or brace[0] != MARGIN:
         raise _UnprovenError
@@ -187,7 +203,10 @@ def _timed(text: bytes, form: _Form, blocks: _Blocks) -> _Timed:
 
 @dataclass(slots=True)
 class Scanned:
-    """A piece's events: those with a duration as columns, those without, and how many there are of all kinds."""
+    """A piece's events.
+
+    Those with a duration as columns, those without, and how many there are of all kinds.
+    """
 
     columns: Columns
     others: list[Any]
@@ -205,8 +224,8 @@ def _decoded(blocks: list[bytes]) -> list[Any]:
 class Scanner:
     """Scans the pieces of one file, in order, into columns.
 
-    `columns_of` makes columns of decoded events; what it gives for one event of a kind is taken for all of them, but
-    for the numbers that each has of its own.
+    `columns_of` makes columns of decoded events; what it gives for one event of a kind is taken for
+    all of them, but for the numbers that each has of its own.
     """
 
     def __init__(self, columns_of: Callable[[list[Complete]], Columns]) -> None:
@@ -218,7 +237,7 @@ class Scanner:
         self._failures, self._to_skip = 0, 0
 
     def scan(self, text: bytes) -> Scanned | None:
-        """The events of a JSON list's text between two margins; None where they have to be decoded."""
+        """The events of a JSON list between two margins; None where they have to be decoded."""
         if self._to_skip:
             self._to_skip -= 1
             return None
@@ -273,7 +292,7 @@ class Scanner:
         return [event for event in decoded if type(event) is not Complete]
 
     def _kinds_of(self, text: bytes, timed: _Timed, rest: Ints, rest_end: Ints) -> Ints:
-        """The kind of each event by its head, and by the rest of its arguments where there is one."""
+        """The kind of each event by its head, and by the rest of its arguments if it has one."""
         if np.any(rest > rest_end):
             raise _UnprovenError
         kinds = self._kinds
@@ -293,7 +312,8 @@ class Scanner:
         """Each event's columns: those of its kind, with its own numbers in their places."""
         if new := self._new():
             known = len(self._columns["name"])
-            # In the order in which they are met, as the decoder would meet them: so are their names numbered.
+            # In the order in which they are met, as the decoder would meet them: so are their names
+            # numbered.
             first = np.full(len(new), len(kind))
             met = np.flatnonzero(kind >= known)
             np.minimum.at(first, kind[met] - known, met)

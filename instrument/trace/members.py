@@ -1,7 +1,10 @@
-"""The members of many JSON objects at once, as far as they are whole numbers under keys that repeat.
+"""The members of many JSON objects at once.
 
-Objects are read from the front, a number at a time, then one number from the back; the text in between stays. Which
-keys there are, and with what blanks around them, is learned from the objects themselves.
+As far as they are whole numbers under keys that repeat.
+
+Objects are read from the front, a number at a time, then one number from the back; the text in
+between stays. Which keys there are, and with what blanks around them, is learned from the objects
+themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ LONGEST_LITERAL = 64
 _MOST_LITERALS = 64
 _MOST_TURNS = 32
 _SAMPLES = 16
-# Keys of plain characters: no quote in them, no backslash, and none that JSON or UTF-8 could forbid.
+# Keys of plain characters: no quote in them, no backslash, and none that JSON or UTF-8 could
+# forbid.
 _MEMBER = re.compile(rb'[{,]\s*"([ !#-\[\]-~]*)":\s*(?=(\d+))')
 _LAST_MEMBER = re.compile(rb',\s*"([ !#-\[\]-~]*)":\s*(?=\d+\Z)')
 
@@ -29,8 +33,8 @@ _Literals = dict[bytes, bytes]
 class Members:
     """Reads the objects in the pieces of one file.
 
-    The numbers under the keys of `columns` are told, by column; those of other keys are passed over, but for the keys
-    that are `left` to the decoder.
+    The numbers under the keys of `columns` are told, by column; those of other keys are passed
+    over, but for the keys that are `left` to the decoder.
     """
 
     def __init__(self, columns: Mapping[bytes, str], left: Set[bytes]) -> None:
@@ -39,11 +43,12 @@ class Members:
         self._last: _Literals = {}
 
     def read(self, text: bytes, begin: Ints, end: Ints) -> tuple[list[Numbers], Ints, Ints]:
-        """The numbers of the objects that begin with a `{` at some positions and end before a `}` at others.
+        """The numbers of objects, which begin with a `{` and end before a `}` at some positions.
 
-        Returns the numbers, each by the position in `begin` of its object, and where the rest of each object begins and
-        ends. What is not rest is one member behind the other, each complete with the `{` or comma before it. So the
-        object is JSON if its rest is, between `{"":""` and `}`, or where the rest is all of it, before a `}`.
+        Returns the numbers, each by the position in `begin` of its object, and where the rest of
+        each object begins and ends. What is not rest is one member behind the other, each complete
+        with the `{` or comma before it. So the object is JSON if its rest is, between `{"":""` and
+        `}`, or where the rest is all of it, before a `}`.
         """
         at, stop = begin.copy(), end.copy()
         found = [*self._take_first(text, begin, at, end)]

@@ -1,16 +1,18 @@
 """Reading a Chrome/Kineto trace file into columns.
 
-Of a file in Kineto's layout most text repeats, and only its numbers are read for each event (`layout`); any other text
-is decoded (`written`). Only events with a duration and memory instants become columns; flows and metadata are counted.
+Most text of a file in Kineto's layout repeats, and only its numbers are read for each event
+(`layout`). Text in another layout is decoded (`schema`). Only events with a duration and memory
+instants become columns; the others are counted.
 
-The floor is inflating the file and going over its text once. torch 2.13 writes some 250 bytes an event without shapes,
-which a loop in C that hashes every string and adds up every number passes in 0.2 µs an event, and the fastest decoder
-into typed objects (msgspec) in 0.5 to 1 µs. Scanning takes 0.8 µs, decoding in its place 1.6 µs; only compiled code
-of its own would come nearer to that loop. At the peak 220 bytes an event are held beside the interpreter, of which the
-columns are about 105.
+Cost: at least decompressing the file and passing its text once. torch 2.13 writes about 250 bytes
+for each event without shapes. A loop in C that hashes every string and adds up every number takes
+0.2 µs for each event, the fastest decoder into typed objects (msgspec) 0.5 to 1 µs. Here scanning
+takes 0.8 µs and decoding 1.6 µs; only compiled code of our own would come closer to that loop. The
+peak of memory is 220 bytes for each event, about 105 of them for the columns.
 
-Times are decimal microseconds in the file and integer nanoseconds here, without loss: below 2**43 µs a float holds a
-nanosecond (its half step is 0.488 ns), above that the decimal text is read a second time.
+Times are decimal microseconds in the file and integer nanoseconds here, without loss. Below 2**43
+µs a float is exact to the nanosecond (half its step is 0.488 ns). Above that, the decimal text is
+read a second time.
 """
 
 from __future__ import annotations
@@ -61,15 +63,15 @@ from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced
 def read(path: Path) -> Events:
     """The events of a trace file, plain or gzip, in the object form or as a bare list.
 
-    A file that ends too early is read up to its last whole event, and the events say so (`cut_short`), if at least
-    one event with a duration stands before the cut.
-
-    An event that ends before it begins has no duration and is not finished; one with a time that no trace has is left
-    out. Both are counted.
+    A file that ends too early is read up to its last whole event, if at least one event with a
+    duration precedes the cut; `Events.cut_short` says so. An event that ends before it begins has
+    no duration and is not finished. An event whose times are out of range is left out. Both are
+    counted.
 
     Raises:
-        TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but not a trace; its
-            gzip data is damaged or a bomb; its durations add up to more than 146 years.
+        TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but
+            not a trace; its gzip data is damaged or decompresses too far; its durations add up to
+            more than 146 years.
     """
     columns = _Columns()
     with _collector_off(), closing(ahead(chunks(path))) as text:
@@ -88,7 +90,7 @@ def read(path: Path) -> Events:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Keep the collector from walking a million young objects again and again."""
+    """Disable garbage collection, which would traverse a million young objects many times."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -98,13 +100,13 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-# No window lasts so long: 104 days.
-_ENDLESS_NS = 2**53
+# No event lasts as long: 104 days.
+_LONGEST_NS = 2**53
 _DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "group", "blocks_per_sm", "occupancy")
 
 
 class _Columns:
-    """Columns that grow by a piece of events at a time."""
+    """Columns that grow by one piece of events at a time."""
 
     def __init__(self) -> None:
         self.spans = 0
@@ -116,7 +118,7 @@ class _Columns:
         self._halves: list[Begin | End] = []
 
     def add(self, piece: list[Any] | Scanned) -> None:
-        """Take what is needed of events that were scanned or decoded."""
+        """Add a piece of events that was scanned or decoded."""
         if isinstance(piece, Scanned):
             self.recorded += piece.recorded
             self.spans += len(piece.columns["name"])
@@ -147,7 +149,7 @@ class _Columns:
             "name": self._names.codes(_with_directions(event["name"], arg["direction"]), count),
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
-            "end_ns": start + np.clip(as_ns(event["dur"]), -_ENDLESS_NS, _ENDLESS_NS),
+            "end_ns": start + np.clip(as_ns(event["dur"]), -_LONGEST_NS, _LONGEST_NS),
             "external_id": np.where(external != 0, external, ints(arg["old_external_id"], 0)),
             "correlation": ints(arg["correlation"], 0),
             "sequence": ints(arg["sequence"], -1),
@@ -163,29 +165,28 @@ class _Columns:
         }
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """What only kernels, copies and the calls that launch them have; a pass over all events would be felt."""
-        there = np.flatnonzero(
-            flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))[category]
-        )
-        few = {name: [arg[name][k] for k in there.tolist()] for name in _DEVICE_ARGS}
-        few["moved_bytes"] = [
-            size if moved is None else moved for moved, size in zip(few["moved_bytes"], few["size"])
-        ]
+        """The columns of device events and runtime calls, built from these events alone."""
+        of_device = flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))
+        at = np.flatnonzero(of_device[category])
+        args = {name: [arg[name][k] for k in at.tolist()] for name in _DEVICE_ARGS}
         sizes = [
-            int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1
-            for size in few["moved_bytes"]
+            size if moved is None else moved
+            for moved, size in zip(args["moved_bytes"], args["size"])
         ]
-        values: dict[str, tuple[NDArray[Any], float]] = {
-            "moved_bytes": (np.array(sizes, np.int64), -1),
-            "grid": (self._codes_of_texts(few["grid"], self._grids), -1),
-            "block": (self._codes_of_texts(few["block"], self._grids), -1),
-            "group": (self._codes_of_texts(few["group"]), -1),
-            "blocks_per_sm": (np.array(few["blocks_per_sm"], np.float32), np.nan),
-            "occupancy": (np.array(few["occupancy"], np.float32), np.nan),
+        moved_bytes = [
+            int(n) if (n := str(size)).isdecimal() and len(n) < 19 else -1 for size in sizes
+        ]
+        columns: dict[str, tuple[NDArray[Any], float]] = {
+            "moved_bytes": (np.array(moved_bytes, np.int64), -1),
+            "grid": (self._codes_of_texts(args["grid"], self._grids), -1),
+            "block": (self._codes_of_texts(args["block"], self._grids), -1),
+            "group": (self._codes_of_texts(args["group"]), -1),
+            "blocks_per_sm": (np.array(args["blocks_per_sm"], np.float32), np.nan),
+            "occupancy": (np.array(args["occupancy"], np.float32), np.nan),
         }
         return {
-            name: _placed(there, found, other, len(category))
-            for name, (found, other) in values.items()
+            name: _scattered(at, values, missing, len(category))
+            for name, (values, missing) in columns.items()
         }
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
@@ -203,12 +204,12 @@ class _Columns:
         }
 
     def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
-        """Where Python frames are events of their own, the operators' texts of them say nothing more."""
+        """Call stacks of operators; none if the trace has Python frames as events."""
         has_frames = not PYTHON.isdisjoint(self._categories)
         return np.full(len(raws), -1, np.int32) if has_frames else self._codes_of_texts(raws)
 
     def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
-        """JSON texts interned; -1 where there is none."""
+        """JSON texts, interned; -1 for none."""
         if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
             return np.full(len(raws), -1, np.int32)
         return (self._texts if texts is None else texts).codes(
@@ -216,21 +217,18 @@ class _Columns:
         ) - np.int32(1)
 
     def finish(self, **about: Any) -> Events:
-        """All of it, with what is said about it; the builder is empty afterwards: no column is in memory twice."""
+        """All columns as `Events` with the attributes `about`; frees the pieces as it goes."""
         halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
         self._add_spans(_paired(halves))
         plain = Interned()
-        threads = plain.codes(
-            ((_number(p), _number(t)) for p, t in self._threads), len(self._threads)
-        )
-        columns, memory = (
-            joined(self._parts, self.of_spans([])),
-            joined(self._memory_parts, self._memory([])),
-        )
-        met = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
+        pairs = ((_number(process), _number(thread)) for process, thread in self._threads)
+        threads = plain.codes(pairs, len(self._threads))
+        columns = joined(self._parts, self.of_spans([]))
+        memory = joined(self._memory_parts, self._memory([]))
+        found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
-        if not PYTHON.isdisjoint(self._categories):  # known only now of the first pieces
+        if not PYTHON.isdisjoint(self._categories):  # they may follow pieces with stacks
             columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),
@@ -240,7 +238,7 @@ class _Columns:
             grids=tuple(self._grids)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
-            left_out=met - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
+            left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
             negative_durations=negative,
             **columns | {"thread": threads[columns["thread"]]},
             **about,
@@ -248,7 +246,7 @@ class _Columns:
 
 
 def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
-    """Names as CUDA's copies have them, that say from where to where: "dma_request HOST_TO_DEVICE"."""
+    """Names with the direction of MTIA's copies, such as "dma_request HOST_TO_DEVICE"."""
     if directions.count(None) == len(directions):
         return names
     return [
@@ -258,26 +256,26 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """The events whose times a trace can have, and how many of them ended before they began.
+    """The events whose times are in range, and how many of them ended before they began.
 
     Raises:
-        OverflowError: their durations do not add up to a number of 64 bits.
+        OverflowError: the sum of their durations is out of range.
     """
     columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
-    columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _ENDLESS_NS), columns)
+    columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _LONGEST_NS), columns)
     length = columns["end_ns"] - columns["start_ns"]
-    backwards = np.flatnonzero(length < 0)
-    columns["end_ns"][backwards] = columns["start_ns"][backwards]
-    columns["finished"][backwards] = False
-    length[backwards] = 0
+    negative = np.flatnonzero(length < 0)
+    columns["end_ns"][negative] = columns["start_ns"][negative]
+    columns["finished"][negative] = False
+    length[negative] = 0
     total_ns = float(length.sum(dtype=np.float64))
     if total_ns >= BEYOND_NS:
         raise OverflowError(f"durations of {total_ns / 1e9 / 86_400 / 365:.3g} years together")
-    return columns, len(backwards)
+    return columns, len(negative)
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:
-    """Which values are nearer to 0 than a limit; None: all, as nearly always."""
+    """Which values are nearer to 0 than a limit; None if all are."""
     is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
     return None if is_within else np.abs(values) < limit
 
@@ -287,7 +285,7 @@ def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, 
 
 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
-    """The rank and world size that torch writes beside the events, where they are numbers that these can be."""
+    """The rank and world size that torch writes beside the events; None if not valid."""
     found = {name: distributed.get(name) for name in ("rank", "world_size")}
     return {
         name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
@@ -295,9 +293,9 @@ def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
     }
 
 
-def _placed(where: Ints, values: NDArray[Any], elsewhere: float, count: int) -> NDArray[Any]:
-    column = np.full(count, elsewhere, values.dtype)
-    column[where] = values
+def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> NDArray[Any]:
+    column = np.full(count, missing, values.dtype)
+    column[at] = values
     return column
 
 
@@ -306,10 +304,10 @@ def _number(value: int | str) -> int | str:
 
 
 def _paired(halves: list[Begin | End]) -> list[Complete]:
-    """Events from their beginnings and ends: an end closes what began last on its thread.
+    """Events made of separate starts and ends: an end belongs to the last open start of its thread.
 
-    One that never ends is unfinished and lasts until the last time that its thread shows; an end without a beginning
-    is left out.
+    An event without an end is unfinished and lasts until the last time of its thread. An end
+    without a start is left out.
     """
     found: list[Complete] = []
     threads: dict[Thread, list[Begin | End]] = {}
@@ -317,20 +315,20 @@ def _paired(halves: list[Begin | End]) -> list[Complete]:
         threads.setdefault((_number(half.pid), _number(half.tid)), []).append(half)
     for members in threads.values():
         members.sort(key=lambda half: half.ts)
-        open_ones: list[Begin] = []
+        stack: list[Begin] = []
         for half in members:
             if type(half) is Begin:
-                open_ones.append(half)
-            elif open_ones:
-                found.append(_between(open_ones.pop(), half.ts))
-        for begin in open_ones:
+                stack.append(half)
+            elif stack:
+                found.append(_between(stack.pop(), half.ts))
+        for begin in stack:
             found.append(_between(begin, members[-1].ts, finished=False))
     return found
 
 
 def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
     args = begin.args if finished else msgspec.structs.replace(begin.args, finished=False)
-    lasts = float(Decimal(str(end)) - Decimal(str(begin.ts)))
+    duration = float(Decimal(str(end)) - Decimal(str(begin.ts)))
     return Complete(
         name=begin.name,
         pid=begin.pid,
@@ -338,5 +336,5 @@ def _between(begin: Begin, end: float, *, finished: bool = True) -> Complete:
         ts=begin.ts,
         args=args,
         cat=begin.cat,
-        dur=lasts,
+        dur=duration,
     )

@@ -1,4 +1,4 @@
-"""The events as a trace file writes them, in the types wanted."""
+"""The events of a trace file as msgspec structs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Args(Struct, gc=False, frozen=True, rename={
     "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
-    "group": "Process Group Ranks",
-    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM", "occupancy": "est. achieved occupancy %",
+    "group": "Process Group Ranks", "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM",
+    "occupancy": "est. achieved occupancy %",
 }):  # fmt: skip
-    """Those arguments of an event that become columns."""
+    """The arguments of an event that become columns."""
 
     external_id: int | None = 0
     old_external_id: int | None = 0  # of kernels and runtime calls, in torch 1.9
@@ -73,7 +73,7 @@ class Complete(_Timed, tag_field="ph", tag="X"):
 
 
 class Head(Struct, gc=False, tag_field="ph", tag="X", forbid_unknown_fields=True):
-    """What stands before the time of an event with a duration, where nothing else does."""
+    """The fields of an event with a duration that stand before its time, and no others."""
 
     name: str = ""
     pid: int | str = 0
@@ -82,24 +82,24 @@ class Head(Struct, gc=False, tag_field="ph", tag="X", forbid_unknown_fields=True
 
 
 class Instant(_Timed, tag_field="ph", tag="i"):
-    """An event without one; memory is written as these."""
+    """An event without a duration, such as an allocation."""
 
 
 class Begin(_Timed, tag_field="ph", tag="B"):
-    """The start of an event whose end is an event of its own."""
+    """The start of an event whose end is a separate event."""
 
     cat: str = ""
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the event that began last on its thread."""
+    """The end of the event that began last on its thread and has not ended."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
 
 _TIMED = frozenset(_KEPT.values())
 
-# Every other phase of the format: counted, not kept. A struct without fields skips the event's text.
+# All other phases of the format are counted and not kept. A struct without fields skips their text.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
     for phase in "ICbneSTpFstfPNODMVvRc()"
@@ -115,7 +115,7 @@ def _list_of(kinds: Iterable[type]) -> Any:
 
 EVENT_LIST = _list_of(_KEPT.values())
 _EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
-# The times of the same events as they are written.
+# The exact times of the same events.
 _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
     _list_of(
         msgspec.defstruct(
@@ -131,7 +131,7 @@ _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
 
 
 def decode(text: bytes) -> list[Any]:
-    """The events of a JSON list; a time that a float does not hold to the nanosecond is left decimal."""
+    """The events of a JSON list; times are `Decimal` if a float is not exact to the nanosecond."""
     events = _EVENTS.decode(text)
     if not _floats_hold(events):
         for event, exact in zip(events, _EXACT.decode(text)):
@@ -141,7 +141,7 @@ def decode(text: bytes) -> list[Any]:
 
 
 def _floats_hold(events: list[Any]) -> bool:
-    """Whether no time is both written with a point and too large."""
+    """Whether no time is both a float and too large for exact nanoseconds."""
     times = [event.ts for event in events if type(event) in _TIMED]
     hold = (
         min(times, default=0) > -FLOAT_HOLDS_NS_BELOW
@@ -151,7 +151,7 @@ def _floats_hold(events: list[Any]) -> bool:
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """One event in the types wanted; a field that cannot be understood takes its default."""
+    """One event as a struct; a field whose value does not fit its type takes its default."""
     kind = _KEPT.get(str(event.get("ph")))
     if kind is None:
         return None
@@ -182,7 +182,7 @@ def _coerced_args(args: dict[str, Any]) -> Args:
 
 
 def _fit(value: Any, kind: Any) -> Any:
-    if isinstance(value, str):  # half a surrogate pair is a character to JSON and to nothing else
+    if isinstance(value, str):  # JSON may hold half a surrogate pair
         value = value.encode("utf-8", "replace").decode()
     try:
         return msgspec.convert(value, kind, strict=False)

@@ -280,5 +280,5 @@ def test_the_sweep_is_what_counting_each_nanosecond_gives(
     )
     assert found.tolist() == [(flat[0] | flat[1])[window].sum()]
     busy = np.flatnonzero(np.diff(np.concatenate([[0], (flat[0] | flat[1]).astype(int), [0]]))) - 5
-    starts, ends = together.pieces(either)
+    starts, ends = together.merged(either)
     assert [*starts.tolist(), *ends.tolist()] == [*busy[::2].tolist(), *busy[1::2].tolist()]

@@ -73,7 +73,7 @@ def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ({"modules_not_seen": {"a": 1}}, "- at `$.modules_not_seen`"),
         ({"host": "../../box"}, "- at `$.host`"),
         ({"host": "a\x00b"}, "- at `$.host`"),
-        ({"started_at": "yesterday"}, "'yesterday' is no time"),
+        ({"started_at": "yesterday"}, "'yesterday' is not a time"),
         ({"started_at": "9" * 65}, "`str` of length <= 64 - at `$.started_at`"),
         ({"started_at": 5}, "- at `$.started_at`"),
         ({"user_metadata": []}, "- at `$.user_metadata`"),
@@ -89,7 +89,7 @@ def test_a_value_of_another_type_gets_one_sentence(
     said = str(raised.value)
     assert said.startswith(f"The file {made / 'capture.json'} cannot be understood (")
     assert reason in said
-    assert said.endswith("): mend it, or give the trace file alone.")
+    assert said.endswith("): correct it, or give the trace file alone.")
     assert Capture.load(made / "trace.json.gz").steps.column("number") == [3, 4]
 
 

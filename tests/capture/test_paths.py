@@ -85,23 +85,24 @@ def test_the_common_path_and_what_lies_below_one(seed) -> None:
     inner = [
         sum(int(own[k]) for k in range(len(own)) if each in ways[k]) for each in range(len(own))
     ]
-    assert paths.with_inner(own).tolist() == inner
+    assert paths.with_descendants(own).tolist() == inner
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
     paths, random = drawn(seed)
-    around, placed = random.integers(NONE, len(paths.names), (2, 8))
+    enclosing, attributed = random.integers(NONE, len(paths.names), (2, 8))
     place, start = random.integers(0, 8, 15), random.integers(0, 60, 15)
     end = start + random.integers(0, 12, 15)
     table = RangeTable.__new__(RangeTable)
     table._paths = paths
-    table._places = SimpleNamespace(around=around, placed=placed, device=(place, start, end))
+    work = SimpleNamespace(enclosing=enclosing, attributed=attributed, device=(place, start, end))
+    table._work = work
     for group, count in groupings(paths):
         covered: list[set[int]] = [set() for _ in range(count)]
         for at, first, last in zip(place, start, end):
-            for way in (at_or_above(paths, int(around[at])), at_or_above(paths, int(placed[at]))):
-                for path in way:
+            for end_path in (int(enclosing[at]), int(attributed[at])):
+                for path in at_or_above(paths, end_path):
                     covered[group[path]] |= set(range(first, last))
         assert table._busy(group, count).tolist() == [len(each) for each in covered]
 

@@ -232,7 +232,7 @@ def test_graph_nodes(tmp_path: Path) -> None:
     )
     assert re.search(r"^call_function +add +operator\.add ", text, re.MULTILINE)
     assert re.search(
-        r"^75 nodes take .* of the model as it is(, but the runs are too unequal to tell)?\.$",
+        r"^75 nodes take .* of the model itself(, but the runs differ too much to tell)?\.$",
         text,
         re.MULTILINE,
     )

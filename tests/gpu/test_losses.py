@@ -17,9 +17,9 @@ def test_a_loss_is_seen_once_the_device_has_it_and_nothing_synchronizes() -> Non
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.cuda._sleep(1_000_000_000)
-        assert losses.seen_after(0, loss) == (None, None)
-        assert losses.seen_after(1, loss) == (None, None), "the device is still busy"
+        assert losses.after_step(0, loss) == (None, None)
+        assert losses.after_step(1, loss) == (None, None), "the device is still busy"
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    assert losses.seen_after(2, None) == (2.5, 0)
+    assert losses.after_step(2, None) == (2.5, 0)

@@ -139,7 +139,7 @@ def test_mistakes_are_one_sentence(
     assert shown(capsys, *arguments).startswith(f"instrument: {sentence}")
 
 
-def test_the_roof_of_the_machine(
+def test_the_bounds_by_the_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, asked = Machine("this one", {"float32": 10**10}, 10**9), []
@@ -150,17 +150,17 @@ def test_the_roof_of_the_machine(
 
     monkeypatch.setattr("instrument.fx.result.measured", measured)
     call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
-    said = shown(capsys, *call, "--sort", "roof_ns", "--rows", "1")
+    said = shown(capsys, *call, "--sort", "bound_ns", "--rows", "1")
     heading, _, first = said.splitlines()[:3]
-    assert (
-        " ".join(heading.split()) == "name median flops moved memory intensity bound roof of roof"
+    assert " ".join(heading.split()) == (
+        "name median flops moved memory intensity bound by bound bound share"
     )
     moved = (
         2 * 5 * 8 + 4 * 10 * 8 + 4 * 2 * 5 * 8
     )  # nanoseconds too, as the machine moves a byte in each
     assert first.startswith("embedding ")
     assert f" {moved} ns " in first
-    assert said.endswith(f"\nThe roof is that of {machine}.\n")
+    assert said.endswith(f"\nThe bounds follow from the rates of {machine}.\n")
     shown(capsys, *call, "--refresh")
     assert asked == [False, True]
 
@@ -176,7 +176,7 @@ def test_the_picture_is_written(
     text = (tmp_path / "graph.html").read_text(encoding="utf-8")
     assert "<title>Net</title>" in text
     assert '<a href="#n-1">embedding</a>' in text
-    assert f"The roof is that of {machine}." in text
+    assert f"The bounds follow from the rates of {machine}." in text
     assert shown(capsys, *call, "nowhere/graph.html") == (
         "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in a folder "
         "that is there.\n"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from instrument.fx.draw import sugiyama
-from instrument.fx.draw.sugiyama import Drawing, Net, Piece, Point, arrange
+from instrument.fx.draw.sugiyama import Drawing, Hyperedge, Point, Segment, arrange
 
 SIZES = [(80.0, 30.0), (140.0, 45.0), (60.0, 90.0)]
 
@@ -17,27 +17,29 @@ def drawn(
     count: int, edges: list[tuple[int, int]], sizes: list[tuple[float, float]] | None = None
 ) -> Drawing:
     sizes = sizes or [SIZES[0]] * count
-    return arrange(sizes, nets(edges, sizes))
+    return arrange(sizes, hyperedges(edges, sizes))
 
 
-def nets(edges: list[tuple[int, int]], sizes: list[tuple[float, float]]) -> list[Net]:
+def hyperedges(edges: list[tuple[int, int]], sizes: list[tuple[float, float]]) -> list[Hyperedge]:
     targets: dict[int, list[tuple[int, float]]] = {}
     for source, target in edges:
         targets.setdefault(source, []).append((target, sizes[target][0] / 2))
-    return [Net(source, sizes[source][0] / 2, tuple(ends)) for source, ends in targets.items()]
-
-
-def whole(pieces: list[Piece], number: int) -> list[Point]:
-    """The line to a net's target, from the box on."""
-    points, after = pieces[number]
-    return points if after is None else [*whole(pieces, after)[:-1], *points]
-
-
-def lines_of(drawing: Drawing, every: list[Net]) -> list[list[list[Point]]]:
-    """The lines to each net's targets."""
     return [
-        [whole(pieces, number) for number in range(len(net.targets))]
-        for net, pieces in zip(every, drawing.lines)
+        Hyperedge(source, sizes[source][0] / 2, tuple(ends)) for source, ends in targets.items()
+    ]
+
+
+def whole(segments: list[Segment], number: int) -> list[Point]:
+    """The line to a target of a hyperedge, from the source box on."""
+    points, after = segments[number]
+    return points if after is None else [*whole(segments, after)[:-1], *points]
+
+
+def lines_of(drawing: Drawing, every: list[Hyperedge]) -> list[list[list[Point]]]:
+    """The lines to the targets of each hyperedge."""
+    return [
+        [whole(segments, number) for number in range(len(edge.targets))]
+        for edge, segments in zip(every, drawing.lines)
     ]
 
 
@@ -75,10 +77,10 @@ def test_boxes_keep_apart_and_lines_pass_them(seed: int) -> None:
         whole[0] <= left and right <= whole[2] and bottom <= whole[3]
         for left, _, right, bottom in boxes
     )
-    every = nets(edges, sizes)
-    for net, lines in zip(every, lines_of(drawing, every)):
-        for (target, _), line in zip(net.targets, lines):
-            assert line[0] == (boxes[net.source][0] + net.source_x, boxes[net.source][3])
+    every = hyperedges(edges, sizes)
+    for edge, lines in zip(every, lines_of(drawing, every)):
+        for (target, _), line in zip(edge.targets, lines):
+            assert line[0] == (boxes[edge.source][0] + edge.source_x, boxes[edge.source][3])
             assert line[-1][1] == boxes[target][1]
             for (x, y), (x2, y2) in pairwise(line):
                 assert y <= y2, "a line goes up"
@@ -108,7 +110,7 @@ def test_a_row_is_as_far_down_as_the_longest_path(seed: int) -> None:
 def test_crossings_are_counted_and_undone() -> None:
     ladder = [(0, 6), (1, 5), (2, 4), (3, 7)]
     assert count_crossings(8, ladder, [[0, 1, 2, 3], [4, 5, 6, 7]]) == 3
-    lines = [line for (line,) in lines_of(drawn(8, ladder), nets(ladder, [SIZES[0]] * 8))]
+    lines = [line for (line,) in lines_of(drawn(8, ladder), hyperedges(ladder, [SIZES[0]] * 8))]
     ends = [(line[0][0], line[-1][0]) for line in lines]
     assert not [
         1 for one, other in combinations(ends, 2) if (one[0] - other[0]) * (one[1] - other[1]) < 0
@@ -127,7 +129,7 @@ def count_crossings(count: int, edges: list[tuple[int, int]], rows: list[list[in
     found, _ = sugiyama._rows(
         [0 if at in rows[0] else 1 for at in range(count)],
         [80.0] * count,
-        nets(edges, [SIZES[0]] * count),
+        hyperedges(edges, [SIZES[0]] * count),
     )
     return sugiyama.crossings(
         found, [float(row.index(at)) for at in range(count) for row in rows if at in row]
@@ -141,7 +143,7 @@ def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
     residual = drawn(10, [*chain, (1, 8)])
     (_, around), *_ = (
         lines
-        for lines in lines_of(residual, nets([*chain, (1, 8)], [SIZES[0]] * 10))
+        for lines in lines_of(residual, hyperedges([*chain, (1, 8)], [SIZES[0]] * 10))
         if len(lines) == 2
     )
     beside = {x for x, _ in around[2:-1]}
@@ -152,34 +154,44 @@ def test_a_chain_is_straight_and_what_it_is_added_to_runs_beside_it() -> None:
 def test_places_at_the_edges_keep_their_row() -> None:
     sizes = [(0.0, 0.0), SIZES[0], SIZES[0], SIZES[0], (0.0, 0.0)]
     drawing = arrange(
-        sizes, [Net(0, 0.0, ((3, 40.0),)), Net(1, 40.0, ((2, 40.0), (4, 0.0)))], tops=1, bottoms=1
+        sizes,
+        [Hyperedge(0, 0.0, ((3, 40.0),)), Hyperedge(1, 40.0, ((2, 40.0), (4, 0.0)))],
+        tops=1,
+        bottoms=1,
     )
     heights = [y for _, y in drawing.corners]
     assert heights[0] == 0.0 < min(heights[1:4])
     assert heights[4] == drawing.height > max(heights[1:4])
 
 
+def test_a_box_without_sources_stands_above_the_targets_of_all_its_values() -> None:
+    chain = [Hyperedge(0, 10.0, ((1, 40.0),)), Hyperedge(0, 20.0, ((3, 40.0),))]
+    chain += [Hyperedge(1, 40.0, ((2, 40.0),)), Hyperedge(2, 40.0, ((3, 40.0),))]
+    heights = [y for _, y in arrange([SIZES[0]] * 4, chain).corners]
+    assert heights == sorted(set(heights))
+
+
 def test_lines_that_pass_too_much_are_drawn_all_the_same() -> None:
     edges = [*((at, at + 1) for at in range(99)), *((at, 99) for at in range(98))]
     drawing = drawn(100, edges)
-    every = nets(edges, [SIZES[0]] * 100)
+    every = hyperedges(edges, [SIZES[0]] * 100)
     points = [len(line) for lines in lines_of(drawing, every) for line in lines]
     assert len(points) == len(edges)
-    assert sum(points) < 2 * sugiyama._PASSED_PER_BOX * 100 * 2
+    assert sum(points) < 2 * sugiyama._WAYPOINTS_PER_BOX * 100 * 2
 
 
 def test_what_lines_of_a_net_share_is_there_once() -> None:
     edges = [*((at, at + 1) for at in range(30)), *((0, at) for at in (5, 5, 9, 20, 30))]
     drawing = drawn(31, edges)
-    (net, pieces), *_ = zip(nets(edges, [SIZES[0]] * 31), drawing.lines)
-    steps = [step for piece in pieces for step in pairwise(piece.points) if step[0] != step[1]]
-    assert [target for target, _ in net.targets] == [1, 5, 5, 9, 20, 30]
+    (edge, segments), *_ = zip(hyperedges(edges, [SIZES[0]] * 31), drawing.lines)
+    steps = [step for each in segments for step in pairwise(each.points) if step[0] != step[1]]
+    assert [target for target, _ in edge.targets] == [1, 5, 5, 9, 20, 30]
     stub = steps[0]
     assert {step for step in steps if steps.count(step) > 1} <= {
         stub,
-        *(pairwise(pieces[1].points)),
+        *(pairwise(segments[1].points)),
     }
-    assert sum(len(piece.points) for piece in pieces) < 2 * 30 + 4 * len(pieces)
+    assert sum(len(each.points) for each in segments) < 2 * 30 + 4 * len(segments)
 
 
 def test_nothing_is_drawn_of_nothing() -> None:

@@ -116,7 +116,7 @@ def test_every_node_has_a_row_and_every_input_a_line() -> None:
     assert [
         attrs["id"]
         for attrs, _ in made.all("a")
-        if "chip" in attrs.get("class", "") and "id" in attrs
+        if "badge" in attrs.get("class", "") and "id" in attrs
     ] == ["n-1"]
 
 
@@ -246,9 +246,9 @@ def test_a_profile_shows_itself(tmp_path: Path) -> None:
         text for attrs, text in made.all("a") if attrs["href"].startswith("#n-")
     ] == profile.nodes.column("name")
     heads = [text for _, text in made.all("th")]
-    assert {"alive memory", "freed memory", "bound", "roof", "of roof"} <= set(heads)
+    assert {"alive memory", "freed memory", "bound by", "bound", "bound share"} <= set(heads)
     assert f"Captured by {profile.how}." in [text for _, text in made.all("p")]
-    assert {str(profile.memory), f"The roof is that of {machine}."} <= {
+    assert {str(profile.memory), f"The bounds follow from the rates of {machine}."} <= {
         text for _, text in made.all("p")
     }
     assert str(machine) == "this one: 10.00 G float32 FLOPs, 953.67 MiB a second"

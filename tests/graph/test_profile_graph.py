@@ -165,7 +165,7 @@ def test_times_and_overhead_are_of_the_same_runs(
     assert overhead.nodes == len(profile.nodes)
     assert 0 < overhead.nodes_ns < overhead.interpreted_ns
     assert f"{profile.how}.\n{overhead}\n" in str(profile)
-    assert f"Less that, they are {overhead.of_model:.1%} (" in str(overhead)
+    assert f"Without that, they take {overhead.of_model:.1%} (" in str(overhead)
 
 
 def test_the_overhead_of_known_runs() -> None:
@@ -182,10 +182,10 @@ def test_the_overhead_of_known_runs() -> None:
     assert overhead.of_model == 1.0
     assert overhead.quartiles == ((0.9 + 1) / 2, (1 + 90 / 80) / 2)
     assert str(overhead).endswith(
-        " they are 100.0% (95.0–106.2%) of the 100 ns of the model as it is."
+        " they take 100.0% (95.0–106.2%) of the 100 ns of the model itself."
     )
     single = _overhead(times_ns[:1], [120], [100], 5)
-    assert str(single).endswith(" they are 90.0% of the 100 ns of the model as it is.")
+    assert str(single).endswith(" they take 90.0% of the 100 ns of the model itself.")
     assert _overhead(times_ns, [120], [], 5).of_model is None
 
 
@@ -194,9 +194,9 @@ def test_runs_too_unequal_to_tell_are_said_to_be() -> None:
     equal, unequal = (
         _overhead(times_ns, [60] * 3, model_ns, 0) for model_ns in ([45, 50, 54], [25, 50, 100])
     )
-    assert str(equal).endswith("of the 50 ns of the model as it is.")
+    assert str(equal).endswith("of the 50 ns of the model itself.")
     assert str(unequal).endswith(
-        " they are 100.0% (75.0–150.0%) of the 50 ns of the model as it is, but the runs are too unequal to tell."
+        " they take 100.0% (75.0–150.0%) of the 50 ns of the model itself, but the runs differ too much to tell."
     )
 
 
@@ -342,7 +342,7 @@ def test_a_node_profiler_stands_in_for_the_model() -> None:
     model, twin = Small(), Small()
     twin.load_state_dict(model.state_dict())
     profiler = NodeProfiler(model)
-    with pytest.raises(GraphError, match="has run nothing yet"):
+    with pytest.raises(GraphError, match="has no run yet"):
         profiler.profile()
     for turn in range(3):
         x = torch.randn(4, 3, 5, 5)
@@ -367,7 +367,7 @@ def test_a_node_profiler_stands_in_for_the_model() -> None:
 
 def test_runs_must_be_some() -> None:
     with pytest.raises(
-        ConfigError, match="profile_graph was given runs=0, warmup=2: at least 1 run"
+        ConfigError, match="profile_graph was given runs=0, warmup=2: give at least 1 run"
     ):
         profile_graph(Small(), torch.ones(1), runs=0)
 

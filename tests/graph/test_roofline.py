@@ -1,4 +1,4 @@
-"""Nodes under the roof, by numbers worked out by hand."""
+"""The bounds of nodes, by numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10
 
 
 @pytest.mark.parametrize(
-    ("node", "placed"),
+    ("node", "bounds"),
     [
         ({"flops": 100_000, "moved_bytes": 1_000, "median_ns": 4_000}, ("compute", 1_000, 0.25)),
         ({"flops": 1_000, "moved_bytes": 1_000, "median_ns": 400}, ("bandwidth", 100, 0.25)),
@@ -42,9 +42,9 @@ MACHINE = Machine("by hand", {"float32": 100 * 10**9, "float64": 25 * 10**9}, 10
         ({"flops": None, "moved_bytes": 1_000, "median_ns": None}, ("bandwidth", 100, None)),
     ],
 )
-def test_a_node_is_placed(node: dict[str, Any], placed: tuple[Any, ...]) -> None:
+def test_the_bounds_of_a_node(node: dict[str, Any], bounds: tuple[Any, ...]) -> None:
     (row,) = roofline(nodes(node), MACHINE)
-    assert (row.bound, row.roof_ns, row.of_roof) == placed
+    assert (row.bound_by, row.bound_ns, row.bound_share) == bounds
 
 
 def test_the_types_that_compute_are_those_measured() -> None:
@@ -58,6 +58,6 @@ def test_a_product_of_large_matrices_computes_and_an_addition_moves() -> None:
         model(x)
     with torch.no_grad():
         product, relu = list(profile_graph(model, x, runs=1, warmup=0).roofline(MACHINE))[1:3]
-    assert (product.bound, relu.bound) == ("compute", "bandwidth")
-    assert product.roof_ns == round(counted.get_total_flops() / 100)
-    assert relu.roof_ns == round(2 * 4 * 128 * 256 / 10)
+    assert (product.bound_by, relu.bound_by) == ("compute", "bandwidth")
+    assert product.bound_ns == round(counted.get_total_flops() / 100)
+    assert relu.bound_ns == round(2 * 4 * 128 * 256 / 10)

@@ -251,12 +251,12 @@ def test_a_copied_trainer_has_a_callback_of_its_own(tmp_path: Path) -> None:
     assert list(numbers(callback).values()) == [[0, 1]]
 
 
-def test_a_callback_that_comes_from_another_process_accompanies_trainers(
+def test_a_callback_that_comes_from_another_process_wraps_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = [pickle.dumps(ProfilerCallback(active=2, enabled=enabled)) for enabled in (True, False)]
     accompanied = []
-    monkeypatch.setattr(transformers, "_accompany_trainers", lambda: accompanied.append(1))
+    monkeypatch.setattr(transformers, "_wrap_trainer", lambda: accompanied.append(1))
     one, other = map(pickle.loads, sent)
     assert (one.session.config.enabled, other.session.config.enabled, accompanied) == (
         True,

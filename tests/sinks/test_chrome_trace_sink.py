@@ -141,7 +141,7 @@ def test_metadata_needs_an_object_to_go_into(tmp_path: Path) -> None:
     with pytest.raises(TraceError) as error:
         rewrite(listed, target, {"run": 1})
     assert str(error.value) == (
-        f"{listed} does not begin with '{{', so it is no trace that metadata can be added to."
+        f"{listed} does not begin with '{{', so metadata cannot be added: give a Chrome trace."
     )
     assert names(tmp_path) == ["list.json"]
 
@@ -190,7 +190,7 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
     written = json.loads(record(tmp_path / "real.json", with_stack=True).read_text())
-    assert set(written) <= user_metadata._TAKEN
+    assert set(written) <= user_metadata._RESERVED
 
 
 @pytest.mark.parametrize("looked_at", [1, 7, 20, 1 << 17])
@@ -199,7 +199,7 @@ def test_negative_times_become_json(
     tmp_path: Path, looked_at: int, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kineto writes them if the clock is set back while it records; similar text stays."""
-    monkeypatch.setattr(trace_rewrite, "_LOOKED_AT", looked_at)
+    monkeypatch.setattr(trace_rewrite, "_PIECE", looked_at)
     times = [
         '"ts": 5.000, "dur": -1918637.-566',
         '"ts": -7.-05, "dur": 0.-001',

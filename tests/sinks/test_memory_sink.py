@@ -174,7 +174,7 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     Page(text)
     assert "<b>30.00 MiB</b>more than at the start, at the peak" in text
-    assert "The trace holds no addresses, so it cannot be told what lived." in text
+    assert "The trace has no addresses: what was alive is not known." in text
     assert "What lived at the peak" not in text
 
 

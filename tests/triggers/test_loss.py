@@ -47,10 +47,10 @@ def test_a_run_whose_loss_turns_nan_records_what_comes_after(tmp_path: Path) -> 
 
 def test_a_loss_is_read_before_it_can_be_overwritten() -> None:
     losses, buffer = LossReader(), torch.tensor(1.5)
-    losses.seen_after(0, buffer)
+    losses.after_step(0, buffer)
     buffer.zero_()
-    assert losses.seen_after(1, None) == (1.5, 0)
-    assert losses.seen_after(2, None) == (None, None)
+    assert losses.after_step(1, None) == (1.5, 0)
+    assert losses.after_step(2, None) == (None, None)
 
 
 class Device:
@@ -92,21 +92,21 @@ def test_a_loss_on_a_device_is_read_when_its_copy_has_come_and_not_waited_for(
     def on_device(value: float) -> torch.Tensor:
         return torch.tensor(value).as_subclass(OnDevice)
 
-    assert losses.seen_after(0, on_device(7.0)) == (None, None)
-    assert losses.seen_after(1, on_device(8.0)) == (None, None), (
+    assert losses.after_step(0, on_device(7.0)) == (None, None)
+    assert losses.after_step(1, on_device(8.0)) == (None, None), (
         "not there yet, and 8.0 is left out"
     )
     device.done = True
-    assert losses.seen_after(2, on_device(9.0)) == (7.0, 0)
+    assert losses.after_step(2, on_device(9.0)) == (7.0, 0)
     device.done = True
-    assert losses.seen_after(3, None) == (9.0, 2)
-    assert losses.seen_after(4, None) == (None, None)
+    assert losses.after_step(3, None) == (9.0, 2)
+    assert losses.after_step(4, None) == (None, None)
     assert device.synchronized == 0
 
 
 def test_a_loss_that_is_no_number_is_told_once(log: Log) -> None:
     losses = LossReader()
     for number in range(3):
-        assert losses.seen_after(number, torch.ones(3)) == (None, None)
+        assert losses.after_step(number, torch.ones(3)) == (None, None)
     (warning,) = log.at("WARNING")
-    assert warning.startswith("session.step was given a loss that is no single number")
+    assert warning.startswith("session.step was given a loss that is not a single number")

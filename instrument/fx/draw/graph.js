@@ -1,5 +1,6 @@
-// The page of a graph. Node 3 of the graph is row `r-3` of the table and, in each picture that shows it by itself, the
-// link with data-n="3"; links lead from each to the other by the page's address (#r-3, #n-3, #m-1-0 for a module).
+// The script of the page of a graph. Node 3 is row `r-3` of the table, and the link with
+// `data-n="3"` in each picture that shows it. Links lead from one to the other by the fragment of
+// the address: #r-3, #n-3, or #m-1-0 for module 0 in picture 1.
 'use strict';
 
 const UNKNOWN = '–';
@@ -9,7 +10,7 @@ const byId = (name) => document.getElementById(name);
 const currentView = () => document.querySelector('.view:not([hidden])');
 let zoom = 0;
 
-// Give the picture its size; without a factor it becomes as wide as its pane, and never larger than drawn.
+// Resize the picture. Without a factor it gets as wide as its pane, but not larger than drawn.
 function resize(factor) {
   const svg = currentView().querySelector('svg');
   const { width, height } = svg.viewBox.baseVal;
@@ -21,17 +22,17 @@ function resize(factor) {
 function show(view) {
   for (const each of all('.view')) each.hidden = each !== view;
   byId('depth').value = view.id;
-  resize(Math.max(zoom, 0.35));  // smaller text cannot be read
+  resize(Math.max(zoom, 0.35));  // smaller text is not legible
 }
 
-// Let these elements, and no others, have a class.
+// Give a class to these elements and to no others.
 function mark(elements, name) {
   for (const each of all(`.${name}`)) each.classList.remove(name);
   for (const each of elements) each.classList.add(name);
 }
 
-// All lines that leave a node, and those that end at it. Several takers of one value share the beginning of their
-// lines, so a line that ends at the node is followed back through `data-after` to where it leaves its source.
+// The lines that begin at a node, and those that end at it. The lines of a value share a beginning,
+// so a line that ends at the node is followed back by `data-after` to its source.
 function linesOf(number) {
   const found = all(`[data-from="${number}"]`);
   for (const last of all(`[data-to="${number}"]`)) {
@@ -47,12 +48,12 @@ function lineBefore(line) {
 
 const linksTo = (number, within = document) => all(`a[data-n="${number}"]:not(.module)`, within);
 
-// Show and mark what the address names: a node, a row or a module.
+// Show and mark the element of the address: a node, a row or a module.
 function follow() {
   let target = byId(location.hash.slice(1));
   if (!target) return;
   const number = /^[nr]-(\d+)$/.exec(target.id)?.[1];
-  // Only the last picture has all nodes, and so their names; the one that is shown may have this node too.
+  // Only the last picture has the ids of nodes; the current one may show this node too.
   if (target.id.startsWith('n-')) target = linksTo(number, currentView())[0] ?? target;
   const view = target.closest('.view');
   if (view) show(view);
@@ -71,7 +72,7 @@ function clearFilter() {
   filter();
 }
 
-// Hide the rows without the text that is looked for, and fade their nodes.
+// Hide the rows without the text of the filter, and fade their nodes.
 function filter() {
   const wanted = byId('filter').value.toLowerCase();
   const matches = (element) => element.textContent.toLowerCase().includes(wanted);
@@ -85,14 +86,16 @@ function filter() {
   byId('found').textContent = wanted ? `${found.size} of ${rows.length}` : '';
 }
 
-// Sort by a column: numbers first downwards, text first upwards, the other way at the next click, unknown ones last.
+// Sort by a column: numbers descending, text ascending, and the reverse at the next click. Unknown
+// cells come last.
 function sort(button) {
   const header = button.parentNode;
   const value = (cell) => (cell.dataset.value ? Number(cell.dataset.value) : cell.textContent);
   const rows = all('tbody tr').map((row) => [value(row.cells[header.cellIndex]), row]);
   const known = rows.filter(([key]) => key !== UNKNOWN);
   const unknown = rows.filter(([key]) => key === UNKNOWN);
-  const down = header.ariaSort ? header.ariaSort === 'ascending' : known.some(([key]) => typeof key === 'number');
+  const numeric = known.some(([key]) => typeof key === 'number');
+  const down = header.ariaSort ? header.ariaSort === 'ascending' : numeric;
   known.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1));
   for (const each of all('th')) each.removeAttribute('aria-sort');
   header.ariaSort = down ? 'descending' : 'ascending';
@@ -111,16 +114,20 @@ byId('out').addEventListener('click', () => resize(zoom / 1.25));
 byId('fit').addEventListener('click', () => resize());
 byId('filter').addEventListener('input', filter);
 for (const button of all('th button')) button.addEventListener('click', () => sort(button));
-for (const pane of all('.view .scroll')) pane.addEventListener('wheel', zoomByWheel, { passive: false });
+for (const pane of all('.view .scroll')) {
+  pane.addEventListener('wheel', zoomByWheel, { passive: false });
+}
 document.addEventListener('mouseover', (event) => {
   const node = event.target.closest('.node');
   mark(node ? linesOf(node.dataset.n) : [], 'near');
 });
 document.addEventListener('click', (event) => {
-  if (event.target.closest('a')) setTimeout(follow);  // a second click on a link does not change the address
+  // A second click on a link does not change the address.
+  if (event.target.closest('a')) setTimeout(follow);
 });
 window.addEventListener('hashchange', follow);
-window.addEventListener('load', () => setTimeout(follow));  // after the browser itself has scrolled to the address
+// After the browser has scrolled to the address itself.
+window.addEventListener('load', () => setTimeout(follow));
 
 resize();
-if (zoom < 0.5) resize(0.7);  // a wide graph: readable, and partly out of sight
+if (zoom < 0.5) resize(0.7);  // a wide graph: legible, but not all of it visible

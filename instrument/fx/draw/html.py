@@ -1,4 +1,4 @@
-"""A graph's picture and its table as one HTML page that needs nothing but itself."""
+"""The picture of a graph and its table as one HTML page that loads nothing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from instrument.fx.draw.svg import heat, views
 from instrument.templates import render
 
 _FIRST_SHOWN_BOXES = 150
-# The columns that tell most, before the others in the table's own order.
+# These columns come first, then the others in the order of the table.
 _FIRST = ("name", "share", "median_ns")
 
 
 def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:
-    """The page: on the left the graph, on the right a row for each node; a click on one leads to the other.
+    """The page: the graph on the left, a row for each node on the right, linked with each other.
 
-    `nodes` is a `NodeTable` or one with more columns. Nothing is loaded from anywhere, and the page's own policy lets
-    no script run but `graph.js`. The same table gives the same page.
+    The page loads nothing, and its content security policy allows no script but `graph.js`. The
+    same table gives the same page.
 
-    Cost: about 1 ms and 2 KB for each node, and 250 bytes for each value that it takes.
+    Args:
+        nodes: a `NodeTable`, which may have more columns.
+        title: of the page.
+        notes: paragraphs below the title.
+
+    Cost: about 1 ms and 2 KB for each node, and 250 bytes for each value that a node takes.
     """
     pictures = views(nodes)
     columns = sorted(

@@ -1,8 +1,8 @@
-"""Where the boxes of a graph stand, with those of a module inside a frame of its own, and the lines between them.
+"""The layout of a graph whose boxes are nested in frames, one for each module.
 
-A module's frame holds nodes that follow each other in the graph; a module called twice has two. Each frame is arranged
-by itself (`layers`), then stands as one box among its neighbours; a line that enters or leaves it does so through a
-place in its upper or lower edge.
+The frame of a module holds nodes that follow each other in the graph; a module that is called twice
+has two. Each frame is arranged by itself (`sugiyama`), and is then one box among its neighbours. A
+line that enters or leaves a frame does so through a port in its upper or lower edge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from instrument.fx.draw.sugiyama import Drawing, Net, Piece, Point, arrange
+from instrument.fx.draw.sugiyama import Drawing, Hyperedge, Point, Segment, arrange
 
 _HEADER, _PADDING = 22.0, 10.0
 
@@ -21,7 +21,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """A node's size, and where lines meet it, from its left."""
+    """The size of a node, and where lines meet it, from its left."""
 
     width: float
     height: float
@@ -29,12 +29,13 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A part of the lines of what the box `source` makes, from the end of line number `after` on.
+    """A part of the lines of a value.
 
     Attributes:
-        target: the box where it ends; None for a part that several share, or between two frames.
+        source: the box that makes the value.
+        target: the box where it ends; None for a shared part, or one that ends at a frame.
         points: on the whole picture.
-        after: None at the box that makes the value.
+        after: the number of the line that it continues; None if it begins at the source.
     """
 
     source: int
@@ -45,9 +46,16 @@ class Line(NamedTuple):
 
 @dataclass
 class Frame:
-    """A module: boxes `first` to `last` (not included) of the graph, the frames inside, and where it stands.
+    """A module with its boxes, the frames inside, and its place on the picture.
 
-    `children` are boxes, by number, and frames. `path` is the module's qualified name, "" for the whole model.
+    Attributes:
+        path: the qualified name of the module; "" for the whole model.
+        first, last: its boxes are `first` to `last`, the latter not included.
+        children: boxes, by number, and frames.
+        sources: the boxes outside whose values come in.
+        results: the boxes inside whose values go out.
+        drawing: the arrangement inside: sources' ports, children, results' ports.
+        lines: for each box that makes a value, the children that its lines reach, and the segments.
     """
 
     path: str
@@ -58,19 +66,17 @@ class Frame:
     y: float = 0.0
     width: float = 0.0
     height: float = 0.0
-    sources: list[int] = field(default_factory=list)  # boxes outside, whose values come in
-    results: list[int] = field(default_factory=list)  # boxes inside, whose values go out
+    sources: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
     drawing: Drawing = field(default_factory=lambda: Drawing(0.0, 0.0, [], []))
-    lines: dict[int, tuple[list[int], list[Piece]]] = field(
-        default_factory=dict
-    )  # by source: where to, and the pieces
+    lines: dict[int, tuple[list[int], list[Segment]]] = field(default_factory=dict)
 
     def holds(self, box: int) -> bool:
-        """Whether the box stands in this frame or in one inside it."""
+        """Whether the box is in this frame or in one inside it."""
         return self.first <= box < self.last
 
     def child_of(self, box: int) -> int:
-        """Which of the children the box is, or is in."""
+        """The index of the child that the box is, or is in."""
         return bisect_right(self.children, box, key=_first) - 1
 
 
@@ -79,7 +85,7 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """The frames of boxes whose modules are these, in the graph's order; a frame of one box is none."""
+    """The frames for the module paths of boxes, in graph order; a single box gets no frame."""
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
 
@@ -101,7 +107,7 @@ def _children(
 
 
 def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
-    """The frames inside, outer ones first, each with how deep it lies: 1 for those of the whole model."""
+    """The frames inside with their depths, outer ones first; the outermost have depth 1."""
     for child in frame.children:
         if isinstance(child, Frame):
             yield 1, child
@@ -109,26 +115,26 @@ def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
 
 
 def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Line]:
-    """Place all boxes and frames below `root`, and give the edges' lines; edges run from boxes to later ones."""
+    """Place all boxes and frames in `root` and return the lines; edges lead to later boxes."""
     holders = _holders(root, len(boxes))
     targets: dict[int, list[int]] = {}
     for source, target in edges:
         targets.setdefault(source, []).append(target)
-        _cross(holders, source, target)
+        _add_ports(holders, source, target)
     _arrange(root, boxes, targets)
-    _settle(root, 0.0, 0.0)
+    _set_places(root, 0.0, 0.0)
     lines: list[Line] = []
     for source in targets:
         end: int | None = None
         for frame in reversed(holders[source]):
             end = _draw(frame, source, end, lines)
-            if end is None:  # the value leaves no further frame
+            if end is None:  # the value does not leave this frame
                 break
     return lines
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
-    """Each box of a frame that is laid out, and its left upper corner."""
+    """Each box of a frame that is laid out, and its upper left corner."""
     for child, (x, y) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
             yield from corners(child)
@@ -145,8 +151,8 @@ def _holders(root: Frame, count: int) -> list[list[Frame]]:
     return holders
 
 
-def _cross(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None:
-    """Note the edge at the frames that it leaves and enters."""
+def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None:
+    """Add the edge to `results` of the frames that it leaves and `sources` of those it enters."""
     for frame in holders[source]:
         if not frame.holds(target) and source not in frame.results:
             frame.results.append(source)
@@ -156,36 +162,32 @@ def _cross(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None
 
 
 def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) -> None:
-    """Place what is in a frame, from the innermost on: the sources' places, its children, the results' places."""
+    """Arrange a frame, inner frames first: the sources' ports, its children, the results' ports."""
     for child in frame.children:
         if isinstance(child, Frame):
             _arrange(child, boxes, targets)
     frame.sources.sort()
     frame.results.sort()
-    before, inside = (
-        len(frame.sources),
-        [box for box in range(frame.first, frame.last) if box in targets],
-    )
-    nets: dict[int, Net] = {}
+    before = len(frame.sources)
+    inside = [box for box in range(frame.first, frame.last) if box in targets]
+    hyperedges: dict[int, Hyperedge] = {}
     reached: list[list[int]] = []
     for source in [*frame.sources, *inside]:
         ends = _ends(frame, boxes, source, targets[source])
         if ends:
-            own = (
-                frame.child_of(source)
-                if frame.holds(source)
-                else frame.sources.index(source) - before
-            )
-            x = _port(frame, boxes, own, source, into=False) if own >= 0 else 0.0
-            nets[source] = Net(
-                before + own, x, tuple((before + child, at) for child, at in ends.items())
-            )
+            if frame.holds(source):
+                start = before + frame.child_of(source)
+                x = _port(frame, boxes, frame.child_of(source), source, into=False)
+            else:
+                start, x = frame.sources.index(source), 0.0
+            places = tuple((before + child, at) for child, at in ends.items())
+            hyperedges[source] = Hyperedge(start, x, places)
             reached.append([*ends])
     sizes = [_size(child, boxes) for child in frame.children]
-    ports = [(0.0, 0.0)]
-    sizes = ports * before + sizes + ports * len(frame.results)
-    frame.drawing = arrange(sizes, [*nets.values()], before, len(frame.results))
-    frame.lines = dict(zip(nets, zip(reached, frame.drawing.lines)))
+    port = [(0.0, 0.0)]
+    sizes = port * before + sizes + port * len(frame.results)
+    frame.drawing = arrange(sizes, [*hyperedges.values()], before, len(frame.results))
+    frame.lines = dict(zip(hyperedges, zip(reached, frame.drawing.lines)))
     frame.width = frame.drawing.width + 2 * _PADDING
     frame.height = frame.drawing.height + _HEADER + _PADDING
 
@@ -193,7 +195,10 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
 def _ends(
     frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
 ) -> dict[int, float]:
-    """The children that a value goes to, and the place where it leaves the frame; where on each, from its left."""
+    """The children that a value reaches, and where it meets each, from the child's left.
+
+    If the value leaves the frame, the number after the children is that of its port.
+    """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
     ends = {
@@ -205,39 +210,41 @@ def _ends(
 
 
 def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: bool) -> float:
-    """Where a line of this value meets a child, from the child's left."""
+    """Where a line of the value meets a child, from the child's left."""
     inner = frame.children[child]
     if not isinstance(inner, Frame):
         return boxes[inner].port_x
-    place = (
-        inner.sources.index(source) if into else inner.results.index(source) - len(inner.results)
-    )
-    return _PADDING + inner.drawing.corners[place][0]
+    ports = inner.sources if into else inner.results
+    first = 0 if into else len(inner.drawing.corners) - len(ports)
+    return _PADDING + inner.drawing.corners[first + ports.index(source)][0]
 
 
 def _size(child: int | Frame, boxes: Sequence[Box]) -> tuple[float, float]:
     return (child.width, child.height) if isinstance(child, Frame) else boxes[child][:2]
 
 
-def _settle(frame: Frame, x: float, y: float) -> None:
-    """Turn places within each frame into places on the whole picture."""
+def _set_places(frame: Frame, x: float, y: float) -> None:
+    """Set the place of a frame and of those inside it on the whole picture."""
     frame.x, frame.y = x, y
     for child, (left, top) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
-            _settle(child, x + _PADDING + left, y + _HEADER + top)
+            _set_places(child, x + _PADDING + left, y + _HEADER + top)
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Add a value's lines in a frame and in those that it enters from there; the number of the one that leaves it."""
-    reached, pieces = frame.lines[source]
+    """Add the lines of a value in a frame, and in those that it enters from there.
+
+    Returns the number of the line that leaves the frame; None without one.
+    """
+    reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)
     ends = [frame.children[child] if child < last else None for child in reached]
-    for number, piece in enumerate(pieces):
-        points = [(frame.x + _PADDING + x, frame.y + _HEADER + y) for x, y in piece.points]
-        if piece.after is None and after is not None:
+    for number, segment in enumerate(segments):
+        points = [(frame.x + _PADDING + x, frame.y + _HEADER + y) for x, y in segment.points]
+        if segment.after is None and after is not None:
             points.insert(0, lines[after].points[-1])
         end = ends[number] if number < len(ends) else None
-        before = after if piece.after is None else first + piece.after
+        before = after if segment.after is None else first + segment.after
         lines.append(Line(source, end if isinstance(end, int) else None, points, before))
     for number, end in enumerate(ends):
         if isinstance(end, Frame):

@@ -1,10 +1,13 @@
-"""Boxes and lines placed in rows, so that every line runs downwards and none crosses a box.
+"""Layered layout: boxes in rows, so that every line runs downwards and none crosses a box.
 
-Sugiyama's method (Sugiyama, Tagawa, Toda 1981): rows by longest path, an order within rows by barycentres, places by
-least squares. Written here because Graphviz is a system package, networkx has no layered layout and grandalf is no
-longer kept.
+Sugiyama's method (Sugiyama, Tagawa, Toda 1981) in three stages: rows by longest path, an order
+within each row by barycentres, horizontal positions by least squares. It is written here because
+Graphviz is a system package, networkx has no layered layout and grandalf is no longer maintained.
 
-Cost: linear in boxes, lines and the rows that lines pass, with a logarithm for the sorting.
+A line that passes a row between its ends has a waypoint there, which is an item of the row like a
+box, with a width of 0.
+
+Cost: linear in boxes, lines and waypoints, times a logarithm for sorting.
 """
 
 from __future__ import annotations
@@ -18,24 +21,34 @@ Point = tuple[float, float]
 
 _SWEEPS, _PASSES = 8, 4
 _BOX_GAP, _LINE_GAP = 18.0, 10.0
-# Between rows: the least, and how much more at most where lines go far aside, a tenth of how far they do.
-_ROW_GAP, _WIDENED = 22.0, 40.0
-# Lines that pass rows are kept straight before those between neighbours, and those before what merely feeds a box.
+# The least distance between rows. It grows by a tenth of how far a line moves sideways, up to this
+# much.
+_ROW_GAP, _MOST_WIDENING = 22.0, 40.0
+# How strongly a line pulls its ends together: between waypoints, between neighbouring rows, and
+# from a box without inputs to its only target.
 _STRAIGHT, _PLAIN, _LOOSE = 8.0, 2.0, 0.25
-# Rows that lines may pass, for each box; those that pass most beyond that are drawn without a place of their own.
-_PASSED_PER_BOX = 20
+# At most so many waypoints for each box. Beyond that, the lines that pass most rows are drawn
+# without waypoints.
+_WAYPOINTS_PER_BOX = 20
 
 
-class Net(NamedTuple):
-    """One value: the box that makes it and those that take it; where on a box, in pixels from its left."""
+class Hyperedge(NamedTuple):
+    """A value: the box that makes it, and the boxes that take it.
+
+    `source_x` and the second item of each target say where its line meets the box, in pixels from
+    the left of the box.
+    """
 
     source: int
     source_x: float
     targets: tuple[tuple[int, float], ...]
 
 
-class Piece(NamedTuple):
-    """A part of a net's lines, from the end of that net's piece number `after` on; None: from the box."""
+class Segment(NamedTuple):
+    """A part of the lines of a hyperedge.
+
+    It begins at the end of the hyperedge's segment number `after`; None means at the source box.
+    """
 
     points: list[Point]
     after: int | None
@@ -43,20 +56,20 @@ class Piece(NamedTuple):
 
 @dataclass
 class Drawing:
-    """Where everything is: the left upper corner of each box, and each net's lines.
+    """Where everything is: the upper left corner of each box, and the lines of each hyperedge.
 
-    These are in pieces, so that what several lines pass is there once: the pieces that end at the net's targets, in
-    order, then those that are shared.
+    Lines are cut into segments, so that a part that several lines share is there once: first the
+    segments that end at the targets, in their order, then the shared ones.
     """
 
     width: float
     height: float
     corners: list[Point]
-    lines: list[list[Piece]]
+    lines: list[list[Segment]]
 
 
-class _End(NamedTuple):
-    """A line between neighbouring rows, as seen from one of its ends; offsets from the middle."""
+class _Neighbour(NamedTuple):
+    """The other end of a line between neighbouring rows; `_x` are offsets from an item's middle."""
 
     other: int
     other_x: float
@@ -66,117 +79,127 @@ class _End(NamedTuple):
 
 @dataclass
 class _Rows:
-    """The rows with boxes and, after these, the places where lines pass a row."""
+    """The rows and their items: boxes, and after these in number, waypoints.
+
+    Attributes:
+        rank: the row of each item.
+        widths: of each item.
+        rows: the items of each row, in order.
+        above, below: for each item, its lines to the row above and to the row below.
+    """
 
     rank: list[int]
     widths: list[float]
     rows: list[list[int]]
-    above: list[list[_End]] = field(default_factory=list)
-    below: list[list[_End]] = field(default_factory=list)
+    above: list[list[_Neighbour]] = field(default_factory=list)
+    below: list[list[_Neighbour]] = field(default_factory=list)
 
 
 def arrange(
-    sizes: Sequence[tuple[float, float]], nets: Sequence[Net], tops: int = 0, bottoms: int = 0
+    sizes: Sequence[tuple[float, float]],
+    hyperedges: Sequence[Hyperedge],
+    tops: int = 0,
+    bottoms: int = 0,
 ) -> Drawing:
-    """Place boxes of these widths and heights.
+    """Place boxes of these widths and heights; the same arguments give the same drawing.
 
-    Boxes are in an order in which every net runs forward. The first `tops` stand in a row above all others, the last
-    `bottoms` in a row below. The same arguments give the same drawing.
+    Args:
+        sizes: of the boxes, in an order in which every hyperedge runs forward.
+        hyperedges: the lines.
+        tops: the number of boxes at the beginning that form a row above all others.
+        bottoms: the number of boxes at the end that form a row below all others.
     """
-    rank = _ranks(len(sizes), nets, tops, bottoms)
-    rows, chains = _rows(rank, [width for width, _ in sizes], nets)
+    rank = _ranks(len(sizes), hyperedges, tops, bottoms)
+    rows, waypoints = _rows(rank, [width for width, _ in sizes], hyperedges)
     _order(rows)
     centres = _centres(rows)
-    return _drawn(rows, centres, sizes, nets, chains)
+    return _drawn(rows, centres, sizes, hyperedges, waypoints)
 
 
-def _ranks(count: int, nets: Iterable[Net], tops: int, bottoms: int) -> list[int]:
-    """The row of each box: below all that it takes from; what takes nothing stands right above what takes it."""
+def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int) -> list[int]:
+    """The row of each box: below all its sources; a box without sources is right above a target."""
     first = 1 if tops else 0
     rank = [0 if box < tops else first for box in range(count)]
-    takes, nearest = [False] * count, [count] * count
-    ordered = sorted(nets)
-    for net in ordered:
-        for box, _ in net.targets:
-            rank[box] = max(rank[box], rank[net.source] + 1)
-            takes[box] = True
-    for net in ordered:
-        nearest[net.source] = min(
-            (rank[box] for box, _ in net.targets if box < count - bottoms), default=count
-        )
+    has_source, nearest = [False] * count, [count] * count
+    ordered = sorted(hyperedges)
+    for edge in ordered:
+        for box, _ in edge.targets:
+            rank[box] = max(rank[box], rank[edge.source] + 1)
+            has_source[box] = True
+    for edge in ordered:
+        below = [rank[box] for box, _ in edge.targets if box < count - bottoms]
+        nearest[edge.source] = min([nearest[edge.source], *below])
     for box in range(tops, count - bottoms):
-        if not takes[box] and nearest[box] < count:
+        if not has_source[box] and nearest[box] < count:
             rank[box] = max(first, nearest[box] - 1)
     last = max(rank[: count - bottoms], default=-1) + 1
     return rank[: count - bottoms] + [last] * bottoms
 
 
 def _rows(
-    rank: list[int], widths: list[float], nets: Sequence[Net]
+    rank: list[int], widths: list[float], hyperedges: Sequence[Hyperedge]
 ) -> tuple[_Rows, list[list[int]]]:
-    """The rows with a place for each line in each row that it passes; and for each net its places, downwards.
+    """The rows with all waypoints, and the waypoints of each hyperedge from above.
 
-    The lines of a net pass a row in one place, as one line, until they part.
+    The lines of a hyperedge share a waypoint in each row, up to the row where they part.
     """
     rows = _Rows(rank, widths, [[] for _ in range(max(rank, default=-1) + 1)])
     for box in range(len(rank)):
         rows.rows[rank[box]].append(box)
         rows.above.append([])
         rows.below.append([])
-    left = _PASSED_PER_BOX * len(rank)
+    left = _WAYPOINTS_PER_BOX * len(rank)
     passed = [
-        max((rank[box] for box, _ in net.targets), default=0) - rank[net.source] - 1 for net in nets
+        max((rank[box] for box, _ in edge.targets), default=0) - rank[edge.source] - 1
+        for edge in hyperedges
     ]
-    chains: list[list[int]] = [[] for _ in nets]
-    for which in sorted(range(len(nets)), key=passed.__getitem__):
+    waypoints: list[list[int]] = [[] for _ in hyperedges]
+    for which in sorted(range(len(hyperedges)), key=passed.__getitem__):
         left -= max(passed[which], 0)
         if left >= 0:
-            chains[which] = _routed(rows, nets[which], passed[which])
-    return rows, chains
+            waypoints[which] = _routed(rows, hyperedges[which], passed[which])
+    return rows, waypoints
 
 
-def _routed(rows: _Rows, net: Net, passed: int) -> list[int]:
-    """Give a net's lines their places and ends."""
-    chain = [net.source]
-    source_x = net.source_x - rows.widths[net.source] / 2
-    for rank in range(rows.rank[net.source] + 1, rows.rank[net.source] + 1 + passed):
-        place = len(rows.widths)
+def _routed(rows: _Rows, edge: Hyperedge, passed: int) -> list[int]:
+    """Add the waypoints and lines of a hyperedge to the rows; return the waypoints."""
+    chain = [edge.source]
+    source_x = edge.source_x - rows.widths[edge.source] / 2
+    for rank in range(rows.rank[edge.source] + 1, rows.rank[edge.source] + 1 + passed):
+        waypoint = len(rows.widths)
         rows.widths.append(0.0)
         rows.rank.append(rank)
-        rows.rows[rank].append(place)
+        rows.rows[rank].append(waypoint)
         rows.above.append([])
         rows.below.append([])
-        _join(
-            rows,
-            chain[-1],
-            place,
-            source_x if len(chain) == 1 else 0.0,
-            0.0,
-            _PLAIN if len(chain) == 1 else _STRAIGHT,
-        )
-        chain.append(place)
-    loose = not rows.above[net.source] and len(net.targets) == 1
-    for box, x in net.targets:
-        depth = rows.rank[box] - rows.rank[net.source] - 1
-        own_x = x - rows.widths[box] / 2
-        _join(
-            rows, chain[depth], box, 0.0 if depth else source_x, own_x, _LOOSE if loose else _PLAIN
-        )
+        if len(chain) == 1:
+            _join(rows, edge.source, waypoint, source_x, 0.0, _PLAIN)
+        else:
+            _join(rows, chain[-1], waypoint, 0.0, 0.0, _STRAIGHT)
+        chain.append(waypoint)
+    loose = not rows.above[edge.source] and len(edge.targets) == 1
+    for box, x in edge.targets:
+        depth = rows.rank[box] - rows.rank[edge.source] - 1
+        upper_x, lower_x = 0.0 if depth else source_x, x - rows.widths[box] / 2
+        _join(rows, chain[depth], box, upper_x, lower_x, _LOOSE if loose else _PLAIN)
     return chain[1:]
 
 
 def _join(
     rows: _Rows, upper: int, lower: int, upper_x: float, lower_x: float, weight: float
 ) -> None:
-    rows.below[upper].append(_End(lower, lower_x, upper_x, weight))
-    rows.above[lower].append(_End(upper, upper_x, lower_x, weight))
+    rows.below[upper].append(_Neighbour(lower, lower_x, upper_x, weight))
+    rows.above[lower].append(_Neighbour(upper, upper_x, lower_x, weight))
 
 
 def _order(rows: _Rows) -> None:
-    """Sort each row by where its lines come from, then by where they go to, and so on; the fewest crossings stay."""
+    """Sort rows by the positions of their neighbours, downwards and upwards in turns.
+
+    The order with the fewest crossings is kept.
+    """
     position = [0.0] * len(rows.widths)
     for row in rows.rows:
-        _number(row, position)
+        _set_positions(row, position)
     best, fewest = [list(row) for row in rows.rows], crossings(rows, position)
     for sweep in range(_SWEEPS):
         if not fewest:
@@ -184,20 +207,20 @@ def _order(rows: _Rows) -> None:
         ends = rows.below if sweep % 2 else rows.above
         for row in reversed(rows.rows) if sweep % 2 else rows.rows:
             row.sort(key=lambda item: _barycentre(item, ends[item], position, rows.widths))
-            _number(row, position)
+            _set_positions(row, position)
         found = crossings(rows, position)
         if found < fewest:
             best, fewest = [list(row) for row in rows.rows], found
     rows.rows = best
 
 
-def _number(row: Sequence[int], position: list[float]) -> None:
+def _set_positions(row: Sequence[int], position: list[float]) -> None:
     for at, item in enumerate(row):
         position[item] = float(at)
 
 
 def _barycentre(
-    item: int, ends: Sequence[_End], position: Sequence[float], widths: Sequence[float]
+    item: int, ends: Sequence[_Neighbour], position: Sequence[float], widths: Sequence[float]
 ) -> float:
     if not ends:
         return position[item]
@@ -205,12 +228,12 @@ def _barycentre(
 
 
 def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float]) -> float:
-    """A place within the row's order: between two items for a line that ends aside of a wide box's middle."""
+    """A position in the order of a row; a line off the middle of its box lies between two items."""
     return position[item] + (x / widths[item] if widths[item] else 0.0)
 
 
 def crossings(rows: _Rows, position: Sequence[float]) -> int:
-    """How many pairs of lines cross between neighbouring rows, counted by inversions."""
+    """The number of pairs of lines between neighbouring rows that cross, counted as inversions."""
     total = 0
     for row in rows.rows:
         ends = sorted(
@@ -226,15 +249,15 @@ def crossings(rows: _Rows, position: Sequence[float]) -> int:
 
 
 def _inversions(values: Sequence[float]) -> int:
-    """How many pairs stand in the wrong order: a Fenwick tree over the ranks of the values."""
+    """The number of pairs in the wrong order, by a Fenwick tree over the ranks of the values."""
     ranks = {value: rank for rank, value in enumerate(sorted(set(values)), 1)}
     tree, found = [0] * (len(ranks) + 1), 0
-    for seen, value in enumerate(values):
-        at, not_above = ranks[value], 0
+    for earlier, value in enumerate(values):
+        at, not_larger = ranks[value], 0
         while at:
-            not_above += tree[at]
+            not_larger += tree[at]
             at -= at & -at
-        found += seen - not_above
+        found += earlier - not_larger
         at = ranks[value]
         while at < len(tree):
             tree[at] += 1
@@ -243,33 +266,35 @@ def _inversions(values: Sequence[float]) -> int:
 
 
 def _centres(rows: _Rows) -> list[float]:
-    """The middle of each item, as near to its neighbours as the row lets it.
+    """The middle of each item, as close to its neighbours as the order of the row allows.
 
-    By neighbours below and above in turns, so that all spread; above last, so that what follows each other stands
-    straight, and what nothing is above of stands over what it feeds.
+    Neighbours above and below count in turns, so that items spread. Those above count last, so that
+    chains are straight. An item without neighbours above follows those below.
     """
     centres = [0.0] * len(rows.widths)
-    hung = [above or below for above, below in zip(rows.above, rows.below)]
+    upper = [above or below for above, below in zip(rows.above, rows.below)]
     for _ in range(_PASSES):
         for row in rows.rows:
-            _place(row, hung, centres, rows.widths)
+            _place(row, upper, centres, rows.widths)
         for row in reversed(rows.rows):
             _place(row, rows.below, centres, rows.widths)
     for row in rows.rows:
-        _place(row, hung, centres, rows.widths)
+        _place(row, upper, centres, rows.widths)
     return centres
 
 
 def _place(
     row: Sequence[int],
-    ends: Sequence[Sequence[_End]],
+    ends: Sequence[Sequence[_Neighbour]],
     centres: list[float],
     widths: Sequence[float],
 ) -> None:
-    """Least squares under the row's order: where items would stand closer than they may, they move as one block."""
-    blocks: list[
-        tuple[float, float, int]
-    ] = []  # the place of the block's first item, its weight, its items
+    """Place the items of a row by least squares in their order.
+
+    Items that would be too close to each other move as one block.
+    """
+    # For each block, the position of its first item, its weight and its number of items.
+    blocks: list[tuple[float, float, int]] = []
     shifts: list[float] = []
     shift = 0.0
     for at, item in enumerate(row):
@@ -280,20 +305,20 @@ def _place(
         wanted = sum(
             end.weight * (centres[end.other] + end.other_x - end.own_x) for end in ends[item]
         )
-        place, weight = (wanted / pull, pull) if pull else (centres[item], 1e-3)
-        blocks.append((place - shift, weight, 1))
+        centre, weight = (wanted / pull, pull) if pull else (centres[item], 1e-3)
+        blocks.append((centre - shift, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (one, heavy, some), (other, light, more) = blocks[-2:]
-            blocks[-2:] = [
-                ((one * heavy + other * light) / (heavy + light), heavy + light, some + more)
-            ]
-    places = (place for place, _, items in blocks for _ in range(items))
-    for item, place, moved in zip(row, places, shifts):
-        centres[item] = place + moved
+            (left, left_weight, left_items), (right, right_weight, right_items) = blocks[-2:]
+            weight = left_weight + right_weight
+            mean = (left * left_weight + right * right_weight) / weight
+            blocks[-2:] = [(mean, weight, left_items + right_items)]
+    starts = (start for start, _, items in blocks for _ in range(items))
+    for item, start, shift in zip(row, starts, shifts):
+        centres[item] = start + shift
 
 
 def _distance(left: float, right: float) -> float:
-    """Between the middles of two neighbours."""
+    """The least distance between the middles of two neighbours of these widths."""
     return (left + right) / 2 + (_BOX_GAP if left or right else _LINE_GAP)
 
 
@@ -301,56 +326,59 @@ def _drawn(
     rows: _Rows,
     centres: Sequence[float],
     sizes: Sequence[tuple[float, float]],
-    nets: Sequence[Net],
-    chains: Sequence[Sequence[int]],
+    hyperedges: Sequence[Hyperedge],
+    waypoints: Sequence[Sequence[int]],
 ) -> Drawing:
-    """Whole pixels, from the left upper corner on."""
+    """The drawing in pixels from the upper left corner on."""
     left = min((centre - width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     right = max((centre + width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     tops, bottoms, y = [], [], 0.0
     for row in rows.rows:
         tops.append(y)
         bottoms.append(y + max((sizes[item][1] for item in row if item < len(sizes)), default=0.0))
-        y = bottoms[-1] + _ROW_GAP + min(_WIDENED, _aside(rows, row, centres) // 10)
+        y = bottoms[-1] + _ROW_GAP + min(_MOST_WIDENING, _sideways(rows, row, centres) // 10)
     corners = [
         (round(centres[box] - width / 2 - left, 1), tops[rows.rank[box]])
         for box, (width, _) in enumerate(sizes)
     ]
 
-    def lines(net: Net, chain: Sequence[int]) -> list[Piece]:
-        own = rows.rank[net.source]
-        start = corners[net.source][0] + net.source_x
-        trunk = [(start, corners[net.source][1] + sizes[net.source][1]), (start, bottoms[own])]
-        for place in chain:
-            through = round(centres[place] - left, 1)
-            trunk += [(through, tops[rows.rank[place]]), (through, bottoms[rows.rank[place]])]
-        passed = [min(rows.rank[box] - own - 1, len(chain)) for box, _ in net.targets]
-        return _pieces(
-            trunk, passed, [(corners[box][0] + x, corners[box][1]) for box, x in net.targets]
-        )
+    def lines(edge: Hyperedge, passed_at: Sequence[int]) -> list[Segment]:
+        own = rows.rank[edge.source]
+        start = corners[edge.source][0] + edge.source_x
+        trunk = [(start, corners[edge.source][1] + sizes[edge.source][1]), (start, bottoms[own])]
+        for waypoint in passed_at:
+            x, rank = round(centres[waypoint] - left, 1), rows.rank[waypoint]
+            trunk += [(x, tops[rank]), (x, bottoms[rank])]
+        passed = [min(rows.rank[box] - own - 1, len(passed_at)) for box, _ in edge.targets]
+        ends = [(corners[box][0] + x, corners[box][1]) for box, x in edge.targets]
+        return _segments(trunk, passed, ends)
 
-    drawn = [lines(net, chain) for net, chain in zip(nets, chains)]
+    drawn = [lines(edge, passed_at) for edge, passed_at in zip(hyperedges, waypoints)]
     return Drawing(round(right - left, 1), bottoms[-1] if bottoms else 0.0, corners, drawn)
 
 
-def _pieces(trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]) -> list[Piece]:
-    """Lines along a trunk to their ends, cut where one leaves others, after it passed so many rows."""
+def _segments(
+    trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
+) -> list[Segment]:
+    """Cut lines along a trunk, each up to its end, into segments: where one leaves the others.
+
+    `passed` is the number of rows that each line passes on the trunk.
+    """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:
-        forks.pop()  # the last goes on alone
+        forks.pop()  # after the last fork one line goes on alone
 
-    def piece(rows: int, forked: int, *end: Point) -> Piece:
-        begin = 2 * forks[forked - 1] + 1 if forked else 0
-        return Piece(
-            [*trunk[begin : 2 * rows + 2], *end], len(ends) + forked - 1 if forked else None
-        )
+    def segment(rows: int, forks_before: int, *end: Point) -> Segment:
+        begin = 2 * forks[forks_before - 1] + 1 if forks_before else 0
+        after = len(ends) + forks_before - 1 if forks_before else None
+        return Segment([*trunk[begin : 2 * rows + 2], *end], after)
 
-    branches = [piece(rows, bisect_right(forks, rows), end) for rows, end in zip(passed, ends)]
-    return branches + [piece(rows, forked) for forked, rows in enumerate(forks)]
+    branches = [segment(rows, bisect_right(forks, rows), end) for rows, end in zip(passed, ends)]
+    return branches + [segment(rows, number) for number, rows in enumerate(forks)]
 
 
-def _aside(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
-    """How far the lines below a row go to one side at most."""
+def _sideways(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
+    """How far the lines below a row move sideways at most."""
     ends = ((item, end) for item in row for end in rows.below[item])
     return max(
         (abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends),

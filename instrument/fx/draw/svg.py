@@ -1,4 +1,4 @@
-"""The graph as SVG: nodes in frames of their modules, coloured by their share of the time, each a link to its row."""
+"""The graph as SVG: nodes in frames of their modules, coloured by their share of the time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from instrument.templates import render
 from instrument.units import duration
 
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
-_LINE, _CHIP = 14.0, 14.0
-_LABEL, _PLAIN_LABEL = 24, 12  # the longest, in characters, of a node and of a parameter beside it
-# How strongly a node is coloured that took none of the time, and one that took the most.
+_LINE, _BADGE = 14.0, 14.0  # the heights of a line of text and of a parameter badge
+_LABEL, _BADGE_LABEL = 24, 12  # the most characters in a node and in a parameter badge
+_TOOLTIP = (
+    *("name", "op", "target", "module_path", "median_ns", "share"),
+    *("output_shape", "output_dtype", "source"),
+)
+# The opacity of the colour for no time and for the highest share.
 _FAINT, _STRONG = 0.05, 0.8
 
 
 class DrawnFrame(NamedTuple):
-    """An open module; `number` is its place among all modules of the graph."""
+    """An open module; `number` is its index among all modules of the graph."""
 
     number: int
     path: str
@@ -33,9 +37,14 @@ class DrawnFrame(NamedTuple):
 
 
 class DrawnLine(NamedTuple):
-    """A line from node `source`, to node `target` where it ends at one.
+    """A line of the value of node `source`.
 
-    `number` is what lines that go on from its end have as `after`; None where none does.
+    Attributes:
+        source: the node that makes the value.
+        target: the node where the line ends; None if it ends elsewhere.
+        number: for lines that continue this one; None without such a line.
+        after: the `number` of the line that this one continues; None if it begins at the source.
+        path: as in SVG.
     """
 
     source: int
@@ -45,8 +54,8 @@ class DrawnLine(NamedTuple):
     path: str
 
 
-class DrawnParameter(NamedTuple):
-    """A parameter beside the one node that takes it."""
+class ParameterBadge(NamedTuple):
+    """A parameter, drawn beside the only node that takes it."""
 
     number: int
     tooltip: str
@@ -58,7 +67,10 @@ class DrawnParameter(NamedTuple):
 
 
 class DrawnNode(NamedTuple):
-    """A node, or a closed module by its first node; `target` is where its link leads, `texts` are lines with places."""
+    """A node, or a closed module with the number of its first node.
+
+    `target` is the id that its link leads to, `texts` are lines of text with their vertical places.
+    """
 
     number: int
     kind: str
@@ -70,13 +82,14 @@ class DrawnNode(NamedTuple):
     height: float
     strength: float
     texts: list[tuple[float, str]]
-    chips: list[DrawnParameter]
+    badges: list[ParameterBadge]
 
 
 class View(NamedTuple):
-    """A picture that opens modules down to some depth; `number` is its place among those of the graph.
+    """A picture in which modules are open down to `depth`; places and sizes are in pixels.
 
-    `every_node` says that it is the last one, which opens all modules. Places and sizes are in pixels.
+    `number` is its index among the pictures of the graph. The last one opens all modules, and has
+    `every_node`. `highest` is the highest share of a box.
     """
 
     number: int
@@ -98,7 +111,7 @@ class View(NamedTuple):
 
 @dataclass
 class _Unit:
-    """What is drawn as one box: a node, or a module that is not opened with the number of its frame."""
+    """What is drawn as one box: a node, or a closed module with the number of its frame."""
 
     nodes: list[int]
     path: str = ""
@@ -107,20 +120,29 @@ class _Unit:
 
 @dataclass
 class _Graph:
-    """The rows in the order they are drawn, without parameters that one node alone takes: those stand beside it."""
+    """The rows of a graph, and how they are drawn.
+
+    Attributes:
+        rows: of the table.
+        order: the rows that are drawn as nodes, in drawing order.
+        paths: the module path of each row in `order`.
+        badges: for each row, the parameters that no other row takes; they are drawn beside it.
+        edges: pairs of rows.
+    """
 
     rows: list[Any]
     order: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    beside: dict[int, list[int]] = field(default_factory=dict)
-    edges: list[tuple[int, int]] = field(default_factory=list)  # of nodes, by row
+    badges: dict[int, list[int]] = field(default_factory=dict)
+    edges: list[tuple[int, int]] = field(default_factory=list)
 
 
 def views(nodes: Table) -> list[View]:
-    """Pictures of a graph: its outermost modules closed, then opened one depth after the other, then every node.
+    """Draw a graph with all modules closed, with each depth of modules opened, and with every node.
 
-    `nodes` has a row for each node, in an order in which inputs come first, with the columns of `NodeTable`. In the
-    last picture row 3 is the element `n-3`; all link to `r-3`, and a closed module to itself in the next picture.
+    `nodes` has a row for each node, inputs first, and the columns of `NodeTable`. In the last
+    picture, row 3 is the element `n-3`. In all pictures it links to `r-3`; a closed module links to
+    itself in the next picture.
 
     Cost: about 1 ms for each node.
     """
@@ -128,15 +150,12 @@ def views(nodes: Table) -> list[View]:
     root = frames(graph.paths)
     opened = list(nested(root))
     deepest = max((depth for depth, _ in opened), default=0)
-    depths = [
-        *range(min(deepest, 4)),
-        deepest,
-    ]  # the pictures between tell little, and make the page large
+    depths = [*range(min(deepest, 4)), deepest]  # others show little more and enlarge the page
     return [_view(graph, root, opened, number, depth) for number, depth in enumerate(depths)]
 
 
 def heat(share: float | None, highest: float) -> float:
-    """How strongly a share of the time is coloured, as an opacity; by its root, so that small ones differ too."""
+    """The opacity of the colour for a share of the time: by its root, so that small ones differ."""
     return _FAINT + (_STRONG - _FAINT) * sqrt((share or 0.0) / highest) if highest else _FAINT
 
 
@@ -148,35 +167,32 @@ def _graph(nodes: Table) -> _Graph:
         for source in dict.fromkeys(index[name] for name in (row.inputs or "").split(", ") if name):
             takers[source].append(at)
             graph.edges.append((source, at))
-    brought: dict[
-        int, list[int]
-    ] = {}  # parameters that several nodes take are drawn before the first of these
+    shared: dict[int, list[int]] = {}  # shared parameters are drawn before their first taker
     for at, row in enumerate(graph.rows):
         if row.op == "get_attr" and takers[at]:
-            (graph.beside if len(takers[at]) == 1 else brought).setdefault(
-                takers[at][0], []
-            ).append(at)
-    moved = {at for several in (*graph.beside.values(), *brought.values()) for at in several}
+            parameters = graph.badges if len(takers[at]) == 1 else shared
+            parameters.setdefault(takers[at][0], []).append(at)
+    moved = {at for rows in (*graph.badges.values(), *shared.values()) for at in rows}
     for at, row in enumerate(graph.rows):
         if at not in moved:
-            together = [*brought.get(at, []), at]
-            graph.order += together
-            graph.paths += [row.module_path or ""] * len(together)
+            rows = [*shared.get(at, []), at]
+            graph.order += rows
+            graph.paths += [row.module_path or ""] * len(rows)
     return graph
 
 
 def _view(
     graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], number: int, depth: int
 ) -> View:
-    """The picture with the frames open that lie at most `depth` deep."""
+    """The picture in which frames are open down to `depth`."""
     units: list[_Unit] = []
     numbers = {id(frame): at for at, (_, frame) in enumerate(opened)}
-    cut = _cut(graph, root, depth, units, numbers)
+    closed = _closed(graph, root, depth, units, numbers)
     unit_of = {node: at for at, unit in enumerate(units) for node in unit.nodes}
     edges = [(unit_of[one], unit_of[other]) for one, other in graph.edges if one in unit_of]
     edges = list(dict.fromkeys((one, other) for one, other in edges if one != other))
     boxes = [_box(graph, unit) for unit in units]
-    lines = lay_out(cut, boxes, edges)
+    lines = lay_out(closed, boxes, edges)
     shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
     return View(
@@ -185,26 +201,26 @@ def _view(
         boxes=len(units),
         highest=highest,
         every_node=depth == max((deep for deep, _ in opened), default=0),
-        width=cut.width,
-        height=cut.height,
-        frames=[_frame(inner, outer, at) for at, (inner, outer) in _frames(cut, opened, depth)],
+        width=closed.width,
+        height=closed.height,
+        frames=_drawn_frames(closed, opened, depth),
         lines=_lines(lines, [unit.nodes[0] for unit in units]),
         nodes=[
             _node(graph, units[at], boxes[at], corner, heat(shares[at], highest), number)
-            for at, corner in corners(cut)
+            for at, corner in corners(closed)
         ],
     )
 
 
-def _cut(
+def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """The same frames with those deeper than `depth` closed; fills `units`, by whose numbers they hold boxes."""
+    """Frames, with those deeper than `depth` closed; adds the boxes that they hold to `units`."""
     first = len(units)
     children: list[int | Frame] = []
     for child in frame.children:
         if isinstance(child, Frame) and depth:
-            children.append(_cut(graph, child, depth - 1, units, numbers))
+            children.append(_closed(graph, child, depth - 1, units, numbers))
             continue
         children.append(len(units))
         if isinstance(child, Frame):
@@ -216,16 +232,21 @@ def _cut(
     return Frame(frame.path, first, len(units), children)
 
 
-def _frames(
-    cut: Frame, opened: Sequence[tuple[int, Frame]], depth: int
-) -> Iterable[tuple[int, tuple[Frame, str]]]:
-    """The open frames with their numbers and the paths of the frames around them."""
-    kept = [at for at, (deep, _) in enumerate(opened) if deep <= depth]
-    around = [""]
-    for at, (deep, frame) in zip(kept, nested(cut)):
-        del around[deep:]
-        yield at, (frame, around[-1])
-        around.append(f"{frame.path}.")
+def _drawn_frames(
+    closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
+) -> list[DrawnFrame]:
+    """The open frames, each labelled with its path inside the frame around it."""
+    numbers = [at for at, (frame_depth, _) in enumerate(opened) if frame_depth <= depth]
+    prefixes = [""]
+    drawn = []
+    for number, (frame_depth, frame) in zip(numbers, nested(closed)):
+        del prefixes[frame_depth:]
+        label = frame.path.removeprefix(prefixes[-1])
+        label = _short(label, max(int((frame.width - 16) / _CHARACTER), 4))
+        place = (frame.x, frame.y, frame.width, frame.height)
+        drawn.append(DrawnFrame(number, frame.path, label, *place))
+        prefixes.append(f"{frame.path}.")
+    return drawn
 
 
 def _sum(values: Iterable[Any]) -> Any:
@@ -234,7 +255,7 @@ def _sum(values: Iterable[Any]) -> Any:
 
 
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
-    """What stands in a box."""
+    """The lines of text in a box."""
     row = graph.rows[unit.nodes[0]]
     time, share = (
         _sum(getattr(graph.rows[node], name) for node in unit.nodes)
@@ -243,19 +264,16 @@ def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
     if unit.frame is not None:
         return [_short(unit.path, _LABEL), *cost, f"{len(unit.nodes)} nodes"]
-    return [
-        _short(row.name, _LABEL),
-        *cost,
-        *([_short(row.output_shape, _LABEL)] if row.output_shape else []),
-    ]
+    shape = [_short(row.output_shape, _LABEL)] if row.output_shape else []
+    return [_short(row.name, _LABEL), *cost, *shape]
 
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most - most // 2) :]}"
 
 
-def _chip_text(graph: _Graph, node: int) -> str:
-    return _short(str(graph.rows[node].target).rpartition(".")[2], _PLAIN_LABEL)
+def _badge_text(graph: _Graph, node: int) -> str:
+    return _short(str(graph.rows[node].target).rpartition(".")[2], _BADGE_LABEL)
 
 
 def _width(texts: Iterable[str]) -> float:
@@ -263,19 +281,19 @@ def _width(texts: Iterable[str]) -> float:
 
 
 def _box(graph: _Graph, unit: _Unit) -> Box:
-    """Its size with the parameters beside it; lines meet the node itself."""
+    """The size of a unit with its parameter badges; lines meet the node itself."""
     texts = _texts(graph, unit)
-    own, chips = _width(texts), _chips(graph, unit)
-    beside = max((_chip_width(graph, node) + 6 for node in chips), default=0.0)
-    return Box(own + beside, max(_LINE * len(texts) + 8, _CHIP * len(chips)), own / 2)
+    own, badges = _width(texts), _badges(graph, unit)
+    beside = max((_badge_width(graph, node) + 6 for node in badges), default=0.0)
+    return Box(own + beside, max(_LINE * len(texts) + 8, _BADGE * len(badges)), own / 2)
 
 
-def _chips(graph: _Graph, unit: _Unit) -> list[int]:
-    return graph.beside.get(unit.nodes[0], []) if unit.frame is None else []
+def _badges(graph: _Graph, unit: _Unit) -> list[int]:
+    return graph.badges.get(unit.nodes[0], []) if unit.frame is None else []
 
 
-def _chip_width(graph: _Graph, node: int) -> float:
-    return len(_chip_text(graph, node)) * _SMALL_CHARACTER + 8
+def _badge_width(graph: _Graph, node: int) -> float:
+    return len(_badge_text(graph, node)) * _SMALL_CHARACTER + 8
 
 
 def _node(
@@ -286,60 +304,42 @@ def _node(
     if unit.frame is None:
         kind, target, tooltip = graph.rows[first].op, f"r-{first}", _tooltip(graph.rows[first])
     else:
-        kind, target, tooltip = (
-            "module",
-            f"m-{view + 1}-{unit.frame}",
-            f"{unit.path}: {len(unit.nodes)} nodes",
-        )
+        kind, target = "module", f"m-{view + 1}-{unit.frame}"
+        tooltip = f"{unit.path}: {len(unit.nodes)} nodes"
     top = y + (box.height - _LINE * len(texts)) / 2 + 11
-    chips = [
-        DrawnParameter(
+    badges = [
+        ParameterBadge(
             node,
             _tooltip(graph.rows[node]),
-            _chip_text(graph, node),
+            _badge_text(graph, node),
             x=x + width + 6,
-            y=y + _CHIP * at + 1,
-            width=_chip_width(graph, node),
-            height=_CHIP - 2,
+            y=y + _BADGE * at + 1,
+            width=_badge_width(graph, node),
+            height=_BADGE - 2,
         )
-        for at, node in enumerate(_chips(graph, unit))
+        for at, node in enumerate(_badges(graph, unit))
     ]
     lines = [(top + _LINE * at, text) for at, text in enumerate(texts)]
-    return DrawnNode(first, kind, target, tooltip, x, y, width, box.height, strength, lines, chips)
+    return DrawnNode(first, kind, target, tooltip, x, y, width, box.height, strength, lines, badges)
 
 
 def _tooltip(row: Any) -> str:
-    columns = (
-        "name",
-        "op",
-        "target",
-        "module_path",
-        "median_ns",
-        "share",
-        "output_shape",
-        "output_dtype",
-        "source",
-    )
-    cells = [(name, getattr(row, name)) for name in columns if getattr(row, name) not in (None, "")]
+    cells = [(name, getattr(row, name)) for name in _TOOLTIP]
     return "\n".join(
-        f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, v, 200)}"
-        for name, v in cells
+        f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, value, 200)}"
+        for name, value in cells
+        if value not in (None, "")
     )
-
-
-def _frame(frame: Frame, around: str, number: int) -> DrawnFrame:
-    label = _short(frame.path.removeprefix(around), max(int((frame.width - 16) / _CHARACTER), 4))
-    return DrawnFrame(number, frame.path, label, frame.x, frame.y, frame.width, frame.height)
 
 
 def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]:
-    """The lines between nodes; `first_nodes` are those of the boxes that the given lines are between."""
-    goes_on = {line.after for line in lines}
+    """The lines between nodes; `first_nodes` has the first node of each box."""
+    continued = {line.after for line in lines}
     return [
         DrawnLine(
             source=first_nodes[line.source],
             target=None if line.target is None else first_nodes[line.target],
-            number=number if number in goes_on else None,
+            number=number if number in continued else None,
             after=line.after,
             path=_smooth(line.points),
         )
@@ -348,7 +348,7 @@ def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]
 
 
 def _smooth(points: Sequence[Point]) -> str:
-    """Upright through rows, bent between them."""
+    """The SVG path of a line: vertical through rows, curved between them."""
     path, last = [f"M{points[0][0]:g} {points[0][1]:g}"], points[0]
     for x, y in points[1:]:
         if (x, y) == last:
