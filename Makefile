@@ -2,7 +2,7 @@
 ## make test    run the whole test suite
 ## make check   ruff, mypy, the documentation and the test suite
 ## make docs    build the documentation into site/; a link that leads nowhere is an error
-## make bench   measure against the peers in tests/benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
+## make bench   measure against the peers in benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers against an older minor version of each
 ## make compat  run the core suite under each Python from 3.10 to 3.13 at hand, and under older torch: an hour, 5 GB at a time
 ## make soak    record ten thousand windows and look for what is left of them: some minutes
@@ -67,7 +67,7 @@ docs: $(VENV)/.installed-dev
 
 # Each file that can be run prints its table; all are run, and the target fails where one missed a ratio.
 bench: $(VENV)/.installed-bench
-	@failed=0; for file in $$(grep -l __main__ tests/benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
+	@failed=0; for file in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
 
 older: $(VENV)-older/.installed
 	$(VENV)-older/bin/python -m pytest tests/integrations

@@ -21,10 +21,13 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
-from instrument.analysis.views import SCHEMAS
+from instrument.analysis.events_to_arrow import EVENTS
+from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
+from instrument.runs.run import SCHEMAS
+from instrument.runs.timings_file import TIMINGS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -114,15 +117,19 @@ def columns_page() -> str:
     parts = [
         f"{NOTE}\n# Columns",
         _prose(
-            "Every view of a capture is a `Table`. The end of a column's name is its unit: `_ns` "
-            "nanoseconds, `_bytes` bytes, `flops` floating-point operations, `share` a fraction of "
-            "a whole. An unknown cell is `None`, never 0. `instrument show --sort` and `--columns` "
-            "take these names, and `--json` prints them."
+            "Every view of a capture is a `Table`, and so is every view of a window over its ranks. "
+            "The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` bytes, `flops` "
+            "floating-point operations, `share` a fraction of a whole. An unknown cell is `None`, "
+            "never 0. `instrument show --sort` and `--columns` take these names, and `--json` "
+            "prints them."
         ),
     ]
-    for view, columns in SCHEMAS.items():
+    tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
+    tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
+    tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
+    for title, columns in tables.items():
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
-        parts += [f"## `capture.{view}`", _table(("column", ""), rows)]
+        parts += [f"## {title}", _table(("column", ""), rows)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Records a block with torch's own profiler and tells which ranges its trace holds."""
+"""Recordings of torch's own profiler: of a block, with the ranges that its trace holds, and of two nested functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from instrument.annotate import backends
 
@@ -29,7 +30,7 @@ class Recording:
 def recorded(folder: Path, *, all_threads: bool = False) -> Iterator[Recording]:
     """Record the block with torch's own profiler and read the user annotations from its trace."""
     result = Recording()
-    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+    config = _ExperimentalConfig(profile_all_threads=all_threads)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
         backends.arm()
         try:
@@ -54,3 +55,28 @@ def _parent(event: dict[str, Any], events: list[dict[str, Any]]) -> str | None:
         and other["ts"] + other["dur"] >= event["ts"] + event["dur"]
     ]
     return max(around, key=lambda e: e["ts"])["name"] if around else None
+
+
+def inner_function(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ x)
+
+
+def outer_function(x: torch.Tensor) -> torch.Tensor:
+    with record_function("block"):
+        return inner_function(x)
+
+
+def record(path: Path, *, with_stack: bool = False, profile_memory: bool = False) -> Path:
+    """Let torch record two calls of `outer_function` and write its trace."""
+    config = _ExperimentalConfig(verbose=True) if with_stack else None
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=profile_memory,
+        with_stack=with_stack,
+        experimental_config=config,
+    ) as profiler:
+        for _ in range(2):
+            outer_function(torch.randn(64, 64))
+    profiler.export_chrome_trace(str(path))
+    return path

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import steps, synchronous_steps, write_capture, write_rank
 from collected import Log
-from made_captures import steps, synchronous_steps, write_capture, write_rank
 
 from instrument.capture import Capture
 from instrument.cli.command import main
@@ -224,7 +224,7 @@ def test_the_command_prints_the_newest_window(
         "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs          50.0%",
     ]
     assert (
-        "Rank 1 on box holds the others up: a step's own work takes it 500.000 µs, the median rank 205.000 µs (+144%), "
+        "Rank 1 on box is a straggler: its own work in a step takes 500.000 µs, the median rank's 205.000 µs (+144%), "
         "most above the others in forward (+295.000 µs). It waits 500.000 µs in communication, the others 795.000 µs."
     ) in out
     assert "\nClocks: at most 0 ns from rank 0's, known to ±0 ns.\n" in out
@@ -248,7 +248,7 @@ def test_the_command_prints_the_newest_window(
         out, err = capsys.readouterr()
         assert err == ""
     assert (
-        "No rank holds the others up.\n\nThe clocks cannot be compared: the ranks have no collective in common.\n"
+        "No rank is a straggler.\n\nThe clocks cannot be compared: the ranks have no collective in common.\n"
         in out
     )
 

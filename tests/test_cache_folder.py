@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 
 from instrument import cache
 from instrument.capture import Capture

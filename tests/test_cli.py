@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import annotation, kernels, record, span, steps, write_capture
+from builders import annotation, kernels, span, steps, write_capture
+from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.views import Views
@@ -83,7 +84,7 @@ def test_every_view_that_is_a_table_is_offered_and_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     views = {name for name, view in vars(Views).items() if isinstance(view, cached_property)}
-    offered = {option: view.split(".")[0] for option, (view, _) in show.VIEWS.items()}
+    offered = {option: view.split(".")[0] for option, view in show.OPTIONS.items()}
     assert set(offered.values()) == views - {"events", "links", "work", "categories"}
     capture = write_capture(tmp_path, steps() + kernels())
     for option in offered:
@@ -99,7 +100,7 @@ def test_every_column_of_the_ranges_sorts_them(
     node = {"Sequence number": 5, "Fwd thread id": 1}
     events = [
         *steps(),
-        span("aten::t", 210, 5, **{"Sequence number": 5}),
+        span("aten::t", 210, 5, Sequence_number=5),
         span("TBackward0", 1700, 60, **node),
     ]
     capture = write_capture(tmp_path, [*events, annotation("late", 3000, 5)])
@@ -137,7 +138,7 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "ranges": [r._asdict() for r in capture.ranges],
         "operators": [r._asdict() for r in capture.operators],
     }
-    for option, (view, _) in show.VIEWS.items():
+    for option, view in show.OPTIONS.items():
         table = attrgetter(view)(capture)
         assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")

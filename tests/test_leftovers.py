@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import span
 from collected import Log
 
 from instrument import Capture, Session, files
@@ -20,20 +21,7 @@ from instrument.cli.command import main
 from instrument.worker import queue
 from instrument.worker.job import Job, recall, remember
 
-TRACE = {
-    "traceEvents": [
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": "aten::add",
-            "pid": 1,
-            "tid": 1,
-            "ts": 1,
-            "dur": 5,
-            "args": {},
-        },
-    ]
-}
+TRACE = {"traceEvents": [span("aten::add", 1, 5)]}
 WINDOW = "steps_000001-000002_rank0"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from builders import span, step, write_capture
 from collected import Log
-from made_captures import annotation, span, write_capture
 from torch import nn
 from torch.profiler._memory_profiler import MemoryProfileTimeline
 
@@ -158,7 +158,7 @@ def test_the_page_draws_them_and_show_lists_them(
 
 
 def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
-    events = [annotation("ProfilerStep#3", 0, 1000), span("aten::mm", 100, 300)]
+    events = [step(3, 0, 1000), span("aten::mm", 100, 300)]
     capture = write_capture(folder, events, base_ns=1_000_000_000)
     assert capture.folder is not None
     (capture.folder / f"memory_categories_{device}.json").write_text(json.dumps(content))

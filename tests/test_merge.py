@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import kernels, span, steps, synchronous_steps, write_rank
+from builders import kernels, span, steps, synchronous_steps, write_rank
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError
@@ -69,7 +69,9 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
         "aten::µ",
         900,
         1.5,
-        **{"External id": 0, "Sequence number": 0, "Input Dims": [[1, [2]], "\\"]},
+        External_id=0,
+        Sequence_number=0,
+        Input_Dims=[[1, [2]], "\\"],
     )
     for rank in (0, 1):
         write_rank(tmp_path, rank, [*named, *sorted_, *steps(), *kernels(), *flows, text, odd], 2)

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from made_captures import annotation, kernels, span, steps, write_capture
+from builders import annotation, kernels, span, steps, write_capture
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -252,7 +252,7 @@ def test_a_terminal_gets_colours_and_its_width_and_others_plain_text(capture: Ca
 
 
 def test_every_view_can_be_drawn(capture: Capture) -> None:
-    views = [f"--{option}" for option in show.VIEWS]
+    views = [f"--{option}" for option in show.OPTIONS]
     text = on_a_terminal("show", str(capture.folder), *views, "--columns", "all", width=60)
     assert all(cell_len(line) <= 60 for lines in tables(text) for line in lines)
     assert "Kernels" in text

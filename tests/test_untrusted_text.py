@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import REDUCES, allocation, annotation, call, frame, kernel, span, step, write_capture
 from collected import Log
-from made_captures import CPU, DEVICE, REDUCES, annotation, span, write_capture
 
 from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
@@ -30,39 +30,21 @@ SHOWN = r"e\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\x85\u2028\u202edetrever</
 def evil_events(own_us: int = 500) -> list[dict[str, Any]]:
     events = []
     for number, start in ((3, 0), (4, 1000)):
-        launch = {"correlation": number, "External id": number}
-        memory = {
-            "Bytes": 64,
-            "Device Type": 0,
-            "Device Id": -1,
-            "Total Allocated": 64,
-            "Addr": number,
-        }
+        launch = {"correlation": number, "External_id": number}
         events += [
-            annotation(f"ProfilerStep#{number}", start, 1000),
+            step(number, start, 1000),
             annotation(EVIL, start, own_us),
-            span(
-                EVIL,
-                start,
-                1000,
-                "python_function",
-                **{"Python id": number, "Python parent id": None},
+            frame(EVIL, start, 1000, Python_id=number, Python_parent_id=None),
+            span(EVIL, start + 10, 100, External_id=number, Input_Dims=[[8, 3]]),
+            call(f"cudaLaunch{EVIL}", start + 20, 10, **launch),
+            kernel(f"{EVIL}gemm", start + 30, own_us - 100, **launch),
+            kernel(
+                f"{REDUCES}{EVIL}", start + own_us, 900 - own_us, correlation=number, grid=[1, 1, 1]
             ),
-            span(EVIL, start + 10, 100, **{"External id": number, "Input Dims": [[8, 3]]}),
-            span(f"cudaLaunch{EVIL}", start + 20, 10, "cuda_runtime", **launch),
-            span(f"{EVIL}gemm", start + 30, own_us - 100, "kernel", **launch),
-            span(
-                f"{REDUCES}{EVIL}",
-                start + own_us,
-                900 - own_us,
-                "kernel",
-                correlation=number,
-                grid=[1, 1, 1],
-            ),
-            {"ph": "i", "name": "[memory]", "ts": start + 40, "args": memory, **CPU},
+            allocation(start + 40, 64, number, 64),
         ]
     compiled = span(f"Torch-Compiled Region: {EVIL}", 1950, 5)
-    return [*events, compiled, span("k", 1960, 5, "kernel") | DEVICE | {"tid": EVIL}]
+    return [*events, compiled, kernel("k", 1960, 5, tid=EVIL)]
 
 
 EVIL_METADATA: dict[str, Any] = {
@@ -100,7 +82,7 @@ def test_whatever_is_shown_of_a_capture_is_harmless(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capture = evil_capture(tmp_path)
-    views = [f"--{option}" for option in show.VIEWS]
+    views = [f"--{option}" for option in show.OPTIONS]
     for options in (
         [],
         views,
@@ -134,7 +116,7 @@ def test_whatever_is_shown_of_ranks_is_harmless(
     out, err = capsys.readouterr()
     assert is_harmless(out)
     assert is_harmless(err)
-    assert "holds the others up" in out
+    assert "is a straggler" in out
     assert "The ranks differ in devices" in out
     assert "left out" in err
     assert main(["ranks", str(tmp_path / "run"), "--json"]) == 0

@@ -1,4 +1,4 @@
-"""What the devices did, of what kind it was, and how the time is made up of it: to the nanosecond."""
+"""The kernels and copies of the devices, and how the devices' time splits into them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from instrument.trace.events import Events, Flags, Ints
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
 
-# What makes a kernel communication, by its name, in any case. The libraries: NCCL and its kin, NVSHMEM, gloo, DeepEP
-# (its namespaces `ep::internode` and `ep::intranode`; laying out its tokens is compute) and MORI; then collectives that
-# move data by themselves: torch's symmetric memory (multimem, one- and two-shot), vLLM's, FlashInfer's, TensorRT-LLM's.
+# Names of communication kernels, ignoring case. First those of libraries: NCCL and its derivatives,
+# NVSHMEM, gloo, DeepEP (its namespaces `ep::internode` and `ep::intranode`; its layout kernels are
+# compute) and MORI. Then collectives written as kernels: torch's symmetric memory (multimem, one-
+# and two-shot), vLLM's, FlashInfer's, TensorRT-LLM's.
 COMMUNICATION_NAMES = (
-    r"nccl|rccl|hccl|oneccl|nvshmem|rocshmem|\bgloo|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
+    r"nccl|rccl|hccl|oneccl|nvshmem|rocshmem|\bgloo"
+    r"|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
     r"|multimem|(one|two)_?shot_?all_?reduce|cross_device_reduce|all_?reduce_fusion"
 )
 _COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 _MEMSETS = frozenset({"gpu_memset", "Memset"})
-# Accelerators that write all device events in one category tell copies by name: MTIA's `dma_request`.
+# Some accelerators write all device events in one category; copies are known by name, as MTIA's
+# `dma_request`.
 _COPY_NAME = re.compile(r"dma_|memcpy", re.IGNORECASE)
-# The columns of the table.
-COLUMNS = (
-    "compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "total_ns", "communication_ns", "copy_ns",
-    "overlap_ns",
-)  # fmt: skip
 _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What ran on the devices: positions among the events, the kind of each, an index into `KINDS`, and its launch.
+    """The kernels, copies and memsets of the devices, as parallel columns.
 
-    `call` is the CPU call that launched it and `operator` the operator it names, as in `Launches`. A device's copies
-    of annotations, its counters and its synchronisations are no work.
+    `event` is a position among the events and `kind` an index into `KINDS`. `call` is the CPU call
+    that launched the work and `operator` the operator that the trace names for it, as in
+    `Launches`. A device's copies of annotations, its counters and its synchronisations are left
+    out.
     """
 
     event: Ints
@@ -53,29 +53,30 @@ class Work:
     operator: Ints
 
     def of(self, *kinds: int) -> Intervals:
-        """The intervals of some kinds."""
+        """The intervals of some kinds of work."""
         chosen = np.isin(self.kind, kinds)
         return self.start_ns[chosen], self.end_ns[chosen]
 
 
-# All are None in a trace without device events. The first four sum to `total_ns`.
+# All cells are None in a trace without device events. The first four columns sum to `total_ns`.
 BREAKDOWN: Schema = schema(
-    compute_ns="time in which a kernel that is no communication, or a memset, ran",
-    exposed_communication_ns="time in which communication ran and no compute",
+    compute_ns="time in which a kernel other than communication, or a memset, ran",
+    exposed_communication_ns="time in which communication ran, and no compute",
     exposed_copy_ns="time in which copies ran, and neither compute nor communication",
     idle_ns="time in which nothing ran on any device",
-    total_ns="from the first device event's start to the last one's end: the sum of the four before",
-    communication_ns="all time of communication",
-    copy_ns="all time of copies",
-    overlap_ns="time of communication under compute",
+    total_ns="from the start of the first device event to the end of the last: the sum of the four "
+    "columns before",
+    communication_ns="time in which communication ran",
+    copy_ns="time in which copies ran",
+    overlap_ns="time in which communication and compute ran at once",
 )
 
 
 def check_names(communication: str) -> None:
-    """Refuse a rule for communication that is no regular expression.
+    """Check that `communication` is a regular expression.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     try:
         re.compile(communication)
@@ -87,16 +88,21 @@ def check_names(communication: str) -> None:
 
 
 def device_work(
-    events: Events, communication: str = COMMUNICATION_NAMES, added: Pattern | None = None
+    events: Events, communication: str | None = None, added: Pattern | None = None
 ) -> Work:
-    """The device events of a trace with their kinds, told by category and name, whatever stream they ran on.
+    """Return the device events of a trace with their kinds, whatever stream they ran on.
 
-    `communication` is a regular expression for the names of communication kernels: `"nccl|rccl"` counts those
-    alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more. `added` are patterns from a file, for more of them.
+    Args:
+        events: the events of the trace.
+        communication: a regular expression for the names of communication kernels: `"nccl|rccl"`
+            counts those alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more. None is
+            `COMMUNICATION_NAMES`.
+        added: patterns from a capture's file, for more communication kernels.
     """
     found = launches(events)
     event = found.device
-    is_communication = re.compile(communication, re.IGNORECASE).search
+    expression = COMMUNICATION_NAMES if communication is None else communication
+    is_communication = re.compile(expression, re.IGNORECASE).search
     present, name = np.unique(events.name[event], return_inverse=True)
     names = [events.names[k] for k in present.tolist()]
     kind = np.full(len(event), KERNEL)
@@ -114,7 +120,7 @@ def device_work(
 
 
 def breakdown(work: Work) -> Table:
-    """One row for the whole trace, all devices and streams together; see `BREAKDOWN`."""
+    """Return one row for the whole trace, all devices and streams together; see `BREAKDOWN`."""
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
         BREAKDOWN, {name: v.tolist() if len(work.event) else [None] for name, v in found.items()}
@@ -122,7 +128,7 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `breakdown` for each group of device events by itself; a group of -1 counts nowhere."""
+    """The columns of `breakdown` for each group of device events; group -1 is left out."""
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])
@@ -133,12 +139,12 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """The three layers that `masks` are of: compute, communication and copies."""
+    """The intervals of compute, communication and copies, for `sweep`."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """Which segments count in which column; the first three layers are those of `layers_of`."""
+    """The segments that count for each column; the first three layers are those of `layers_of`."""
     compute, communication, copy = active[:3]
     return {
         "compute_ns": compute,
@@ -151,7 +157,7 @@ def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
 
 
 def with_idle(found: dict[str, Ints], total: Ints) -> dict[str, Ints]:
-    """The columns with what is left of a total, in their order."""
+    """Insert the idle time and the total into the columns, in the order of `BREAKDOWN`."""
     names = list(found)
     idle = total - sum(found[name] for name in names[:3])
     return {

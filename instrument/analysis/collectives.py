@@ -1,4 +1,4 @@
-"""The collectives of a trace: which they are, so that ranks can be compared by them, and how long steps waited."""
+"""The collectives of a trace, by which ranks are compared, and how long steps waited for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, Work
+from instrument.analysis.groupby import Groups
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.intervals import merged, sweep
@@ -15,29 +16,31 @@ from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
-# The annotations of process groups that work on the CPU last as long as the collective; NCCL's end when it is queued.
+# Annotations of process groups that work on the CPU last as long as the collective. NCCL's end when
+# it is queued.
 _ON_CPU = ("gloo:", "mpi:")
-_OF_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
-# No rank can finish one of these before the last has joined it, so that it ends everywhere at about the same moment.
+_OF_PROCESS_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
+# No rank can finish one of these before the last rank has joined it, so they end on all ranks at
+# about the same moment.
 _SYNCHRONISING = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE
 )
-# What only hands a collective over, or waits for it.
-_HANDED_OVER = "c10d::"
+# Operators that only start a collective or wait for it.
+_STARTING_OR_WAITING = "c10d::"
 
 
 def is_collective(name: str) -> bool:
     """Whether a range of this name is a collective, as process groups name theirs."""
-    return name.startswith(_OF_GROUPS)
+    return name.startswith(_OF_PROCESS_GROUPS)
 
 
 COLLECTIVES: Schema = schema(
     name="the kernel without its parameters, or the annotation",
     group="the ranks that took part, as Kineto writes them; None where it does not",
-    step="the number of the step in which it was launched; None outside of steps",
+    step="the number of the step that launched it; None outside of steps",
     ordinal="index among the collectives of that name and group in its step, by start, from 0",
-    start_ns="when it began, on the trace's own clock",
-    end_ns="when it ended",
+    start_ns="the start, on the trace's own clock",
+    end_ns="the end",
 )
 
 
@@ -46,12 +49,14 @@ def _is_on_cpu(name: str) -> bool:
 
 
 def collectives(events: Events, work: Work) -> Table:
-    """The collectives that end on all ranks at about the same moment, in the order in which they end.
+    """Return the collectives that end on all ranks at about the same moment, by their end.
 
-    They are the kernels of communication where a device ran any, and otherwise the annotations of process groups that
-    work on the CPU (gloo). The same collective has the same first four columns on every rank; see `COLLECTIVES`.
+    They are the communication kernels if a device ran any, else the annotations of process groups
+    that work on the CPU (gloo). The same collective has the same first four columns on every rank;
+    see `COLLECTIVES`.
 
-    Lost: which of several groups it was where the trace names none; broadcasts and transfers, which end as they like.
+    Lost: which of several groups it was, where the trace names none. Broadcasts and transfers are
+    left out: their ends differ between ranks.
     """
     device = np.flatnonzero(work.kind == COMMUNICATION)
     steps = finished_steps(events)
@@ -68,14 +73,11 @@ def collectives(events: Events, work: Work) -> Table:
 
 
 def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
-    """The how-many-eth each is of its name and group in its step."""
-    order = np.lexsort((events.start_ns[index], events.group[index], events.name[index], step))
-    keys = np.stack([step, events.name[index], events.group[index]])[:, order]
-    first = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: len(order)]
-    position = np.arange(len(order))
-    ordinal = np.zeros(len(order), np.int64)
-    ordinal[order] = position - np.maximum.accumulate(np.where(first, position, 0))
-    return ordinal
+    """The index of each collective among those of its name, group and step."""
+    keys = np.stack([step, events.name[index], events.group[index]])
+    same, groups = np.unique(keys, axis=1, return_inverse=True)
+    by_start = Groups(groups.reshape(-1), same.shape[1]).sorted_by(events.start_ns[index])
+    return by_start.ordinals()
 
 
 def _columns(
@@ -97,17 +99,18 @@ def _columns(
 
 
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
-    """Communication of each finished step in a trace without a device: `communication_ns exposed_communication_ns`.
+    """Return the communication of each finished step in a trace without a device.
 
-    It is exposed while no operator runs on any thread besides those of the collective itself. Empty where no process
-    group worked on the CPU.
+    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
+    while no operator but those of the collective itself runs on any thread. The result is empty
+    where no process group worked on the CPU.
     """
     events, call_tree = links.events, links.call_tree
     communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[call_tree.index]
     if not communicates.any():
         return {}
     operator = events.among(OPERATOR) & ~events.named(
-        lambda name: name.startswith(_HANDED_OVER) or is_step(name)
+        lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
     )
     own_work = operator[call_tree.index] & (call_tree.nearest(communicates) < 0)
     sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]

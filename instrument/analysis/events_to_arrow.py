@@ -1,4 +1,4 @@
-"""The events as one Arrow table, allocations and all."""
+"""The events, allocations and frees of a trace as one Arrow table."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.analysis.table import Schema, names_of, schema
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 if TYPE_CHECKING:
     import pyarrow
 
-# Kineto's categories before torch 1.12, and what it calls them since.
-_TODAY = {
+# Kineto's categories before torch 1.12, and their names since.
+_CURRENT_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
     "Kernel": "kernel",
@@ -24,34 +25,68 @@ _TODAY = {
 }
 
 
+# The type of a column is in brackets; all numbers are 64-bit integers.
+EVENTS: Schema = schema(
+    event="(int64) the row's number in this window, from 0",
+    category="(string) Kineto's category: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, "
+    "…; `memory`",
+    name="(string) the name of the operator, range, call or kernel",
+    process="(string) the process; the device, of what ran on one",
+    thread="(string) the thread; the stream, of what ran on a device",
+    start_ns="(int64) the start, on the trace's own clock",
+    start_unix_ns="(int64) the start since 1970, to compare ranks by; null where the trace does "
+    "not tell",
+    duration_ns="(int64) the duration; null for allocations",
+    self_ns="(int64) the duration without the operators, ranges and calls directly inside; null "
+    "for device events and Python frames",
+    parent="(int64) the `event` of the operator, range or call directly around it",
+    launched_by="(int64) of device work: the `event` of the operator or range that launched it",
+    correlation="(int64) the same number for a launch and what it started",
+    external_id="(int64) torch's number of the operator",
+    sequence="(int64) the same number for a forward operator and its backward, with "
+    "`forward_thread`",
+    forward_thread="(int64) of a backward operator: torch's number of the thread of the forward",
+    finished="(bool) whether the event ended within the window; null for allocations",
+    input_shapes="(string) the input shapes as JSON, as recorded",
+    input_types="(string) the input types as JSON, as recorded",
+    concrete_inputs="(string) the other inputs as JSON, as recorded",
+    python_id="(int64) of a Python frame: its number",
+    python_parent="(int64) of a Python frame: the number of the frame around it",
+    size_bytes="(int64) the size of an allocation; negative for a free",
+    device_type="(int64) of an allocation: torch's `DeviceType`; 0 is the CPU",
+    device_index="(int64) of an allocation: the number of the device; null for the CPU",
+    allocated_bytes="(int64) what the device has allocated after it; null where that was not "
+    "recorded",
+    reserved_bytes="(int64) what the allocator has reserved after it; null where that was not "
+    "recorded",
+)
+
+
 def to_arrow(events: Events) -> pyarrow.Table:
-    """A trace as an Arrow table, allocations last; what is not known is null.
+    """Return the events as an Arrow table, then the allocations and frees; see `EVENTS`.
 
-    `instrument.sinks.parquet.Parquet` tells what each column is: its dataset has these. Needs pyarrow.
-
-    Cost: about 1 µs an event.
+    Needs pyarrow. Cost: about 1 µs an event.
     """
     import pyarrow
 
     parts = [pyarrow.table(columns) for columns in (_spans(events), _allocations(events))]
-    return pyarrow.concat_tables(parts, promote_options="default")
+    return pyarrow.concat_tables(parts, promote_options="default").select(names_of(EVENTS))
 
 
 def _spans(events: Events) -> dict[str, Any]:
-    categories = [_TODAY.get(category, category) for category in events.categories]
+    categories = [_CURRENT_CATEGORIES.get(category, category) for category in events.categories]
     links = Links(events)
-    forest = links.call_tree
+    call_tree = links.call_tree
     is_cpu = np.zeros(len(events), np.bool_)
     parent, own = np.full(len(events), -1), np.zeros(len(events), np.int64)
-    is_cpu[forest.index] = True
-    parent[forest.index] = np.where(forest.parent >= 0, forest.index[forest.parent], -1)
-    own[forest.index] = forest.own(links.spent_ns)
+    is_cpu[call_tree.index] = True
+    parent[call_tree.index] = np.where(call_tree.parent >= 0, call_tree.index[call_tree.parent], -1)
+    own[call_tree.index] = call_tree.own(links.spent_ns)
     device, node = links.launched
     launcher = np.full(len(events), -1)
-    launcher[device] = np.append(forest.index, -1)[node]
-    texts = [
-        text.decode("utf-8", "replace") for text in events.texts
-    ]  # as it stood in the file, so it may be no UTF-8
+    launcher[device] = np.append(call_tree.index, -1)[node]
+    # A file may hold bytes that are not UTF-8.
+    texts = [text.decode("utf-8", "replace") for text in events.texts]
     return {
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),
@@ -110,14 +145,14 @@ def _starts(events: Events, start: Ints) -> dict[str, Any]:
 
 
 def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
-    """A column that is null where a value is not known."""
+    """An Arrow column that is null where a value is not known."""
     import pyarrow
 
     return pyarrow.array(values, mask=None if known is None else ~known)
 
 
 def _texts(codes: Codes, values: Sequence[str]) -> Any:
-    """A column of texts by their positions, null where that is negative."""
+    """An Arrow column of texts from their positions; null for a negative position."""
     import pyarrow
 
     return pyarrow.DictionaryArray.from_arrays(

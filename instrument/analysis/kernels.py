@@ -1,14 +1,14 @@
-"""What ran on the devices by name, the calls that launched it, the copies and the streams."""
+"""Kernels and copies by name, the calls that launched them, and the streams they ran on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
+from instrument.analysis.groupby import Groups, SortedGroups, cells, groupby
 from instrument.analysis.table import Schema, Table, schema
 from instrument.trace.events import Codes, Events, Flags, Ints, decoded
 
@@ -18,30 +18,33 @@ KERNELS: Schema = schema(
     calls="how often it ran",
     device_ns="time on the device, over all calls",
     min_ns="the shortest call",
-    mean_ns="the mean of all calls",
+    mean_ns="the mean call",
     max_ns="the longest call",
-    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, "
-    "such as a graph's, counts for the first of them; None where no launch is in the trace",
-    short_calls="calls whose launch took longer on the CPU than all that it launched took on "
-    "the device; None where no launch is in the trace",
-    grid="blocks in each direction, of the longest call; None where it was not recorded, as on ROCm",
-    block="threads of a block in each direction, of the longest call; None where it was not recorded",
-    blocks_per_sm="blocks for each multiprocessor, a mean weighted by time; None where it was not recorded",
-    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean weighted by "
-    "time over the calls for which there is one",
-    occupancy_covered="share of the time for which Kineto made an estimate: it writes 0 for "
-    "many kernels, those of cuBLAS and NCCL among them",
+    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, such "
+    "as a graph's, counts for the first of them; None where no launch is in the trace",
+    short_calls="calls whose launch took longer on the CPU than everything that it launched took "
+    "on the device; None where no launch is in the trace",
+    grid="blocks in each direction, of the longest call; None where it was not recorded, as on "
+    "ROCm",
+    block="threads of a block in each direction, of the longest call; None where it was not "
+    "recorded",
+    blocks_per_sm="blocks for each multiprocessor, averaged over time; None where it was not "
+    "recorded",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the time "
+    "of the calls that have one",
+    occupancy_covered="share of the time for which Kineto made an estimate; it writes 0 for many "
+    "kernels, such as those of cuBLAS and NCCL",
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)"',
-    calls="how often",
+    calls="how often it ran",
     device_ns="time on the device, over all calls",
     min_ns="the shortest call",
-    mean_ns="the mean of all calls",
+    mean_ns="the mean call",
     max_ns="the longest call",
-    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on "
-    "the call that launched it; None where there is none",
-    bytes_per_second="those bytes over the time of those calls",
+    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on the "
+    "call that launched it; None where no size is",
+    bytes_per_second="`bytes` over the time of those calls",
 )
 LAUNCHES: Schema = schema(
     name="the CPU call that launched device work, such as cudaLaunchKernel",
@@ -49,114 +52,118 @@ LAUNCHES: Schema = schema(
     device_calls="kernels, copies and memsets that the calls launched",
     launch_ns="time of the calls on the CPU",
     device_ns="time of what they launched, on the device",
-    median_delay_ns="the median delay from a call's end to the start of the first that it "
-    "launched, 0 where that started before the call had returned; of an even number the lower "
-    "one",
+    median_delay_ns="the median delay from the end of a call to the start of the first work that "
+    "it launched, 0 where that started before the call returned; of two medians the lower",
     max_delay_ns="the longest delay",
-    short_calls="calls that took longer than all that they launched",
+    short_calls="calls that took longer than everything that they launched",
 )
 STREAMS: Schema = schema(
-    device="the trace's own process of the device",
-    stream="the trace's own thread of the stream",
+    device="the process that stands for the device in the trace",
+    stream="the thread that stands for the stream in the trace",
     calls="device events that ran on it",
     busy_ns="time in which anything ran on it",
-    compute_ns="time in which a kernel that is no communication, or a memset, ran",
+    compute_ns="time in which a kernel other than communication, or a memset, ran",
     communication_ns="time in which communication ran",
     copy_ns="time in which copies ran",
-    idle_ns="time without work, between the first and the last work of the stream",
+    idle_ns="time in which nothing ran, between the first and the last work of the stream",
 )
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """One row for each kernel by name, the costliest first; see `KERNELS`.
+    """Return one row for each kernel by name, the costliest first; see `KERNELS`.
 
     Cost: a sort of the device events.
     """
     chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
-    groups = _group(events.name[event], duration)
-    longest = event[groups.last]
-    launch, short = (values[chosen] for values in _launch_costs(events, work))
-    launched = groups.sum(launch >= 0) > 0
-    occupancy = estimated_occupancy(events, event)
+    groups = groupby(events.name[event])[1]
+    by_time = groups.sorted_by(duration)
+    last = by_time.row(100)
+    longest = event[last]
+    launch, short = _launch_costs(events, work)
+    launch, short = launch[chosen], short[chosen]
+    launched = groups.number(launch >= 0) > 0
+    occupancy, rows = estimated_occupancy(events, event), by_time.rows()
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in events.name[longest].tolist()],
-        "kind": [KINDS[k] for k in work.kind[chosen][groups.last].tolist()],
-        **_spread(groups, duration),
-        "launch_ns": _known(groups.sum(np.maximum(launch, 0)), launched),
-        "short_calls": _known(groups.sum(short), launched),
+        "kind": [KINDS[k] for k in work.kind[chosen][last].tolist()],
+        **_spread(groups, by_time, duration),
+        "launch_ns": cells(groups.sum(np.maximum(launch, 0)), launched),
+        "short_calls": cells(groups.number(short), launched),
         "grid": _texts(events, events.grid[longest]),
         "block": _texts(events, events.block[longest]),
         "blocks_per_sm": [
-            weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in groups.rows()
+            weighted_mean(events.blocks_per_sm[event[row]], duration[row]) for row in rows
         ],
-        "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in groups.rows()],
-        "occupancy_covered": [covered(occupancy[row], duration[row]) for row in groups.rows()],
+        "occupancy": [weighted_mean(occupancy[row], duration[row]) for row in rows],
+        "occupancy_covered": [covered(occupancy[row], duration[row]) for row in rows],
     }
     return Table.of(KERNELS, columns).sort("device_ns")
 
 
 def copies(events: Events, work: Work) -> Table:
-    """One row for each kind of copy or memset, the costliest first; see `COPIES`."""
+    """Return one row for each kind of copy or memset, the costliest first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     call = work.call[chosen]
     size = np.where(call >= 0, events.moved_bytes[call], -1)
     size = np.where(events.moved_bytes[event] >= 0, events.moved_bytes[event], size)
-    groups = _group(events.name[event], duration)
+    names, groups = groupby(events.name[event])
     moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
-    known = groups.sum(size >= 0) > 0
+    known = groups.number(size >= 0) > 0
     rate = np.array(
         [n * 10**9 // ns if ns else 0 for n, ns in zip(moved.tolist(), taken.tolist())], np.int64
     )
     columns: dict[str, list[Any]] = {
-        "name": [events.names[k] for k in events.name[event[groups.last]].tolist()],
-        **_spread(groups, duration),
-        "bytes": _known(moved, known),
-        "bytes_per_second": _known(rate, known & (taken > 0)),
+        "name": [events.names[k] for k in names.tolist()],
+        **_spread(groups, groups.sorted_by(duration), duration),
+        "bytes": cells(moved, known),
+        "bytes_per_second": cells(rate, known & (taken > 0)),
     }
     return Table.of(COPIES, columns).sort("device_ns")
 
 
 def launches(events: Events, work: Work) -> Table:
-    """One row for each kind of CPU call that launched device work, the costliest first; see `LAUNCHES`.
+    """Return one row for each kind of launching CPU call, the costliest first; see `LAUNCHES`.
 
-    The sums, delays and short calls are those of Holistic Trace Analysis (`get_cuda_kernel_launch_stats`) where both
-    look at the same launches: it leaves out the last step and all calls but cudaLaunchKernel, cudaLaunchKernelExC,
-    cudaMemcpyAsync and cudaMemsetAsync, tells each by its correlation, and rounds to whole microseconds.
+    Sums, delays and short calls equal those of Holistic Trace Analysis
+    (`get_cuda_kernel_launch_stats`) where both count the same launches. HTA leaves out the last
+    step and all calls but cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
+    cudaMemsetAsync, takes one launch for each correlation, and rounds to microseconds.
 
     Lost: device work whose launch is not in the trace.
     """
     known = np.flatnonzero(work.call >= 0)
     device = work.event[known]
-    by_call = _group(work.call[known], events.start_ns[device])
-    call = work.call[known][by_call.first]
+    call, by_call = groupby(work.call[known])
+    first = device[by_call.sorted_by(events.start_ns[device]).row(0)]
     launch_ns, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
-    delay = np.maximum(events.start_ns[device[by_call.first]] - events.end_ns[call], 0)
-    groups = _group(events.name[call], delay)
+    delay = np.maximum(events.start_ns[first] - events.end_ns[call], 0)
+    names, groups = groupby(events.name[call])
+    by_delay = groups.sorted_by(delay)
     columns: dict[str, list[Any]] = {
-        "name": [events.names[k] for k in events.name[call[groups.last]].tolist()],
+        "name": [events.names[k] for k in names.tolist()],
         "calls": groups.size.tolist(),
         "device_calls": groups.sum(by_call.size).tolist(),
         "launch_ns": groups.sum(launch_ns).tolist(),
         "device_ns": groups.sum(ran).tolist(),
-        "median_delay_ns": delay[groups.median].tolist(),
-        "max_delay_ns": delay[groups.last].tolist(),
-        "short_calls": groups.sum(ran < launch_ns).tolist(),
+        "median_delay_ns": delay[by_delay.row(50)].tolist(),
+        "max_delay_ns": delay[by_delay.row(100)].tolist(),
+        "short_calls": groups.number(ran < launch_ns).tolist(),
     }
     return Table.of(LAUNCHES, columns).sort("launch_ns")
 
 
 def streams(events: Events, work: Work) -> Table:
-    """One row for each stream that device work ran on, the busiest first; see `STREAMS`."""
-    present, stream = np.unique(events.thread[work.event], return_inverse=True)
-    found = by_group(work, stream, len(present))
+    """Return one row for each stream on which work ran, the busiest first; see `STREAMS`."""
+    present, groups = groupby(events.thread[work.event])
+    found = by_group(work, groups.of, groups.count)
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
     threads = [events.threads[k] for k in present.tolist()]
     columns: dict[str, list[Any]] = {
         "device": [device for device, _ in threads],
         "stream": [stream for _, stream in threads],
-        "calls": np.bincount(stream, minlength=len(present)).tolist(),
+        "calls": groups.size.tolist(),
         "busy_ns": (found["total_ns"] - found["idle_ns"]).tolist(),
         **{name: found[name].tolist() for name in names},
     }
@@ -164,86 +171,45 @@ def streams(events: Events, work: Work) -> Table:
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's estimates for some kernels, as fractions; NaN where it made none, which it writes as 0."""
+    """Kineto's estimates for some kernels, as fractions. Kineto's 0, no estimate, becomes NaN."""
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """The share of all weight that lies on known values; None where there is no weight."""
+    """Return the share of all weight that lies on known values; None without weight."""
     whole = int(weights.sum())
     return int(weights[~np.isnan(values)].sum()) / whole if whole else None
 
 
 def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """The mean of those values that are known, by weight; None where they have none."""
+    """Return the mean of the known values by weight; None where they have no weight."""
     known = ~np.isnan(values)
     weight = int(weights[known].sum())
     return float(np.sum(values[known] * weights[known])) / weight if weight else None
 
 
-class _Groups(NamedTuple):
-    """Rows with the same key, ordered by a value within each: `order[start : start + size]` are one group's rows."""
-
-    order: Ints
-    start: Ints
-    size: Ints
-
-    @property
-    def first(self) -> Ints:
-        return self.order[self.start]
-
-    @property
-    def last(self) -> Ints:
-        rows: Ints = self.order[self.start + self.size - 1]
-        return rows
-
-    @property
-    def median(self) -> Ints:
-        rows: Ints = self.order[self.start + (self.size - 1) // 2]
-        return rows
-
-    def rows(self) -> Iterator[Ints]:
-        """The rows of each group."""
-        return (self.order[at : at + n] for at, n in zip(self.start.tolist(), self.size.tolist()))
-
-    def sum(self, values: Ints | Flags) -> Ints:
-        sums: Ints = np.add.reduceat(values[self.order].astype(np.int64), self.start)
-        return sums
-
-
-def _group(key: Ints | Codes, value: Ints) -> _Groups:
-    order = np.lexsort((value, key))
-    _, start, size = np.unique(key[order], return_index=True, return_counts=True)
-    return _Groups(order, start, size)
-
-
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """For each device event the CPU time of its launch, -1 where unknown, and whether the launch took longer."""
+    """The CPU time of each device event's launch, or -1; and whether the launch took longer."""
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
-    ran = np.zeros(len(events), np.int64)
-    np.add.at(ran, work.call[known], events.duration_ns[work.event[known]])
+    ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
     _, first = np.unique(work.call, return_index=True)
     counts = np.isin(np.arange(len(launch_ns)), first) | (launch_ns < 0)
     return np.where(counts, launch_ns, 0), (launch_ns >= 0) & (ran[work.call] < launch_ns)
 
 
-def _spread(groups: _Groups, duration: Ints) -> dict[str, list[int]]:
+def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, list[int]]:
     total = groups.sum(duration)
     return {
         "calls": groups.size.tolist(),
         "device_ns": total.tolist(),
-        "min_ns": duration[groups.first].tolist(),
+        "min_ns": duration[by_time.row(0)].tolist(),
         "mean_ns": (total // groups.size).tolist(),
-        "max_ns": duration[groups.last].tolist(),
+        "max_ns": duration[by_time.row(100)].tolist(),
     }
 
 
-def _known(values: Ints, known: Flags) -> list[int | None]:
-    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist())]
-
-
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """Lists as Python writes them; some versions of torch write each number on a line of its own."""
+    """Grids and blocks as Python writes lists; some versions of torch write one number a line."""
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

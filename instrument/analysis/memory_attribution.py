@@ -1,4 +1,4 @@
-"""Bytes allocated and freed within calls, and what was around each allocation."""
+"""Bytes allocated and freed within calls, and the operator, range or modules of each allocation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from instrument.analysis.groupby import intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.links import Links
@@ -28,7 +29,7 @@ By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory) -> dict[str, Ints | None]:
-    """Each instant's bytes on the CPU and on devices, 0 where it belongs to the other; None if there is none."""
+    """The bytes of each allocation or free on the CPU and on devices; None where there is none."""
     cpu = np.isin(memory.device_type, _CPU)
     return {
         "cpu": np.where(cpu, memory.size_bytes, 0) if len(memory) else None,
@@ -37,7 +38,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
-    """Bytes allocated less bytes freed during each node by its own thread, both ends included."""
+    """The bytes allocated less freed during each node by its own thread, both ends included."""
     total = np.zeros(len(call_tree), np.int64)
     for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]
@@ -51,7 +52,7 @@ def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
 
 
 def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
-    """The positions of the instants that lie in no node of their own thread."""
+    """The positions of the allocations and frees that lie in no node of their own thread."""
     bare = np.ones(len(memory), np.bool_)
     for nodes, instants in _lanes(call_tree, memory):
         times = memory.time_ns[instants]
@@ -61,27 +62,28 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
 
 
 def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
-    """The nodes and the instants of each thread that allocated or freed memory."""
+    """The nodes and the allocations of each thread that allocated or freed memory."""
     for thread in np.unique(memory.thread):
         yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
 
 
 def around(links: Links, by: By) -> tuple[Ints, list[str]]:
-    """What was around each instant, as an index into names, of which the last is "[no operator]" and its like.
+    """Find the operator, range or modules around each allocation and free.
+
+    Returns:
+        An index for each, and the names; the last name is "[no operator]", "[no range]" or "[no
+            module]".
 
     Raises:
-        CaptureError: there are no modules to tell of.
+        CaptureError: the trace holds no modules.
         ConfigError: there is no such `by`.
     """
-    tellers = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
-    if by not in tellers:
-        raise ConfigError(f"Memory cannot be told by {by!r}; choose operator, range or module.")
-    found, names = tellers[by](links)
-    every = [*names, f"[no {by}]"]
-    index = {
-        name: position for position, name in enumerate(dict.fromkeys(every))
-    }  # overloads share a name
-    return np.array([index[name] for name in every], np.int64)[found], list(index)
+    finders = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
+    if by not in finders:
+        raise ConfigError(f"Memory cannot be grouped by {by!r}; choose operator, range or module.")
+    found, names = finders[by](links)
+    numbers, labels = intern([*names, f"[no {by}]"])  # overloads share a name
+    return numbers[found], labels
 
 
 def module_frames(events: Events) -> Flags:
@@ -90,7 +92,7 @@ def module_frames(events: Events) -> Flags:
 
 
 def _operators_around(links: Links) -> tuple[Ints, list[str]]:
-    """The outermost operator around each instant on its thread."""
+    """The outermost operator around each allocation on its thread."""
     events, memory = links.events, links.events.memory
     call_tree = nest(events, events.among(OPERATOR) & ~events.named(is_step))
     outermost = call_tree.index[call_tree.nearest(call_tree.parent < 0)]
@@ -99,14 +101,14 @@ def _operators_around(links: Links) -> tuple[Ints, list[str]]:
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
-    """The range to which each instant belongs: the one around it on its thread, or that of the forward in backward."""
+    """The range of each allocation; in the backward, that of the forward operator."""
     scopes, memory = links.scopes, links.events.memory
     scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
     return np.append(scopes.attributed, -1)[scope], scopes.paths.texts
 
 
 def _modules_around(links: Links) -> tuple[Ints, list[str]]:
-    """The path of the modules around each instant on its thread."""
+    """The path of the modules around each allocation on its thread."""
     events, memory = links.events, links.events.memory
     frames = module_frames(events)
     if not frames.any():

@@ -1,7 +1,8 @@
-"""What lived in memory by what it was for, as torch classified it when the window ended.
+"""Memory by torch's categories (parameters, gradients, activations, …) over a window.
 
-torch writes a file for each device, `[times, sizes]`: Unix times in µs, and for each the bytes of every category behind
-a 0 (`export_memory_timeline` in torch/profiler/_memory_profiler.py). What lived before has the first event's time.
+torch writes one file for each device, `[times, sizes]`: Unix times in µs, and for each time a 0 and
+then the bytes of every category (`export_memory_timeline` in torch/profiler/_memory_profiler.py).
+Memory that was allocated before the window has the first event's time.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from instrument.trace.capture_json import BAD_JSON
 from instrument.trace.events import Ints
 
 UNCLASSIFIED = "unknown"
-# In the order of torch's columns. The last is what torch cannot tell.
+# In the order of torch's columns.
 CATEGORIES = (
-    "parameter", "optimizer state", "input", "temporary", "activation", "gradient", "autograd detail", UNCLASSIFIED,
+    "parameter", "optimizer state", "input", "temporary", "activation", "gradient",
+    "autograd detail", UNCLASSIFIED,
 )  # fmt: skip
-# The files of all devices, and that of one with the sizes over time.
+# The files of all devices; and the file of one device with the sizes over time.
 PATTERN = "memory_categories_*"
 _FILE = re.compile(r"memory_categories_([a-z]+(?:-\d+)?)\.json")
 
@@ -40,8 +42,8 @@ _Content = tuple[list[_Number], list[Annotated[list[_Number], Meta(min_length=9,
 class Categories:
     """The bytes of each category on one device over time; `time_ns` is on the trace's own clock.
 
-    `start_bytes` is what each held when the window began, as far as the window shows it. Where nothing changed, the one
-    time is 0.
+    `start_bytes` is what each category held when the window began, as far as the window shows it.
+    If nothing changed in the window, the only time is 0.
     """
 
     device: str
@@ -51,11 +53,11 @@ class Categories:
 
     @property
     def level_bytes(self) -> Ints:
-        """What all categories together held."""
+        """The bytes of all categories together."""
         return sum(self.live_bytes.values(), np.zeros(len(self.time_ns), np.int64))
 
     def plot(self, points: int = 1000) -> Plot:
-        """Thinned for a plot, as `instrument.analysis.memory_timeline.MemoryView.curve`."""
+        """Return a plot of at most `points` spans; see `MemoryView.curve`."""
         kept = extremes(self.level_bytes, self.time_ns, points)
         series = {
             name: sizes[kept].tolist() for name, sizes in self.live_bytes.items() if sizes.any()
@@ -64,17 +66,17 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a device's file in a capture; `raw`: of the one with every change."""
+    """The name of a device's file in a capture; with `raw` that of the file with every change."""
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
 
 def read(folder: Path, base_ns: int) -> list[Categories]:
-    """The categories of a capture's devices, the CPU last; none where `profiler.memory_categories` was off.
+    """Read the categories of a capture's devices, the CPU last; none without memory_categories.
 
     `base_ns` is the Unix time of the trace's clock at 0.
 
     Raises:
-        CaptureError: a file holds something else, or more than 64 MB.
+        CaptureError: a file has other content, or is larger than 64 MB.
     """
     named = [(path, _FILE.fullmatch(path.name)) for path in sorted(folder.glob(PATTERN))]
     found = [_read(path, name[1].replace("-", ":"), base_ns) for path, name in named if name]
@@ -101,7 +103,8 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
 
 MEMORY_CATEGORIES: Schema = schema(
     device="the device, as torch writes it",
-    category="torch's category: parameter, activation, gradient, …; unknown is what torch cannot classify",
+    category="torch's category: parameter, activation, gradient, …; unknown is what torch cannot "
+    "classify",
     at_peak_bytes="what it held when all categories together held the most",
     max_bytes="the most that it held at any time",
     start_bytes="what it held when the window began",
@@ -110,11 +113,12 @@ MEMORY_CATEGORIES: Schema = schema(
 
 
 def table(found: Sequence[Categories]) -> Table:
-    """A row for each category that held anything, the largest at the peak first; see `MEMORY_CATEGORIES`.
+    """Return a row for each category that held memory; see `MEMORY_CATEGORIES`.
 
-    The peak is the first time at which all categories together held the most. All is torch's own account: it knows of
-    what lived before the window only what the window uses, and does not see that freed on the CPU; a tensor that is
-    written over may change its category for a while.
+    The category that is largest at the peak comes first. The peak is the first time at which all
+    categories together held the most. The figures are torch's: of memory from before the window
+    torch knows only what the window uses, it does not see when that is freed on the CPU, and a
+    tensor that is overwritten may have another category for a while.
     """
     rows = []
     for each in found:

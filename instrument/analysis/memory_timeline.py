@@ -1,7 +1,7 @@
-"""What lives in memory over time, per device, from the allocations and frees of a trace.
+"""Memory in use over time, per device, from the allocations and frees of a trace.
 
-An allocation lives until the next free at its address. Before torch 1.12 traces held no addresses: there it is known
-how much lives, but not what.
+An allocation lives until the next free at its address. Traces before torch 1.12 hold no addresses:
+they tell how much memory is in use, but not what uses it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from instrument.analysis.groupby import groupby
 from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
@@ -22,54 +23,57 @@ from instrument.trace.events import Events, Ints, Memory
 
 # c10/core/DeviceType.h
 _DEVICE_NAMES = (
-    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu", "mps",
-    "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan",
+    "metal", "xpu", "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
 )  # fmt: skip
 BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
 
 
 MEMORY_DEVICES: Schema = schema(
     device="cpu, or the kind and number of the device",
-    allocations="how many allocations the window holds",
-    frees="how many frees",
+    allocations="allocations in the window",
+    frees="frees in the window",
     allocated_bytes="the sum of all allocations",
     freed_bytes="the sum of all frees",
     net_bytes="allocated less freed: what the window left behind",
-    peak_ns="when the most lived, after any event, on the trace's own clock; shown is the time since its first event",
-    peak_bytes="all that lived then; None where the trace does not tell what lived before the window",
-    peak_net_bytes="that less what lived before the window",
-    reserved_bytes="the most that the allocator held of the device; None where the trace does not tell",
+    peak_ns="when the most was in use, after any event, on the trace's own clock; shown is the "
+    "time since the trace's first event",
+    peak_bytes="the memory in use at the peak; None where the trace does not tell what was in use "
+    "before the window",
+    peak_net_bytes="the memory in use at the peak less that from before the window",
+    reserved_bytes="the most that the allocator held of the device; None where the trace does not "
+    "tell",
 )
 LIVE: Schema = schema(
-    name="the outermost operator around the allocation on its thread, the path of its range, or"
-    " the path of the modules around it; [no operator] and so on where there is none; [before "
-    "the window] for what no recorded allocation made",
-    bytes="what lived of it",
-    allocations="of how many allocations",
-    since_ns="when the oldest of them was made",
+    name="the outermost operator around the allocation on its thread, the path of its range, or "
+    "the path of the modules around it; [no operator], [no range] or [no module] where there is "
+    "none; [before the window] for memory without a recorded allocation",
+    bytes="the memory in use",
+    allocations="the number of allocations",
+    since_ns="when the oldest allocation was made",
 )
 MEMORY_STEPS: Schema = schema(
     device="cpu, or the kind and number of the device",
     number="the step's number",
-    start_bytes="what lived at its start; None where the trace does not tell",
-    net_bytes="what the step left behind: a leak is one that stays above 0 step after step",
-    peak_bytes="the most that lived during it; None where the trace does not tell",
+    start_bytes="the memory in use at its start; None where the trace does not tell",
+    net_bytes="what the step left behind: a leak stays above 0 step after step",
+    peak_bytes="the most in use during the step; None where the trace does not tell",
 )
 SIZES: Schema = schema(
     device="cpu, or the kind and number of the device",
     size_bytes="the size of one allocation",
     allocations="how many of that size",
-    bytes="the product of both",
-    kept="how many were not freed in the window; None where the trace has no addresses",
+    bytes="`size_bytes` times `allocations`",
+    kept="allocations that were not freed in the window; None where the trace has no addresses",
 )
 MEMORY_EVENTS: Schema = schema(
     device="cpu, or the kind and number of the device",
     time_ns="when, on the trace's own clock",
-    size_bytes="of the allocation; negative for a free",
-    address="where, as a number; None where the trace has no addresses",
-    operator="the outermost operator around it; a free has the names of what it frees",
-    range="the path of its range; None where the trace holds no ranges",
-    module="the path of the modules around it; None where the trace holds none",
+    size_bytes="the size of the allocation; negative for a free",
+    address="the address as a number; None where the trace has no addresses",
+    operator="the outermost operator around the allocation; a free has the names of its allocation",
+    range="the path of the range of the allocation; None where the trace holds no ranges",
+    module="the path of the modules around the allocation; None where the trace holds none",
 )
 
 
@@ -77,9 +81,10 @@ MEMORY_EVENTS: Schema = schema(
 class Timeline:
     """The allocations and frees of one device in the order of time, as parallel columns.
 
-    `instant` is each one's position among the trace's memory events. `size_bytes` is negative for a free. `net_bytes`
-    is what lives after it, less what lived before the window; `allocated_bytes` is all that lives and
-    `reserved_bytes` what the allocator holds of the device, each None where the trace does not tell.
+    `instant` is the position among the trace's memory events. `size_bytes` is negative for a free.
+    `net_bytes` is the memory in use after the event, less that in use before the window;
+    `allocated_bytes` is all memory in use, and `reserved_bytes` what the allocator holds of the
+    device. The last two are None where the trace does not tell.
     """
 
     device: str
@@ -92,20 +97,20 @@ class Timeline:
 
     @property
     def level_bytes(self) -> Ints:
-        """What lives after each event: all where that is known, else what came since the window began."""
+        """The memory in use after each event: all of it if known, else what the window added."""
         return self.net_bytes if self.allocated_bytes is None else self.allocated_bytes
 
     @property
     def peak(self) -> int:
-        """The position at which the most lives; the first of several."""
+        """The position at which most memory is in use; the first of several."""
         return int(np.argmax(self.level_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What lived on a device over time, for a plot: the values of `series` add up to it at each time.
+    """Memory in use on a device over time, for a plot: the series sum to it at each time.
 
-    `reserved_bytes` is what the allocator held, None where that is not known.
+    `reserved_bytes` is what the allocator held; None where that is not known.
     """
 
     device: str
@@ -116,27 +121,28 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Curve(Plot):
-    """A plot with a series for each operator, range or module that allocated the memory."""
+    """A plot with a series for each operator, range or module that allocated memory."""
 
     by: By
 
 
 class MemoryView:
-    """What lives in memory over time, per device: `devices`, `timelines`, `live()`, `steps`, `sizes`.
+    """Memory in use over time, per device: `devices`, `timelines`, `live()`, `steps`, `sizes`.
 
-    A device is named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was allocated while a
-    profiler watched. Bytes are those asked of the allocator, in blocks as it rounds them.
+    Devices are named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was
+    allocated while a profiler was recording. Sizes are those requested from the allocator, in
+    blocks as it rounds them.
 
-    Cost: about 1 µs a memory event, each view once.
+    Cost: about 1 µs a memory event, once for each view.
     """
 
     def __init__(self, links: Links) -> None:
         self._links, self._events = links, links.events
-        self._told: dict[By, tuple[Ints, list[str]]] = {}
+        self._labels: dict[By, tuple[Ints, list[str]]] = {}
 
     @cached_property
     def timelines(self) -> dict[str, Timeline]:
-        """Device -> its allocations and frees over time, the devices before the CPU."""
+        """The allocations and frees of each device over time, the CPU last."""
         memory = self._events.memory
         order = np.lexsort((memory.time_ns, memory.device_index, memory.device_type))
         keys = np.stack([memory.device_type, memory.device_index])[:, order]
@@ -148,7 +154,7 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most that lived after any event: where a window only frees, its start is not looked at.
+        The peak is the most after any event: the level before the first event is not considered.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -158,15 +164,20 @@ class MemoryView:
     def live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
-        """What lived on a device at one time, the largest first; see `LIVE`.
+        """Return what was in use on a device at one time, the largest first; see `LIVE`.
 
-        The time is that of the peak, and the device the first of `devices`, unless given. Only `with_stack` records
-        modules. What backward allocates belongs to the range of its forward, as in the range tree. The rows sum to what
-        lived, as `peak_bytes` and where that is unknown `peak_net_bytes` tell it for the peak. Where the trace has no
-        addresses, one row without a name holds all.
+        The rows sum to the memory in use: to `peak_bytes` at the peak, or to `peak_net_bytes` where
+        that is unknown. Memory that the backward allocates belongs to the range of its forward
+        operator, as in the range tree. If the trace has no addresses, one row without a name holds
+        everything.
+
+        Args:
+            by: operator, range or module; modules are recorded with `with_stack`.
+            device: the device; the first of `devices` if None.
+            at_ns: the time; the peak if None.
 
         Raises:
-            CaptureError: the trace holds no memory events, none of that device, or no modules to tell of.
+            CaptureError: the trace holds no memory events, none of that device, or no modules.
             ConfigError: there is no such `by`.
         """
         line = self.timeline(device)
@@ -181,15 +192,13 @@ class MemoryView:
             )
         position = np.arange(len(line.instant))
         alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
-        used, group = np.unique(codes[alive], return_inverse=True)
-        size, since = np.zeros(len(used), np.int64), np.full(len(used), np.iinfo(np.int64).max)
-        np.add.at(size, group, line.size_bytes[alive])
-        np.minimum.at(since, group, line.time_ns[alive])
+        used, groups = groupby(codes[alive])
+        size, since = groups.sum(line.size_bytes[alive]), groups.min(line.time_ns[alive])
         rows = [
             *zip(
                 (labels[k] for k in used.tolist()),
                 size.tolist(),
-                np.bincount(group).tolist(),
+                groups.size.tolist(),
                 since.tolist(),
             )
         ]
@@ -216,14 +225,14 @@ class MemoryView:
 
     @cached_property
     def sizes(self) -> Table:
-        """Allocations by their size, for each device the most bytes first; see `SIZES`."""
+        """Allocations by size, on each device those with the most bytes first; see `SIZES`."""
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
         return Table.of(
             SIZES, {name: [row[k] for row in rows] for k, name in enumerate(names_of(SIZES))}
         )
 
     def timeline(self, device: str | None = None) -> Timeline:
-        """The timeline of a device; None: the first of `devices`.
+        """Return the timeline of a device; of the first device for None.
 
         Raises:
             CaptureError: the trace holds no memory events, or none of that device.
@@ -240,15 +249,17 @@ class MemoryView:
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """What was around each event of a timeline, as `live` tells it; a free has the label of what it frees.
+        """Return the label of each event of a timeline, as in `live`.
+
+        A free has the label of its allocation.
 
         Raises:
-            CaptureError: there are no modules to tell of.
+            CaptureError: the trace holds no modules.
             ConfigError: there is no such `by`.
         """
-        if by not in self._told:
-            self._told[by] = around(self._links, by)
-        codes, labels = self._told[by]
+        if by not in self._labels:
+            self._labels[by] = around(self._links, by)
+        codes, labels = self._labels[by]
         origin = self._partner[line.instant]
         frees = line.size_bytes < 0
         found = np.where(
@@ -258,43 +269,49 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """By what the trace can tell memory apart: operator, and range and module where there are any."""
+        """The groupings that the trace has: operator, and range and module if there are any."""
         has: dict[By, Any] = {
             "operator": True,
             "range": self._links.scopes.paths.names,
             "module": module_frames(self._events).any(),
         }
-        return tuple(by for by, there in has.items() if there)
+        return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """By what `most` names tell the most of a device's peak apart; in case of a tie module before range."""
+        """Return the grouping whose `most` largest names cover most of a device's peak."""
 
-        def told(by: By) -> int:
+        def covered(by: By) -> int:
             rows = self.live(by, device=device)
             return sum(
                 [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
             )
 
-        return max(self.kinds[::-1], key=told)
+        return max(self.kinds[::-1], key=covered)  # module before range where they are equal
 
     def curve(
         self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000
     ) -> Curve:
-        """What lived on a device over time, told apart by what made it, thinned for a plot.
+        """Return the memory in use on a device over time, by what allocated it, thinned for a plot.
 
-        `by` is as for `live`, None what is `most_telling`. The `most` labels that hold the most at the peak have a
-        series each, the others one together, "[others]"; all is "[unknown]" where the trace has no addresses. Of each
-        of `points` equal spans of time the highest and the lowest point are kept, so that no peak is lost.
+        The `most` labels that hold the most at the peak have a series each; the others share
+        "[others]". Everything is "[unknown]" where the trace has no addresses. The highest and the
+        lowest point of each of `points` equal spans of time are kept, so the peak stays.
+
+        Args:
+            by: as for `live`; None takes `most_telling`.
+            device: as for `live`.
+            most: how many labels have a series of their own.
+            points: into how many spans time is divided.
 
         Raises:
-            CaptureError: the trace holds no memory events, or none of that device, or no modules to tell of.
+            CaptureError: the trace holds no memory events, none of that device, or no modules.
         """
         line = self.timeline(device)
         by = by or self.most_telling(line.device, most)
         kept = extremes(line.level_bytes, line.time_ns, points)
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            codes = np.zeros_like(codes)  # nothing of it is shown by its name
+            codes = np.zeros_like(codes)  # no label is shown
         at_peak = self.live(by, device=line.device).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {
@@ -319,8 +336,8 @@ class MemoryView:
     def events(self) -> Table:
         """Every allocation and free by time; see `MEMORY_EVENTS`.
 
-        What a free frees is "[before the window]" where it was allocated earlier, and None where the trace has no
-        addresses.
+        What a free frees is "[before the window]" where it was allocated earlier, and None where
+        the trace has no addresses.
         """
         columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
         for line in self.timelines.values():
@@ -340,7 +357,7 @@ class MemoryView:
         return f"{self.devices!r}\n{_MORE}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the devices."""
+        """The devices, for a notebook."""
         devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
         return render("report/templates/memory_view.html", devices=devices, note=note)
 
@@ -363,7 +380,7 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """For each allocation the free that ends it, for each free what it frees; -1 where that is not in the trace."""
+        """The free of each allocation and the allocation of each free; -1 if not in the trace."""
         memory = self._events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
@@ -379,22 +396,22 @@ class MemoryView:
         return partner
 
     def _ends(self, line: Timeline) -> Ints:
-        """The position in the timeline at which each allocation ends, beyond the last where it does not."""
-        place = np.full(len(self._partner) + 1, len(line.instant))  # the last for -1
+        """The position at which each allocation of a timeline is freed, or its length."""
+        place = np.full(len(self._partner) + 1, len(line.instant))  # the last entry is for -1
         place[line.instant] = np.arange(len(line.instant))
         ends: Ints = place[self._partner[line.instant]]
         return ends
 
     def _size_rows(self, line: Timeline) -> list[tuple[str, int, int, int, int | None]]:
         made = np.flatnonzero(line.size_bytes > 0)
-        size, group, count = np.unique(
-            line.size_bytes[made], return_inverse=True, return_counts=True
-        )
-        open_ended = self._partner[line.instant[made]] < 0
-        kept = np.bincount(group[open_ended], minlength=len(size)).tolist()
-        told = kept if self._has_addresses else [None] * len(size)
+        size, groups = groupby(line.size_bytes[made])
+        kept = groups.number(self._partner[line.instant[made]] < 0)
         rows = zip(
-            [line.device] * len(size), size.tolist(), count.tolist(), (size * count).tolist(), told
+            [line.device] * len(size),
+            size.tolist(),
+            groups.size.tolist(),
+            (size * groups.size).tolist(),
+            groups.cells(kept if self._has_addresses else None),
         )
         return sorted(rows, key=lambda row: -row[3])
 
@@ -437,7 +454,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(
     line: Timeline, events: Events, step: int
 ) -> tuple[str, int, int | None, int, int | None]:
-    """What a step did: the events from its start on, up to its end."""
+    """The row of a step: its events are those from its start up to its end."""
     first, after = np.searchsorted(
         line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
     ).tolist()
@@ -457,7 +474,7 @@ def _step_row(
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """How much of before the window lives after each event; at least what was freed, where the trace does not tell."""
+    """The memory in use from before the window, after each event; a lower bound if not recorded."""
     before: Ints = line.level_bytes - line.net_bytes + freed
     if line.allocated_bytes is None:
         before = before - min(0, int(before.min()), int(line.net_bytes.min()))
@@ -465,7 +482,10 @@ def _lived_before(line: Timeline, freed: Ints) -> Ints:
 
 
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """The positions of the highest and of the lowest level of each of so many equal spans of time, and both ends."""
+    """Thin a plot: the highest and the lowest level of each span of time, and both ends.
+
+    `points` is the number of equal spans. Returns positions.
+    """
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)
     rising = np.lexsort((level, span))

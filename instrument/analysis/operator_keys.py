@@ -1,13 +1,14 @@
-"""The calls behind the operator table, and what they can be told apart by besides their names."""
+"""The calls that the operator table sums, and the keys by which it groups them besides the name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from instrument.analysis.groupby import intern
 from instrument.analysis.stacks import frames_around
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -21,8 +22,8 @@ from instrument.trace.events import (
     split_overload,
 )
 
-# What a row of the table is of. "wait" is a call in which the CPU waits for the device; "unlaunched" is device work
-# whose launch is not in the trace.
+# The kinds of rows. "wait" is a call in which the CPU waits for the device; "unlaunched" is device
+# work whose launch is not in the trace.
 KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "memory", "unlaunched")
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
@@ -30,12 +31,13 @@ Grouping = tuple[Ints, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a table: parallel columns, those of no recorded kind None.
+    """The calls of a table as parallel columns; columns that were not recorded are None.
 
-    `event` is a call's position among the events, -1 for memory that no call covers, that of the device event for work
-    that nothing in the trace launched; `name` an index into `names`, `kind` into `KINDS`.
-    `counted` is what shares are made of: of the calls' own times what counts; see `Links.counted_ns`.
-    `node` numbers the calls in nesting order; those that lie in one are numbered below its `after`.
+    `event` is the position among the events: -1 for memory outside of calls, and the device event
+    for work without a launch in the trace. `name` is an index into `names`, `kind` into `KINDS`.
+    `counted` holds the part of the calls' own times of which shares are made; see
+    `Links.counted_ns`. `node` numbers the calls in nesting order; the calls inside one have numbers
+    from its `node` to before its `after`.
     """
 
     event: Ints
@@ -56,9 +58,7 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = _interned(
-        _shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist()
-    )
+    codes, labels = intern(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
     return codes[code], labels
 
 
@@ -68,7 +68,7 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 
 
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
-    """The operator's overload, "" for the default one; all None where the trace names no overload."""
+    """The operator's overload, "" for the default one; all None where none is named."""
     events = links.events
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last for memory outside any call
@@ -76,28 +76,28 @@ def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
         overloads[code] = split_overload(events.names[code])[1]
     if not any(overloads):
         return _unknown(calls)
-    codes, labels = _interned(overloads)
+    codes, labels = intern(overloads)
     return codes[_of_event(events.name, calls, -1)], labels
 
 
 def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
-    """The thread as "process/thread", that of the operator for a launch."""
+    """The thread as "process/thread"; a launch has the thread of its operator."""
     return calls.thread, [f"{process}/{thread}" for process, thread in links.events.threads]
 
 
 def by_step(links: Links, calls: Calls, _: int) -> Grouping:
-    """The number of the step in which the call began, on whatever thread; None outside all steps."""
+    """The number of the step in which the call began, on any thread; None outside of all steps."""
     events = links.events
     steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
     if not steps.size:
         return _unknown(calls)
     steps = steps[np.argsort(events.start_ns[steps], kind="stable")]
-    codes, labels = _interned([*(step_number(events, k) for k in steps.tolist()), None])
+    codes, labels = intern([*(step_number(events, k) for k in steps.tolist()), None])
     return codes[step_at(events, steps, calls.start_ns)], labels
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that worked for the call, such as "0", or "0,1" for one that used two; None for no device."""
+    """The devices that worked for the call, such as "0", or "0,1" for two; None for none."""
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
@@ -113,14 +113,14 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
         str(links.events.threads[k][0])
         for k in links.events.thread[calls.event[unlaunched]].tolist()
     ]
-    same, labels = _interned([*names, None, *ran_on])
+    same, labels = intern([*names, None, *ran_on])
     codes = _of_node(of_node, calls, len(names))
     codes[unlaunched] = len(names) + 1 + np.arange(len(unlaunched))
     return same[codes], labels
 
 
 def _devices_below(links: Links) -> dict[str, Flags]:
-    """For each device, by the trace's own number, which nodes launched work there, themselves or by what they call."""
+    """For each device the nodes that launched work there, directly or in their calls."""
     device, node = links.launched
     on = np.array([str(process) for process, _ in links.events.threads])[
         links.events.thread[device]
@@ -133,9 +133,10 @@ def _devices_below(links: Links) -> dict[str, Flags]:
 
 
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
-    """The path of the range to which the call belongs, that of a range's own row being the one above it.
+    """The path of the range to which the call belongs; for a range, the path of the range above it.
 
-    What ran in a backward node belongs to the range of that node's forward operator. None outside of any.
+    A call in a backward node belongs to the range of the node's forward operator. None outside of
+    all ranges.
     """
     scopes = links.scopes
     is_itself = np.append(scopes.nodes.index, -1)[scopes.innermost] == links.call_tree.index
@@ -161,13 +162,13 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
-    """A column's value for each call, another where the call is no event."""
+    """A column's value for each call; `missing` where the call is not an event."""
     found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
     return found
 
 
 def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
-    """A node's value for each call, another where the call is no node."""
+    """A node's value for each call; `missing` where the call is not a node."""
     found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 
@@ -176,15 +177,8 @@ def _unknown(calls: Calls) -> Grouping:
     return np.zeros(len(calls.event), np.int64), [None]
 
 
-def _interned(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
-    """Each value's position among the distinct ones, and those."""
-    every = list(values)
-    index = {value: position for position, value in enumerate(dict.fromkeys(every))}
-    return np.array([index[value] for value in every], np.int64), list(index)
-
-
 def _shape_text(text: bytes) -> str:
-    """Shapes as torch prints them: a list of tensors has none of its own."""
+    """Shapes as torch prints them: a list of tensors is written as []."""
     shapes = decoded(text)
     if not isinstance(shapes, list):
         return str(shapes)

@@ -1,16 +1,15 @@
-"""The operator table: what torch's `key_averages()` tells, from the trace file alone."""
+"""The operator table: the columns of torch's `key_averages()`, from the trace file alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
+from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
@@ -31,105 +30,98 @@ from instrument.trace.events import (
     split_overload,
 )
 
+if TYPE_CHECKING:
+    from instrument.analysis.views import Grouping
+
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
-By = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 
 OPERATORS: Schema = schema(
-    name="the operator, range or call; [memory] is what was allocated and freed in no call, [no"
-    " launch] the device work whose launch is not in the trace",
+    name="the operator, range or call; [memory] is what was allocated and freed outside of calls, "
+    "[no launch] the device work whose launch is not in the trace",
     calls="how often it was called",
-    self_cpu_ns="CPU time without what it calls",
-    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the "
-    "finished steps, or in the whole recording where no step is finished",
-    device_share="the same of the device time that it launched itself",
-    total_share="the share with what it calls: torch's CPU total %",
-    device_total_share="the device share with what it calls: torch's CUDA total %",
-    cpu_ns="CPU time with what it calls",
+    self_cpu_ns="CPU time without the calls inside",
+    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the finished "
+    "steps, or in the whole recording where no step is finished",
+    device_share="`self_device_ns` as a fraction of all device time that was launched there",
+    total_share="the share with the calls inside: torch's CPU total %",
+    device_total_share="the device share with the calls inside: torch's CUDA total %",
+    cpu_ns="CPU time with the calls inside",
     cpu_ns_per_call="`cpu_ns` over `calls`",
-    self_device_ns="device time of what it launched itself; None without device events",
-    device_ns="device time of what it and what it calls launched; None without device events",
+    self_device_ns="device time of what the call itself launched; None without device events",
+    device_ns="device time of what the call and the calls inside launched; None without device "
+    "events",
     device_ns_per_call="`device_ns` over `calls`",
-    self_cpu_bytes="allocated less freed on the CPU, without what it calls; None without memory events",
+    self_cpu_bytes="allocated less freed on the CPU, without the calls inside; None without memory "
+    "events",
     cpu_bytes="allocated less freed on the CPU",
-    self_device_bytes="allocated less freed on devices, without what it calls; None without memory events of a device",
+    self_device_bytes="allocated less freed on devices, without the calls inside; None without "
+    "memory events of a device",
     device_bytes="allocated less freed on devices",
-    flops="floating-point operations of its own, by torch's formulas; None where none is known",
+    flops="floating-point operations of its own, by torch's formulas; None where none are known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
     "waits for the device), memory or unlaunched",
 )
 OPS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
-    has_rule="whether there is a formula for it, or for what it called, whose arguments were not recorded",
+    has_rule="whether a formula exists for it or for an operator that it called, whose arguments "
+    "were not recorded",
     calls="how often it was called",
-    cpu_ns="CPU time with what it calls",
-    device_ns="device time of what it and what it calls launched; None without device events",
+    cpu_ns="CPU time with the calls inside",
+    device_ns="device time of what the call and the calls inside launched; None without device "
+    "events",
 )
 
 
-class OperatorTable(Table):
-    """One row for each operator, annotation and runtime call by name, in the order of their first calls.
+class OperatorTable(GroupableTable):
+    """One row for each operator, annotation and runtime call by name, ordered by first call.
 
-    See `OPERATORS`. Times are nanoseconds, byte columns are allocated less freed. No column counts
-    anything twice: where a call lies in another of the same row, at whatever depth, the row's
-    totals hold it once, within the outer one; `calls` counts both. torch's own table counts it in
-    its totals again. Memory counts on the thread that allocated or freed it; torch's table counts
-    what other threads allocate during a call in that call too. A cell that the trace cannot tell is
-    None. `share` and `device_share` add up to 1 each; the ranges' shares are of the same.
+    See `OPERATORS`. Times are in nanoseconds; byte columns are allocated less freed. Nothing is
+    counted twice in a column: a call inside another call of the same row, at any depth, is part of
+    the outer one's totals, and `calls` counts both. torch's own table adds it to the totals again.
+    Memory counts on the thread that allocated or freed it; torch's table also adds what other
+    threads allocate during a call. A cell that the trace cannot tell is None. `share` and
+    `device_share` add up to 1 each, and are fractions of the same whole as those of the ranges.
 
-    The CPU time of "[no launch]", work that was launched before the recording began, is not known; its step and device
-    are those where it ran.
+    The row "[no launch]" is device work that was launched before the recording began. Its CPU time
+    is unknown; its step and device are those where it ran.
 
-    What `sort`, `head`, `where` and `select` give can be grouped too: the calls of its rows, in the same order.
+    The tables that `sort`, `head`, `where` and `select` return can be grouped too: they keep their
+    rows and their order.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:
         cells = _rows(calls, np.zeros(len(calls.name), np.int64), {})
-        super().__init__({name: cells[name] for name in names_of(OPERATORS)})
+        super().__init__({name: cells[name] for name in names_of(OPERATORS)}, _keys(cells))
         self._links = links
         self._calls = calls
-        self._rows = list(zip(cells["name"], cells["kind"]))  # of which calls it is
-        self._order: tuple[str, bool | None] | None = None
-
-    def sort(self, by: str, *, descending: bool | None = None) -> OperatorTable:
-        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
-        made = cast(OperatorTable, super().sort(by, descending=descending))
-        made._order = by, descending
-        return made
-
-    def _take(self, indices: Iterable[int]) -> OperatorTable:
-        chosen = list(indices)
-        made = cast(OperatorTable, super()._take(chosen))
-        made._rows = [self._rows[k] for k in chosen]
-        return made
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> OperatorTable:
-        made = copy(self)
-        Table.__init__(made, columns)
-        return made
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time that shares are of, in ns."""
+        """The CPU time in ns of which the shares are fractions."""
         return int(self._calls.counted["share"].sum())
 
-    def by(self, what: By, *, depth: int = 5) -> Table:
-        """The table with a row for each name and one thing more, in a column of that name after `name`.
+    def by(self, what: Grouping, *, depth: int = 5) -> Table:
+        """Group the calls by name and one more property, which becomes the column after `name`.
 
-        - `input_shapes`: text such as "[[8, 3], []]", where a list of tensors is written as [], as torch does.
-        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined by ";".
-        - `overload`: such as "Tensor" of `aten::add.Tensor`, and "" for the default one; torch's option
-          `capture_overload_names` records it.
-        - `thread`: "process/thread"; a launch belongs to the thread of its operator.
-        - `step`: the number of the step during which the call began, on whatever thread; None outside of steps.
-        - `device`: the devices that worked for the call and what it called, by the trace's own numbers, such as "0",
-          or "0,1" for one call that used two; None for a call that used none.
-        - `range`: the path of the range that the call belongs to, the row of a range being in the one above it: the
-          ranges around it on its own thread, and in the backward, wherever it ran, those around the forward operator,
-          for the accumulation of gradients by a guess. None outside of any, or where that operator was not recorded.
+        - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
+          does.
+        - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
+          by ";".
+        - `overload`: such as "Tensor" for `aten::add.Tensor`, and "" for the default one; torch
+          records it with `capture_overload_names`.
+        - `thread`: "process/thread"; a launch has the thread of its operator.
+        - `step`: the number of the step during which the call began, on any thread; None outside of
+          steps.
+        - `device`: the devices that worked for the call and the calls inside it, by their numbers
+          in the trace, such as "0", or "0,1" for two; None for none.
+        - `range`: the path of the range to which the call belongs; the row of a range belongs to
+          the range above it. That is the innermost range on its thread. In the backward, on any
+          thread, it is the range of the forward operator; for the accumulation of gradients it is a
+          guess. None outside of all ranges, or where the forward operator was not recorded.
 
-        The column is None throughout where the trace holds nothing to tell it from.
+        All cells of the column are None where the trace does not hold the property.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -140,48 +132,47 @@ class OperatorTable(Table):
                 f"Operators cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
             )
         codes, labels = GROUPINGS[what](self._links, self._calls, depth)
-        names = names_of(OPERATORS)
         cells = _rows(self._calls, codes, {what: labels})
-        table = Table({name: cells[name] for name in (names[0], what, *names[1:])})
-        if len(kept := set(self._rows)) < len(set(zip(cells["name"], cells["kind"]))):
-            table = table.where(lambda row: (row.name, row.kind) in kept)
-        return (
-            table if self._order is None else table.sort(self._order[0], descending=self._order[1])
-        )
+        first, *others = names_of(OPERATORS)
+        columns = {name: cells[name] for name in (first, what, *others)}
+        return self._regrouped(columns, _keys(cells))
 
     @property
     def ops_without_flops(self) -> Table:
-        """The operators whose FLOPs nobody counted, costliest first; see `OPS_WITHOUT_FLOPS`.
+        """The operators whose FLOPs are not counted, the costliest first; see `OPS_WITHOUT_FLOPS`.
 
-        No rule told anything of the call, of what it called, or of what called it; of such calls inside each other
-        the outermost is here. Most have nothing to count (views, allocations) or are small (elementwise ones).
-        `has_rule` tells of those that a rule is for, or for what they called, but whose arguments were not recorded or
-        not understood: of what is missing, that is the part to mind.
+        No rule counts the call, a call inside it, or a call around it. Of such calls inside each
+        other the outermost is listed. Most have nothing to count (views, allocations) or little
+        (elementwise operators). Where `has_rule` is true, a rule exists for the operator or for one
+        that it called, but the arguments were not recorded or not understood: these are the FLOPs
+        that are really missing.
         """
         events, call_tree = self._links.events, self._links.call_tree
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
         names, code = _display_names(events, call_tree)
         device = self._links.device_own_ns
-        rows, group = np.unique(code[nodes], return_inverse=True)
-        order, everything = np.arange(len(rows)), np.ones(len(nodes), np.bool_)
+        rows, groups = groupby(code[nodes])
         totals = None if device is None else call_tree.with_descendants(device)[nodes]
-        ruled = call_tree.with_descendants(
-            events.named(has_rule)[call_tree.index].astype(np.int64)
-        )[nodes]
+        ruled = events.named(has_rule)[call_tree.index].astype(np.int64)
         columns = {
             "name": [names[k] for k in rows.tolist()],
-            "has_rule": (np.bincount(group, ruled, minlength=len(rows)) > 0).tolist(),
-            "calls": np.bincount(group, minlength=len(rows)).tolist(),
-            "cpu_ns": _sums(call_tree.total_ns[nodes], group, order, everything),
-            "device_ns": _sums(totals, group, order, everything),
+            "has_rule": (groups.sum(call_tree.with_descendants(ruled)[nodes]) > 0).tolist(),
+            "calls": groups.size.tolist(),
+            "cpu_ns": groups.sums(call_tree.total_ns[nodes]),
+            "device_ns": groups.sums(totals),
         }
         return Table.of(OPS_WITHOUT_FLOPS, columns).sort(
             "cpu_ns" if device is None else "device_ns"
         )
 
 
+def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
+    """The name and the kind of each row, which identify it in every grouping."""
+    return list(zip(cells["name"], cells["kind"]))
+
+
 def operators(links: Links) -> OperatorTable:
-    """The operator table of a trace; its columns and their units are those of `OperatorTable`.
+    """Make the operator table of a trace; see `OperatorTable`.
 
     Cost: about 0.5 µs an event.
     """
@@ -191,20 +182,20 @@ def operators(links: Links) -> OperatorTable:
 def _calls(links: Links) -> Calls:
     events, call_tree = links.events, links.call_tree
     names, name = _display_names(events, call_tree)
-    kept, top = _folded(call_tree, name)
+    kept, folded = _folded(call_tree, name)
     quantities: Quantities = {
         "cpu_ns": call_tree.total_ns[kept],
-        "self_cpu_ns": _at_top(call_tree.own(links.spent_ns), top)[kept],
-        **_device_times(links, kept, top),
-        **_bytes(events, call_tree, kept, top),
-        "flops": _flops(links.flops, kept, top),
+        "self_cpu_ns": folded.sum(call_tree.own(links.spent_ns))[kept],
+        **_device_times(links, kept, folded),
+        **_bytes(events, call_tree, kept, folded),
+        "flops": _flops(links.flops, kept, folded),
     }
     counted = {
-        "share": _at_top(call_tree.own(links.counted_ns), top)[kept],
+        "share": folded.sum(call_tree.own(links.counted_ns))[kept],
         "total_share": links.counted_ns[kept],
     }
     if (device := links.counted_device_own_ns) is not None:
-        counted["device_share"] = _at_top(device, top)[kept]
+        counted["device_share"] = folded.sum(device)[kept]
         counted["device_total_share"] = call_tree.with_descendants(device)[kept]
     nodes = np.arange(len(call_tree))
     calls = Calls(
@@ -223,7 +214,7 @@ def _calls(links: Links) -> Calls:
 
 
 def _kinds(events: Events) -> Ints:
-    """What each event is, an index into `KINDS`."""
+    """The kind of each event, as an index into `KINDS`."""
     runtime = events.among(is_runtime)
     chosen = {
         "range": events.among(ANNOTATION),
@@ -240,70 +231,60 @@ def _kinds(events: Events) -> Ints:
 
 
 def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...], Ints]:
-    """The names of the rows and each node's among them; all steps of the profiler share one."""
+    """The names of the rows, and each node's; all steps of the profiler share one name."""
     shown = [
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
     ]
     plain = [split_overload(name)[0] for name in shown]
-    index = {
-        name: position
-        for position, name in enumerate(dict.fromkeys([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW]))
-    }
-    codes = np.array([[index[name] for name in each] for each in (shown, plain)], np.int64)
-    is_operator = events.among(OPERATOR)[call_tree.index].astype(np.int64)
-    return tuple(index), codes[is_operator, events.name[call_tree.index]]
+    codes, names = intern([*shown, *plain, MEMORY_ROW, UNLAUNCHED_ROW])
+    is_operator = events.among(OPERATOR)[call_tree.index]
+    return tuple(names), codes[is_operator * len(shown) + events.name[call_tree.index]]
 
 
-def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Ints]:
-    """Which nodes stay when an only child of its parent's name is folded into it, and where each node ends up.
+def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
+    """Fold an only child that has its parent's name into the parent, as torch does.
 
-    Folding one pair changes nothing for another, as a parent takes over its child's children: so all pairs can be
-    told from the nesting as it is.
+    Returns which nodes remain, and the remaining node to which each node belongs. Folding one pair
+    changes nothing for another, as a parent takes over its child's children, so all pairs are found
+    in the nesting as it is.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
     folds = inner & (name == name[call_tree.parent]) & (children[call_tree.parent] == 1)
-    return ~folds, call_tree.nearest(~folds)
+    return ~folds, Groups(call_tree.nearest(~folds), len(call_tree))
 
 
-def _at_top(own: Ints, top: Ints) -> Ints:
-    """What each node has itself, with that of the nodes folded into it."""
-    total = np.zeros(len(own), np.int64)
-    np.add.at(total, top, own)
-    return total
-
-
-def _device_times(links: Links, kept: Flags, top: Ints) -> Quantities:
+def _device_times(links: Links, kept: Flags, folded: Groups) -> Quantities:
     own = links.device_own_ns
     if own is None:
         return {"device_ns": None, "self_device_ns": None}
     return {
         "device_ns": links.call_tree.with_descendants(own)[kept],
-        "self_device_ns": _at_top(own, top)[kept],
+        "self_device_ns": folded.sum(own)[kept],
     }
 
 
-def _bytes(events: Events, call_tree: CallTree, kept: Flags, top: Ints) -> Quantities:
+def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> Quantities:
     found: Quantities = {}
     for where, size in memory_attribution.sizes(events.memory).items():
         total = None if size is None else memory_attribution.within(call_tree, events.memory, size)
         found[f"{where}_bytes"] = None if total is None else total[kept]
         found[f"self_{where}_bytes"] = (
-            None if total is None else _at_top(call_tree.own(total), top)[kept]
+            None if total is None else folded.sum(call_tree.own(total))[kept]
         )
     return found
 
 
-def _flops(own: Ints | None, kept: Flags, top: Ints) -> Ints | None:
-    """Each call's own operations with those folded into it, -1 where they are not known."""
+def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
+    """The operations of each call and of those folded into it; -1 where they are not known."""
     if own is None:
         return None
-    known = _at_top((own != UNKNOWN).astype(np.int64), top) > 0
-    return np.where(known, _at_top(np.maximum(own, 0), top), UNKNOWN)[kept]
+    known = folded.number(own != UNKNOWN) > 0
+    return np.where(known, folded.sum(np.maximum(own, 0)), UNKNOWN)[kept]
 
 
 def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
-    """The calls, and one more named "[memory]" for each allocation or free that lies in no call."""
+    """Add a call named "[memory]" for each allocation or free that lies in no call."""
     bare = memory_attribution.uncovered(call_tree, events.memory)
     if not len(bare):
         return calls
@@ -327,7 +308,7 @@ def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) ->
 
 
 def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
-    """The calls, and one more named "[no launch]" for each device event whose launch is not in the trace."""
+    """Add a call named "[no launch]" for each device event without a launch in the trace."""
     events, (device, node) = links.events, links.launched
     bare = device[node < 0]
     if not len(bare):
@@ -362,7 +343,7 @@ def _joined(
     more: Quantities,
     counted: dict[str, Ints],
 ) -> Calls:
-    """The calls and more of another row, which lie in none of them."""
+    """Append calls of another row, which lie in none of the given calls."""
     count, nothing = len(event), np.zeros(len(event), np.int64)
     node = int(calls.after.max(initial=0)) + np.arange(count)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -387,32 +368,31 @@ def _joined(
 
 
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Calls summed by name, kind and one more code, in the order of the first call of each."""
+    """The cells of the table: calls summed by name, kind and `codes`, by first call."""
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes
-    distinct, group = _distinct(key)
-    first = np.full(len(distinct), np.iinfo(np.int64).max)
-    np.minimum.at(first, group, calls.start_ns)
-    order = np.argsort(first, kind="stable")
-    chosen = distinct[order]
+    distinct, groups = groupby(key)
+    order = np.argsort(groups.min(calls.start_ns), kind="stable")
+    chosen, groups = distinct[order], groups.renumbered(order)
     columns: dict[str, list[Any]] = {
         "name": [calls.names[k] for k in chosen // (len(KINDS) * width)]
     }
     for name, values in labels.items():
         columns[name] = [values[k] for k in chosen % width]
-    columns["calls"] = np.bincount(group, minlength=len(distinct))[order].tolist()
-    launched, outer = calls.name != calls.names.index(UNLAUNCHED_ROW), _outermost(calls, group)
+    columns["calls"] = groups.size.tolist()
+    launched = calls.name != calls.names.index(UNLAUNCHED_ROW)
+    outer = _outermost(calls, groups.of)
     for name, quantity in calls.quantities.items():
         counts = launched | (name in ("device_ns", "self_device_ns"))
         if name == "flops" and quantity is not None:
             counts &= quantity != UNKNOWN
-        columns[name] = _sums(quantity, group, order, counts & outer if name in _TOTALS else counts)
-    everything = np.ones(len(group), np.bool_)
+        columns[name] = groups.sums(quantity, counts & outer if name in _TOTALS else counts)
+    everything = np.ones(len(calls.name), np.bool_)
     for of, counts in (("", launched), ("device_", everything)):
         own = calls.counted.get(f"{of}share")
         whole = 0 if own is None else int(own.sum())
         for name, counting in ((f"{of}share", counts), (f"{of}total_share", counts & outer)):
-            parts = _sums(calls.counted.get(name) if whole else None, group, order, counting)
+            parts = groups.sums(calls.counted.get(name) if whole else None, counting)
             columns[name] = [None if part is None else part / whole for part in parts]
     for where in ("cpu", "device"):
         pairs = zip(columns[f"{where}_ns"], columns["calls"])
@@ -423,38 +403,15 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
     return columns
 
 
-def _distinct(codes: Ints) -> tuple[Ints, Ints]:
-    """The codes that occur, and each one's position among them; where the codes are dense nothing is sorted."""
-    if codes.max(initial=0) > len(codes):
-        distinct, position = np.unique(codes, return_inverse=True)
-        return distinct, position
-    occurs = np.bincount(codes) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[codes]
-
-
 def _outermost(calls: Calls, group: Ints) -> Flags:
-    """Which calls lie in no other of their group."""
+    """Which calls lie in no other call of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    narrow = group.astype(
-        np.min_scalar_type(int(group.max(initial=0)))
-    )  # 16 bits or fewer are sorted by radix
-    order = np.argsort(
-        narrow, kind="stable"
-    )  # in each group as they nest: the outer before the inner
+    # Integers of 16 bits or fewer are sorted by radix. In each group the outer call comes before
+    # the inner.
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
+    order = np.argsort(narrow, kind="stable")
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
     reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
     outer = np.zeros(len(group), np.bool_)
     outer[order] = node >= reached
     return outer
-
-
-def _sums(quantity: Ints | None, group: Ints, order: Ints, counts: Flags) -> list[int | None]:
-    """The sum of each group; None for a quantity that was not recorded, and for a group where nothing counts."""
-    if quantity is None:
-        return [None] * len(order)
-    totals = np.zeros(len(order), np.int64)
-    np.add.at(totals, group[counts], quantity[counts])  # not bincount: its sums are floats
-    known = np.bincount(group[counts], minlength=len(order)) > 0
-    return [
-        int(total) if is_known else None for total, is_known in zip(totals[order], known[order])
-    ]

@@ -1,18 +1,18 @@
-"""The range tree: annotations nested by time on each thread, put together by path."""
+"""The range tree: annotations, nested by time on each thread and summed by path."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.groupby import Groups, cells, groupby, intern
+from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
     ACCUMULATE,
@@ -25,7 +25,6 @@ from instrument.links.attribution import (
     AttributedWork,
     attributed_work,
 )
-from instrument.links.attribution import summed as _summed
 from instrument.links.call_tree import CallTree
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
@@ -41,45 +40,49 @@ from instrument.trace.events import (
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
-    path="the names of the ranges around it on the same thread and its own, joined by /; one of"
-    " more than 2,000 characters has a number in place of its middle",
+    path="the names of the ranges around it on the same thread and its own, joined by /; where it "
+    "is longer than 2,000 characters a number replaces its middle",
     name="the range's name",
     module_type="the class of the submodule of that name, where the session had a model",
     depth="0 for the outermost",
-    calls="calls that began in the window; 0 where only later slices of one are seen",
+    calls="calls that began in the window; 0 where only later slices of a call are in it",
     slices="a call that is suspended and resumed (a coroutine, a generator) has several slices",
-    cpu_ns="CPU time inside, of all that ran there",
-    cpu_ns_per_step="of `cpu_ns` what lies in finished steps, for each; None without them",
-    share="`self_total_ns`, as far as it lies in finished steps, as a fraction of all recorded "
-    "CPU time of all threads in the finished steps, or in the whole recording where no step is "
-    "finished",
-    device_share="the same of the device time that was launched there, or that ran there with a"
-    " launch which nobody knows",
+    cpu_ns="CPU time between start and end",
+    cpu_ns_per_step="the part of `cpu_ns` in finished steps, for each step; None without finished "
+    "steps",
+    share="`self_total_ns` in finished steps, as a fraction of all recorded CPU time of all "
+    "threads in the finished steps, or in the whole recording where no step is finished",
+    device_share="the same of the device time that was launched there, or that ran there where its "
+    "launch is not known",
     self_cpu_ns="`cpu_ns` without the ranges directly inside",
     self_total_ns="`total_ns` without that of the ranges inside",
     total_ns="all CPU time that the range caused, each nanosecond once: forward, backward, "
     "accumulate, recompute and optimizer together",
-    forward_ns="of `cpu_ns` what is neither backward, recompute nor optimizer",
-    backward_ns="nodes of the autograd engine whose forward operator lies inside, wherever they"
-    " ran; None where the trace shows no engine",
-    accumulate_ns="the accumulation of gradients, which names no operator and is placed where "
-    "the node before it went: a guess",
-    recompute_ns="of `cpu_ns` what ran in ranges that activation checkpointing opens once more during the backward",
-    optimizer_ns="of `cpu_ns` what ran in `Optimizer.step#…` ranges, without a closure that records gradients",
-    device_ns="device events launched inside or by its backward, accumulation too, each once; "
+    forward_ns="the part of `cpu_ns` that is neither backward, recompute nor optimizer",
+    backward_ns="time of the autograd nodes whose forward operator lies inside, on any thread; "
+    "None where the trace has no autograd nodes",
+    accumulate_ns="the accumulation of gradients; its nodes name no operator, so it goes to the "
+    "range of the node before it: a guess",
+    recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
+    "the backward",
+    optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without a closure that "
+    "records gradients",
+    device_ns="device events launched inside or by its backward, accumulation included, each once; "
     "None without device events",
-    device_ns_per_step="of `device_ns` what was launched in finished steps, for each",
+    device_ns_per_step="the part of `device_ns` that was launched in finished steps, for each step",
     self_device_ns="device events launched directly inside",
-    device_busy_ns="the time in which any of the events of `device_ns` ran",
-    device_idle_ns="how much of `cpu_ns` passed while no device event ran, whoever launched it",
-    allocated_bytes="allocated by the range's own thread while it ran, on the CPU and devices together",
+    device_busy_ns="the time in which any event of `device_ns` ran",
+    device_idle_ns="the part of `cpu_ns` in which no device event of any origin ran",
+    allocated_bytes="allocated by the range's own thread between start and end, on the CPU and "
+    "devices together",
     bytes="allocated less freed, likewise",
     device_allocated_bytes="`allocated_bytes` on devices alone",
     device_bytes="`bytes` on devices alone",
-    flops="of what ran inside and of its backward, by torch's formulas; None where none is known",
-    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device was recorded",
-    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does "
-    "not tell which slice is whose",
+    flops="of what ran inside and of its backward, by torch's formulas; None where none are known",
+    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device "
+    "was recorded",
+    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does not "
+    "tell which slice belongs to which call",
     median_ns="the median call, by nearest rank",
     p95_ns="the 95th percentile of the calls, by nearest rank",
     max_ns="the longest call",
@@ -88,25 +91,28 @@ _QUANTITIES = names_of(RANGES)[4:]
 ATTRIBUTION: Schema = schema(
     path="the path of the range; (no range) outside of all",
     kind="backward, accumulate (the guess), optimizer, recompute, unattributed (backward nodes "
-    "whose forward operator is not in the trace), or forward: all else",
+    "whose forward operator is not in the trace), or forward: everything else",
     cpu_ns="CPU time; each nanosecond in which a thread was in any CPU event is in exactly one row",
     device_ns="device time that the part launched; None without device events",
 )
 REST: Schema = schema(
-    name="(no range): the time between the ranges and around them; (backward of no range): the "
-    "backward of what ran outside of all ranges, or before the window; (no launch): device work"
-    " whose launch is not in the trace",
+    name="(no range): the time between and around the ranges; (backward of no range): the backward "
+    "of operators outside of all ranges or before the window; (no launch): device work whose "
+    "launch is not in the trace",
     self_cpu_ns="CPU time",
-    self_total_ns="the same",
+    self_total_ns="the same as `self_cpu_ns`",
     self_device_ns="device time",
-    share="as of the ranges",
-    device_share="as of the ranges",
+    share="as in the ranges",
+    device_share="as in the ranges",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Every range that was opened: its times, its path, whether it goes on with an earlier one, and what it spans."""
+    """Every range that was opened: its times, its path, whether it resumes a call, and its spans.
+
+    `spans` holds quantities of the time between start and end, by column name.
+    """
 
     nodes: CallTree
     path: Ints
@@ -114,17 +120,18 @@ class Slices:
     spans: dict[str, Ints | None]
 
 
-class RangeTable(Table):
-    """One row for each path of ranges, in tree order: a parent before its children, siblings by first start.
+class RangeTable(GroupableTable):
+    """One row for each path of ranges in tree order: parents first, siblings by first start.
 
-    See `RANGES`. Times are whole nanoseconds. What the trace cannot tell is None. What is recomputed bears the name
-    "NAME (recomputed)" and is where a backward of its own is placed, which only `use_reentrant=True` gives it; what is
-    recomputed outside of ranges is in `backward_ns`. What the backward of a range allocates is not in its byte columns,
-    as it frees what the forward kept: `Capture.memory.live("range")` tells which range's it is. `share` and
-    `device_share` add up to 1 with those of `rest`.
+    See `RANGES`. Times are whole nanoseconds; what the trace cannot tell is None. A recomputed
+    range is named "NAME (recomputed)". It also gets the backward time of its own operators, which
+    only `use_reentrant=True` gives it; recomputation outside of ranges is part of `backward_ns`.
+    The byte columns leave out what the backward of a range allocates, as the backward frees what
+    the forward kept; `Capture.memory.live("range")` attributes that too. With those of `rest`,
+    `share` and `device_share` add up to 1 each.
 
-    A range that the end of the window cut off counts with its time until then. The device's own copies of ranges are no
-    ranges.
+    A range that the end of the window cut off counts with its time until then. The copies of ranges
+    that devices record are left out.
     """
 
     def __init__(
@@ -143,73 +150,49 @@ class RangeTable(Table):
             "module_type": types,
             "depth": paths.depths,
         }
-        self._names: Sequence[str] = paths.names
-        self._order: tuple[str, bool | None] = ("", None)
-        super().__init__(
-            {**labels, **self._quantities(np.arange(len(paths.names)), len(paths.names))}
-        )
-
-    def sort(self, by: str, *, descending: bool | None = None) -> RangeTable:
-        """The same rows ordered by one column; unknown cells come last. See `Table.sort`."""
-        made = cast(RangeTable, super().sort(by, descending=descending))
-        made._order = by, descending
-        return made
-
-    def _take(self, indices: Iterable[int]) -> RangeTable:
-        chosen = list(indices)
-        made = cast(RangeTable, super()._take(chosen))
-        made._names = [self._names[k] for k in chosen]
-        return made
-
-    def _with(self, columns: Mapping[str, Sequence[Any]]) -> RangeTable:
-        made = copy(self)
-        Table.__init__(made, columns)
-        return made
+        quantities = self._quantities(Groups(np.arange(len(paths.names)), len(paths.names)))
+        super().__init__({**labels, **quantities}, paths.names)
 
     def by(self, what: Literal["name"]) -> Table:
-        """One row for each name, in the order of the tree, whose columns it has but for `path`, `module_type`, `depth`.
+        """Group the ranges by name, in the order of the tree.
 
-        A range inside another of its name is a call of its own, and counts once in times, bytes and FLOPs.
+        The table has the columns of this one without `path`, `module_type` and `depth`. A range
+        inside another of the same name is a call of its own, and its time, bytes and FLOPs count
+        once.
 
         Raises:
             ConfigError: there is no such grouping.
         """
         if what != "name":
             raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
-        index = {name: position for position, name in enumerate(dict.fromkeys(self._paths.names))}
-        group = np.array([index[name] for name in self._paths.names], np.int64)
-        table = Table({"name": list(index), **self._quantities(group, len(index))})
-        if len(kept := set(self._names)) < len(index):
-            table = table.where(lambda row: row.name in kept)
-        by, descending = self._order
-        return table.sort(by, descending=descending) if by in table.columns else table
+        number, names = intern(self._paths.names)
+        columns = {"name": names, **self._quantities(Groups(number, len(names)))}
+        return self._regrouped(columns, names)
 
     @cached_property
     def attribution(self) -> Table:
-        """The whole in parts, each nanosecond of the CPU in exactly one row; see `ATTRIBUTION`."""
-        work, device = self._work, self._work.device_ns
-        key, row = np.unique((work.attributed + 1) * len(KINDS) + work.kind, return_inverse=True)
+        """All CPU time in parts, each nanosecond in exactly one row; see `ATTRIBUTION`."""
+        work = self._work
+        key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
         texts = [NO_RANGE, *self._paths.texts]
         return Table.of(
             ATTRIBUTION,
             {
                 "path": [texts[k] for k in (key // len(KINDS)).tolist()],
                 "kind": [KINDS[k] for k in (key % len(KINDS)).tolist()],
-                "cpu_ns": _summed(work.cpu_ns, row, len(key)).tolist(),
-                "device_ns": _cells(
-                    None if device is None else _summed(device, row, len(key)), len(key)
-                ),
+                "cpu_ns": groups.sums(work.cpu_ns),
+                "device_ns": groups.sums(work.device_ns),
             },
         )
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time that shares are of, in ns."""
+        """The CPU time in ns of which the shares are fractions."""
         return int(self._work.counted_cpu_ns.sum())
 
     @cached_property
     def rest(self) -> Table:
-        """What belongs to no range; one row for each part that is there; see `REST`."""
+        """The work in no range, one row for each part that exists; see `REST`."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -220,7 +203,7 @@ class RangeTable(Table):
                 None if work.device_ns is None else work.device_ns[part],
             )
             if cpu_ns.sum() or (device is not None and device.sum()):
-                shares = self._shares(np.where(part, 0, -1), 1)
+                shares = self._shares(Groups(np.zeros(len(part), np.int64), 1), part)
                 own = {"self_device_ns": None if device is None else int(device.sum())}
                 own |= dict.fromkeys(("self_cpu_ns", "self_total_ns"), int(cpu_ns.sum()))
                 rows.append(
@@ -239,8 +222,8 @@ class RangeTable(Table):
         launched = self._work.counted_device_ns
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
-    def _shares(self, group: Ints, count: int) -> dict[str, list[float | None]]:
-        """The shares of each group of places; -1 for those of none."""
+    def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
+        """The shares of groups of work, counting only work for which the mask holds."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -248,122 +231,104 @@ class RangeTable(Table):
             ("device_share", work.counted_device_ns, self._device_whole_ns),
         ):
             if values is None or not whole:
-                found[name] = [None] * count
-                continue
-            found[name] = [
-                part / whole
-                for part in _summed(values[group >= 0], group[group >= 0], count).tolist()
-            ]
+                found[name] = [None] * groups.count
+            else:
+                found[name] = [part / whole for part in groups.sum(values, where).tolist()]
         return found
 
-    def _quantities(self, group: Ints, count: int) -> dict[str, Sequence[Any]]:
-        """Every quantity of each group of paths."""
-        on_cpu, spans = self._on_cpu(group, count), self._spans(group, count)
+    def _quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
+        """Every column of numbers, for each group of paths."""
+        spans, work = self._spans(groups), self._work
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
-            **self._calls(group, count),
-            **on_cpu,
-            **self._device_and_flops(group, count),
+            **self._calls(groups),
+            **self._on_cpu(groups),
+            **self._device_and_flops(groups),
             **spans,
-            **self._shares(np.append(group, -1)[self._work.attributed], count),
+            **self._shares(*_work_groups(groups, work.attributed)),
             "cpu_ns_per_step": [ns // self._steps if self._steps else None for ns in stepped],
         }
         return {name: columns[name] for name in _QUANTITIES}
 
-    def _calls(self, group: Ints, count: int) -> dict[str, list[Any]]:
-        """How often each was called, and the spread of a call's time."""
-        slices, opened = self._slices, group[self._slices.path]
-        number = np.bincount(opened, minlength=count)
-        resumed = np.bincount(opened[slices.resumed], minlength=count)
-        ranked = slices.nodes.total_ns[np.lexsort((slices.nodes.total_ns, opened))]
+    def _calls(self, groups: Groups) -> dict[str, list[Any]]:
+        """How often each group was called, and the percentiles of a call's time."""
+        slices, total_ns = self._slices, self._slices.nodes.total_ns
+        opened = Groups(groups.of[slices.path], groups.count)
+        resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
         columns: dict[str, list[Any]] = {
-            "calls": (number - resumed).tolist(),
-            "slices": number.tolist(),
+            "calls": (opened.size - resumed).tolist(),
+            "slices": opened.size.tolist(),
         }
-        first = np.cumsum(number) - number
         for name, percent in (("min_ns", 0), ("median_ns", 50), ("p95_ns", 95), ("max_ns", 100)):
-            at = first + np.maximum(-(-percent * number // 100), 1) - 1
-            columns[name] = _cells(ranked[at], count, resumed == 0)
+            columns[name] = cells(total_ns[by_time.row(percent)], resumed == 0)
         return columns
 
-    def _on_cpu(self, group: Ints, count: int) -> dict[str, list[Any]]:
-        """CPU time by the range around it, and by kind at the range where it is placed."""
-        work, summed = self._work, self._paths.summed
-        columns = {"self_cpu_ns": _cells(self._own(work.cpu_ns, group, count), count)}
-        for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER):
-            values = np.where(work.kind == kind, work.cpu_ns, 0)
-            columns[f"{KINDS[kind]}_ns"] = _cells(
-                summed(values, group, count, work.attributed), count
-            )
-        columns["total_ns"] = _cells(summed(work.cpu_ns, group, count, work.attributed), count)
-        columns["self_total_ns"] = _cells(
-            _summed(
-                work.cpu_ns[work.attributed >= 0],
-                group[work.attributed[work.attributed >= 0]],
-                count,
-            ),
-            count,
-        )
+    def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
+        """CPU time by the enclosing range, and by kind at the range to which it is attributed."""
+        work = self._work
+        by_kind = {
+            f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
+            for kind in (FORWARD, BACKWARD, ACCUMULATE, RECOMPUTE, OPTIMIZER)
+        }
+        columns = {
+            name: self._paths.summed(values, groups.of, groups.count, work.attributed).tolist()
+            for name, values in (by_kind | {"total_ns": work.cpu_ns}).items()
+        }
+        for name, path in (("self_cpu_ns", work.enclosing), ("self_total_ns", work.attributed)):
+            inside, where = _work_groups(groups, path)
+            columns[name] = inside.sum(work.cpu_ns, where).tolist()
         if not np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED)).any():
             columns |= dict.fromkeys(
-                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * count
+                ("backward_ns", "accumulate_ns", "recompute_ns"), [None] * groups.count
             )
         return columns
 
-    def _device_and_flops(self, group: Ints, count: int) -> dict[str, list[Any]]:
-        """What ran inside or is of the backward of what ran inside: device time and FLOPs."""
+    def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
+        """Device time and FLOPs of what ran inside, and of its backward."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
             if values is None:
                 return None
-            return self._paths.summed(values, group, count, work.enclosing, work.attributed)
+            return self._paths.summed(
+                values, groups.of, groups.count, work.enclosing, work.attributed
+            )
 
-        device = of_both(work.device_ns)
-        busy = None if device is None else self._busy(group, count)
-        direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
-        own = (
-            None
-            if work.device_ns is None
-            else self._own(np.where(direct, work.device_ns, 0), group, count)
-        )
-        flops, known = of_both(work.flops), of_both(work.operations)
-        columns = {
-            name: _cells(values, count)
-            for name, values in (("device_ns", device), ("self_device_ns", own))
-        }
-        columns["device_busy_ns"] = _cells(busy, count)
+        own = busy = None
+        if work.device_ns is not None:
+            direct = np.isin(work.kind, (FORWARD, RECOMPUTE, OPTIMIZER))
+            inside, where = _work_groups(groups, work.enclosing)
+            own, busy = inside.sum(work.device_ns, where & direct), self._busy(groups)
         stepped = of_both(work.counted_device_ns) if self._steps else None
-        columns["device_ns_per_step"] = _cells(
-            None if stepped is None else stepped // self._steps, count
-        )
-        columns["flops"] = _cells(flops, count, known)
-        time = _cells(of_both(work.cpu_ns) if busy is None else busy, count)
-        pairs = zip(columns["flops"], time)
-        columns["flops_per_second"] = [
-            n * 10**9 // ns if n is not None and ns else None for n, ns in pairs
-        ]
-        return columns
-
-    def _spans(self, group: Ints, count: int) -> dict[str, list[Any]]:
-        """What lies in time within each range, those inside their like left out."""
-        slices = self._slices
-        chosen = self._paths.outermost(group)[slices.path]
-        opened = group[slices.path[chosen]]
+        known = of_both(work.operations)
+        flops = groups.cells(of_both(work.flops), None if known is None else known > 0)
+        time = groups.cells(of_both(work.cpu_ns) if busy is None else busy)
         return {
-            name: _cells(None if values is None else _summed(values[chosen], opened, count), count)
+            "device_ns": groups.cells(of_both(work.device_ns)),
+            "self_device_ns": groups.cells(own),
+            "device_busy_ns": groups.cells(busy),
+            "device_ns_per_step": groups.cells(None if stepped is None else stepped // self._steps),
+            "flops": flops,
+            "flops_per_second": [
+                n * 10**9 // ns if n is not None and ns else None for n, ns in zip(flops, time)
+            ],
+        }
+
+    def _spans(self, groups: Groups) -> dict[str, list[Any]]:
+        """The spans of each group, without ranges inside another of the group."""
+        slices = self._slices
+        chosen = self._paths.outermost(groups.of)[slices.path]
+        opened = Groups(groups.of[slices.path[chosen]], groups.count)
+        return {
+            name: opened.sums(None if values is None else values[chosen])
             for name, values in slices.spans.items()
         }
 
-    def _own(self, values: Ints, group: Ints, count: int) -> Ints:
-        inside = self._work.enclosing >= 0
-        return _summed(values[inside], group[self._work.enclosing[inside]], count)
-
-    def _busy(self, group: Ints, count: int) -> Ints:
-        """How long device events of each group ran: their intervals put together from the innermost paths outwards."""
-        busy = np.zeros(count, np.int64)
-        top = self._paths.outermost(group)
-        alone = np.bincount(group[top], minlength=count) == 1
+    def _busy(self, groups: Groups) -> Ints:
+        """The time of each group's device events, merged from the innermost paths outwards."""
+        busy = np.zeros(groups.count, np.int64)
+        group, top = groups.of, self._paths.outermost(groups.of)
+        alone = groups.number(top) == 1
         waiting = self._device_intervals()
         of_group: dict[int, list[Intervals]] = {}
         for path in range(len(group) - 1, -1, -1):
@@ -383,24 +348,28 @@ class RangeTable(Table):
         return busy
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
-        """When the device events of each path ran, those that touch put together."""
+        """The merged intervals of the device events of each path."""
         place, start, end = self._work.device
         enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
         event, path = event[path >= 0], path[path >= 0]
-        order = np.argsort(path, kind="stable")
-        event, (paths, first) = event[order], np.unique(path[order], return_index=True)
-        parts = np.split(event, first[1:])
-        return {int(number): [merged(start[k], end[k])] for number, k in zip(paths.tolist(), parts)}
+        of_paths = Groups(path, len(self._paths.names)).rows()
+        parts = {number: event[rows] for number, rows in enumerate(of_paths) if len(rows)}
+        return {number: [merged(start[k], end[k])] for number, k in parts.items()}
+
+
+def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
+    """The group of the path of each piece of work, and whether it has a path."""
+    return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
 def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({})) -> RangeTable:
-    """The range tree of a trace; its columns and their units are those of `RangeTable`.
+    """Make the range tree of a trace; see `RangeTable`.
 
-    `module_types` are the classes of submodules by the names of their ranges.
+    `module_types` maps the range names of submodules to their classes.
 
-    Cost: about 0.4 µs an event, half of it the CPU's nesting, however deep the ranges lie; for `device_busy_ns` the
-    device's intervals are put together once for every range that they count in.
+    Cost: about 0.4 µs an event, at any depth; half of that builds the call tree. For
+    `device_busy_ns` the device's intervals are merged once for every range that contains them.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
@@ -411,7 +380,7 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """What lies in time within each range: idle time of the devices, memory of its own thread."""
+    """The CPU time, idle time of the devices and memory of its thread within each range."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -429,24 +398,12 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    """How long of each range none of the device events ran."""
+    """How long no device event ran within each range."""
     timeline = sweep([(events.start_ns[device], events.end_ns[device])])
     return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:
-    """Intervals of several paths, put together."""
+    """The merged intervals of several paths."""
     start, end = (np.concatenate(side) for side in zip(*parts))
     return merged(start, end)
-
-
-def _cells(values: Ints | None, count: int, known: Ints | Flags | None = None) -> list[int | None]:
-    """A column; None where nothing is known."""
-    if values is None:
-        return [None] * count
-    cells: list[int | None] = values.tolist()
-    return (
-        cells
-        if known is None
-        else [cell if is_known else None for cell, is_known in zip(cells, known)]
-    )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
@@ -17,18 +18,20 @@ from instrument.printable import printable
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
-# An object's address tells runs apart, not code: without it equal frames of different objects are one.
+# Addresses differ between runs: without them equal frames of different objects are one.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# Our own frames. Those of the first files call what the user wrote, those of others never do.
+# Frames of this package. Those of the first files call the user's code, those of the others never
+# do.
 _AROUND_USERS = re.compile(
-    r"<profiled>\(\d+\): |(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
+    r"<profiled>\(\d+\): "
+    r"|(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
 )
 _OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
 _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
 
 
 class Stack(NamedTuple):
-    """A call path from the outermost frame to the innermost, and the time spent in its last frame itself."""
+    """A call path from the outermost frame to the innermost, and its last frame's own time."""
 
     frames: tuple[str, ...]
     value_ns: int
@@ -41,33 +44,41 @@ def stacks(
     range: str | None = None,
     threads: bool = False,
 ) -> list[Stack]:
-    """The call paths of a trace with the time that belongs to the last frame of each.
+    """Return the call paths of a trace with the time spent in the last frame of each.
 
-    Python frames hold annotations and operators, by time on each thread. `cpu` is CPU self time, `device` the time
-    of the device events launched by the path's last frame. Paths without any time are left out, and with them those
-    whose children overlap by more than the time of their own. Object addresses are cut from the names of built-in
-    functions, and all steps are one, "ProfilerStep*". Frames of this package around the user's code are left out; what
-    recording itself does in the loop is the frame "(recording)". Device work whose launch is not in the trace is the
-    path "(no launch)", unless a range is asked for.
+    Python frames contain annotations and operators, by time on each thread. Paths without time of
+    their own are left out, also where overlapping children make it negative. Object addresses are
+    cut from the names of built-in functions, and all steps have one name, "ProfilerStep*". Frames
+    of this package around the user's code are left out; what recording does in the loop is the
+    frame "(recording)". Device work without a launch in the trace is the path "(no launch)", unless
+    `range` is given.
 
-    Torch before 1.12 wrote frames only as a text with each operator: there a path is the frames of the operator, then
-    the annotations and operators around it, and time in Python alone is not known.
+    Torch before 1.12 wrote the frames as text with each operator. In such a trace a path is the
+    frames of the operator, then the annotations and operators around it; time in Python alone is
+    not known.
 
-    With `range`, a range's name or its path as in the range tree, only what ran inside of it counts, and the backward
-    of that, wherever it ran; what accumulates gradients is a guess, as in the tree. With `threads`, each path begins
-    with its thread; otherwise threads are put together.
+    Args:
+        events: the events of the trace.
+        metric: "cpu" for CPU self time, "device" for the time of the device events that the last
+            frame launched.
+        range: a range's name, or its path in the range tree. Only what ran inside it and its
+            backward, on any thread, counts; the accumulation of gradients is a guess, as in the
+            tree.
+        threads: whether each path begins with its thread; otherwise all threads are summed.
 
     Cost: about 1 µs an event.
 
     Raises:
-        CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran on a device.
+        CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work of
+            a device.
         ConfigError: there is no such metric.
     """
     if metric not in ("cpu", "device"):
         raise ConfigError(f"Stacks have no metric {metric!r}; choose cpu or device.")
     if not events.among(PYTHON).any() and not (events.call_stack >= 0).any():
         raise CaptureError(
-            "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
+            "The trace was recorded without with_stack and holds no Python frames; "
+            "record it with with_stack=true."
         )
     links = Links(events, python=True)
     call_tree = links.call_tree
@@ -90,7 +101,10 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """The nodes without frames of ours around the user's, and with one for all below any other of ours."""
+    """Remove the frames of this package around the user's, and join all below another of them.
+
+    Returns the remaining nodes and their times.
+    """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
     around_users = (is_frame & events.named(_is_around_users))[call_tree.index]
@@ -100,15 +114,13 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
     hidden = below | around_users
     hidden &= (
         np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
-    )  # what nothing else is around stays
+    )  # outermost frames stay
     kept, inner = call_tree.only(~hidden)
-    sums = np.zeros(len(kept), np.int64)
-    np.add.at(sums, inner, values)
-    return kept, sums
+    return kept, Groups(inner, len(kept)).sum(values)
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
-    """Which nodes ran in a range of this name or path, or in the backward of what ran there."""
+    """Which nodes ran in a range of this name or path, or in its backward."""
     chosen: list[bool] = []
     for name, text, above in zip(
         scopes.paths.names, scopes.paths.texts, scopes.paths.above.tolist()
@@ -123,10 +135,10 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
 
 
 def folded(found: Sequence[Stack]) -> str:
-    """Stacks as text for `flamegraph.pl` and its like: a line "outer;inner 12" each, in whole microseconds.
+    """Return stacks as text for `flamegraph.pl`: a line "outer;inner 12" each, in microseconds.
 
-    Semicolons in a frame become commas, white space underscores, and what does not print an escape. What is below half
-    a microsecond is left out.
+    Semicolons in a frame become commas, white space underscores, and unprintable characters
+    escapes. Stacks of less than half a microsecond are left out.
     """
     lines = (
         (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
@@ -139,51 +151,41 @@ def _safe(frame: str) -> str:
 
 
 def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
-    """The time of all nodes with the same names from the root down, in the order of their first node."""
-    names, code = _plain_names(events)
+    """The time of all nodes with the same names from the root down, by first node."""
+    code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
     for parent, label in zip(parents.tolist(), labels.tolist()):
         frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, call_tree, threads=threads)
-    distinct, first, group = np.unique(
-        prefix * len(frames) + path, return_index=True, return_inverse=True
-    )
-    totals = np.zeros(len(distinct), np.int64)
-    np.add.at(totals, group, values)
-    found = []
-    for k in np.argsort(first, kind="stable").tolist():
-        if totals[k] > 0:
-            outer, inner = divmod(int(distinct[k]), len(frames))
-            found.append(Stack(before[outer] + frames[inner], int(totals[k])))
-    return found
+    groups = groupby(prefix * len(frames) + path)[1]
+    first, totals = groups.min(np.arange(len(path))), groups.sum(values)
+    return [
+        Stack(before[prefix[node]] + frames[path[node]], total)
+        for node, total in sorted(zip(first.tolist(), totals.tolist()))
+        if total > 0
+    ]
 
 
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """What goes before a path, its thread and the frames told with its operator, as distinct ones and each node's."""
-    told = events.call_stack[call_tree.index]
-    nearest = call_tree.nearest(told >= 0)
-    stack = np.where(nearest >= 0, told[nearest], -1) + 1 if len(call_tree) else nearest
+    """The thread and recorded frames before each node's path: distinct ones, and each node's."""
+    recorded = events.call_stack[call_tree.index]
+    nearest = call_tree.nearest(recorded >= 0)
+    stack = np.where(nearest >= 0, recorded[nearest], -1) + 1 if len(call_tree) else nearest
     thread = call_tree.thread.astype(np.int64) if threads else np.zeros(len(call_tree), np.int64)
     distinct, prefix = np.unique(thread * (len(events.texts) + 1) + stack, return_inverse=True)
     before = []
     for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
         name = ("thread {}/{}".format(*events.threads[on]),) if threads else ()
-        before.append(name + (_told_frames(events.texts[code - 1])[::-1] if code else ()))
+        before.append(name + (_recorded_frames(events.texts[code - 1])[::-1] if code else ()))
     return before, prefix
 
 
-def _told_frames(text: bytes) -> tuple[str, ...]:
+def _recorded_frames(text: bytes) -> tuple[str, ...]:
     """The frames of an operator's "Call stack", the innermost first."""
     return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
-
-
-def _plain_names(events: Events) -> tuple[tuple[str, ...], Ints]:
-    plain = [_plain(name) for name in events.names]
-    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
-    return tuple(index), np.array([index[name] for name in plain], np.int64)
 
 
 def _plain(name: str) -> str:
@@ -201,10 +203,11 @@ def _is_machinery(name: str) -> bool:
 
 
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
-    """The innermost Python frames around each call, as an index into the distinct stacks.
+    """Find the innermost Python frames around each call.
 
-    A stack is text: at most `depth` frames but our own, the innermost first, joined by ";". It is None for a call
-    outside any frame, and for memory outside any call (an `event` of -1).
+    Returns an index for each call, and the distinct stacks. A stack is text: at most `depth`
+    frames, without those of this package, the innermost first, joined by ";". It is None for a call
+    outside of all frames, and for memory outside of calls (an `event` of -1).
     """
     python = events.among(PYTHON)
     if not python.any():
@@ -212,20 +215,16 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
             np.where(event >= 0, events.call_stack[event], -1), return_inverse=True
         )
         texts = [
-            ";".join(_told_frames(events.texts[k])[:depth]) if k >= 0 else ""
+            ";".join(_recorded_frames(events.texts[k])[:depth]) if k >= 0 else ""
             for k in codes.tolist()
         ]
-        return _distinct([text or None for text in texts], which)
+        numbers, labels = intern(text or None for text in texts)
+        return numbers[which], labels
     call_tree = nest(events, python)
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
     nodes, code = np.unique(at, return_inverse=True)
-    labels = [_stack_text(events, call_tree, node, depth) for node in nodes.tolist()]
-    return _distinct(labels, code)
-
-
-def _distinct(labels: list[str | None], code: Ints) -> tuple[Ints, list[str | None]]:
-    index = {label: position for position, label in enumerate(dict.fromkeys(labels))}
-    return np.array([index[label] for label in labels], np.int64)[code], list(index)
+    numbers, labels = intern(_stack_text(events, call_tree, node, depth) for node in nodes.tolist())
+    return numbers[code], labels
 
 
 def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:

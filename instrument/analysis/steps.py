@@ -1,4 +1,4 @@
-"""The profiler's steps: what the device did for each, and in each, and what it waited for while it was idle."""
+"""The profiler's steps: what the device did for and in each, and what its idle time waited for."""
 
 from __future__ import annotations
 
@@ -36,40 +36,42 @@ _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "un
 
 # Of device work; all are None in a trace without device events.
 _LAUNCHED = {
-    column.name: f"{column.doc}, of the work that the step launched, whenever it ran"
+    column.name: f"{column.doc}; of the work that the step launched, whenever it ran"
     for column in BREAKDOWN
 }
 _CLIPPED = {
-    f"clipped_{column.name}": f"{column.doc}, between the step's own start and end"
+    f"clipped_{column.name}": f"{column.doc}; between the step's own start and end"
     for column in BREAKDOWN
     if column.name != "total_ns"
 }
 STEPS: Schema = schema(
     number="the step's number, counted from 0",
-    start_ns="when it began, on the trace's own clock; shown is the time since the trace's first event",
+    start_ns="when it began, on the trace's own clock; shown is the time since the trace's first "
+    "event",
     duration_ns="how long it lasted on the CPU",
     **_LAUNCHED,
     **_CLIPPED,
-    launch_wait_ns="of `clipped_idle_ns`: until the CPU had launched the work that came next",
-    gap_wait_ns="of `clipped_idle_ns`: the work was queued already, and the device began it late",
-    loader_wait_ns="of `clipped_idle_ns`: the CPU was in its data loader",
-    sync_wait_ns="of `clipped_idle_ns`: the CPU had waited for the device, and launched only then",
-    unknown_wait_ns="of `clipped_idle_ns`: the launch of what came next is not in the trace",
+    launch_wait_ns="part of `clipped_idle_ns`: until the CPU had launched the work that came next",
+    gap_wait_ns="part of `clipped_idle_ns`: the work was queued, and the device started it late",
+    loader_wait_ns="part of `clipped_idle_ns`: the CPU was in its data loader",
+    sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, and launched only "
+    "then",
+    unknown_wait_ns="part of `clipped_idle_ns`: the launch of what came next is not in the trace",
 )
 MOMENTS: Schema = schema(
     name="the name given to `instrument.mark`",
     start_ns="when, on the trace's own clock; shown is the time since the trace's first event",
     thread="process/thread",
-    step="the number of the step that it lies in; None outside of finished steps",
+    step="the number of the step around it; None outside of finished steps",
 )
 
 
 def steps(events: Events, work: Work) -> Table:
-    """The steps that ended inside the window, by start; see `STEPS`.
+    """Return the steps that ended inside the window, by start; see `STEPS`.
 
-    `start_ns` is on the trace's own clock, to which `events.base_ns` adds up to Unix time; shown is the time since the
-    trace's first event. Device work whose launch is not in the trace belongs to no step. A step owns the launches of
-    every thread while it lasts.
+    `start_ns` is on the trace's own clock; adding `events.base_ns` gives Unix time. Device work
+    without a launch in the trace belongs to no step. A step owns the launches of all threads during
+    it.
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
@@ -97,7 +99,7 @@ def steps(events: Events, work: Work) -> Table:
 
 
 def moments(events: Events) -> Table:
-    """The moments that the user marked with `instrument.mark`, in order; see `MOMENTS`."""
+    """Return the moments that the user marked with `instrument.mark`, in order; see `MOMENTS`."""
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
     finished = finished_steps(events)
@@ -117,7 +119,7 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the step, counted from 0, in which the CPU launched it, or -1."""
+    """For each device event the index of the step in which the CPU launched it, or -1."""
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
@@ -132,23 +134,24 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
 
 
 def loading(events: Events) -> Intervals:
-    """When the CPU waited for its data: the `__next__` of torch's DataLoader, as the profiler records it."""
+    """When the CPU waited for data: the intervals of `DataLoader.__next__` calls."""
     chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
     return events.start_ns[chosen], events.end_ns[chosen]
 
 
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
-    """How long the devices, all together idle, waited for what within each window; all of it sums to the idle time.
+    """Split the idle time of the devices in each window by what they waited for.
 
-    A gap ends with a device event. From the moment that the call which launched it has returned, the gap is
-    `gap_wait_ns`: the work was queued, and started late for reasons of the device. Until then the device waits for the
-    CPU: `loader_wait_ns` while the CPU was in its data loader; the rest of it is `sync_wait_ns` where the CPU was
-    waiting for the device as the gap began, so that it could launch only afterwards, and `launch_wait_ns` where it was
-    not and was simply slower. Where the launch is not in the trace, that rest is `unknown_wait_ns`. A call that
-    copies waits from when the copy starts.
+    A gap, in which no device works, ends with a device event. Once the call that launched this
+    event has returned, the gap is `gap_wait_ns`: the work was queued, and the device started it
+    late. Before that, the device waits for the CPU: `loader_wait_ns` while the CPU is in its data
+    loader; else `sync_wait_ns` if the CPU was waiting for the device when the gap began, so that it
+    could launch only afterwards; else `launch_wait_ns`. `unknown_wait_ns` stands for the last two
+    where the launch is not in the trace. A copying call waits from the start of its copy. The
+    columns sum to the idle time.
 
-    Lost: which of several streams waited; CPU and device clocks are compared as they stand in the file, where they
-    may differ by microseconds.
+    Lost: which of several streams waited. CPU and device clocks are compared as they stand in the
+    file; they may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -168,11 +171,11 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
     launched, known = _launched_ns(events, work, end)
-    turn = np.clip(launched, begin, end)
+    queued = np.clip(launched, begin, end)
     syncing = known & _active_at(_synchronising(events, work), begin)
     layers = [
         *layers_of(work),
-        (turn[known], end[known]),
+        (queued[known], end[known]),
         loading(events),
         (begin[syncing], end[syncing]),
         (begin[~known], end[~known]),
@@ -183,7 +186,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """When the call returned that launched what ends each gap, and whether it is known; never, after the last work."""
+    """When the call returned that launched the end of each gap, and whether that is known."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
@@ -202,7 +205,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """Whether any interval, its end left out, holds each point in time."""
+    """Whether any interval, without its end, contains each point in time."""
     start, end = (np.sort(side) for side in intervals)
     active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
         end, time_ns, "right"

@@ -1,11 +1,11 @@
-"""A small table: named columns, rows with attributes, sorting, filtering, text, HTML and other libraries' frames."""
+"""A table of named columns: sorting, filtering, and conversion to text, HTML and data frames."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from instrument.errors import MissingPackage
 from instrument.printable import printable
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+    from typing_extensions import Self
 
-# In place of a number of rows, as in torch's `row_limit`.
+# Stands for all rows, as in torch's `row_limit`.
 ALL = -1
-# What torch calls a device in the names of its tables' columns.
+# The prefixes of device columns in torch's own tables.
 DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
-# What users of those tables type as a sort key.
+# Column names of torch's own tables, accepted as sort keys.
 TORCH_NAMES = {
     "key": "name",
     "count": "calls",
@@ -35,34 +36,38 @@ TORCH_NAMES = {
     **{f"self_{kind}_memory_usage": "self_device_bytes" for kind in DEVICE_KINDS},
 }
 
-# A kind of cell, and what pandas, polars and pyarrow call the type that holds it and knows of missing ones.
+# The nullable types of pandas, polars and pyarrow for each type of cell.
 _DTYPES = {
     bool: ("boolean", "Boolean", "bool_"),
     int: ("Int64", "Int64", "int64"),
     float: ("Float64", "Float64", "float64"),
     str: ("string", "String", "string"),
 }
-# Columns that hold points of time; the others with that unit hold durations.
+# Columns that hold points of time; other columns in nanoseconds hold durations.
 POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
-# How many rows an interpreter or a notebook shows of a table that is its last value.
+# How a cell is shown in each unit.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "ns": duration,
+    "bytes": size,
+    "bytes/s": size,
+    "flops": count,
+    "flops/s": count,
+    "share": "{:.1%}".format,
+}
+# Rows of a table that an interpreter or a notebook shows.
 _SHOWN_ROWS = 20
 
 
 class Column(NamedTuple):
-    """One column of a view. The end of its name is its unit: `_ns`, `_bytes`, `flops`, `share`.
+    """One column of a view. Its name tells its unit; see `unit_of`.
 
     Attributes:
         name: the column's name.
-        doc: what a cell tells, and when it is None.
+        doc: what a cell holds, and when it is None.
     """
 
     name: str
     doc: str
-
-    @property
-    def unit(self) -> str:
-        """The unit that the name tells, or nothing."""
-        return "share" if _is_share(self.name) else _unit(self.name)
 
 
 #: The columns of a view, in order.
@@ -70,28 +75,34 @@ Schema = tuple[Column, ...]
 
 
 def schema(**docs: str) -> Schema:
-    """The columns of a view, each by its name with what it tells."""
+    """Make the schema of a view from each column's name and description."""
     return tuple(Column(name, doc) for name, doc in docs.items())
 
 
 def names_of(columns: Schema) -> list[str]:
-    """The names of a view's columns."""
+    """Return the names of a view's columns."""
     return [column.name for column in columns]
 
 
 class Table:
-    """Rows with named columns; what every view of a capture hands out.
+    """Rows with named columns: the type of every view of a capture.
 
-    Columns are parallel lists. A cell that is not known is None, never 0. Iterating, indexing and `where` give
-    rows as named tuples; `sort`, `head`, `where` and `select` give new tables and leave this one as it is.
+    A cell that is not known is None, never 0. Iterating and indexing give rows as named tuples.
+    `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
 
-    `begin_ns` is when the recording began, for columns in `POINTS`: their cells are on the trace's own clock, and are
-    shown as the time since then.
+    `begin_ns` is when the recording began. Cells of the columns in `POINTS` are on the trace's own
+    clock; text shows them as the time since the recording began.
 
-    Cost: rows are built when asked for; the table itself holds only the columns.
+    Cost: the table holds only its columns, as lists; rows are built when they are read.
 
     Examples:
-        >>> table = Table({"name": ["aten::relu", "aten::mm"], "calls": [2, 1], "self_cpu_ns": [5_000, 2_500_000]})
+        >>> table = Table(
+        ...     {
+        ...         "name": ["aten::relu", "aten::mm"],
+        ...         "calls": [2, 1],
+        ...         "self_cpu_ns": [5_000, 2_500_000],
+        ...     }
+        ... )
         >>> table.sort("self_cpu_ns")
         name        calls  self CPU
         ----------  -----  --------
@@ -113,10 +124,10 @@ class Table:
 
     @classmethod
     def of(cls, columns: Schema, cells: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> Table:
-        """The table of a view: the cells of its columns, in the order of the schema.
+        """Make the table of a view from its cells, in the order of the schema.
 
         Raises:
-            ValueError: there are cells for other columns than those of the schema.
+            ValueError: the names of the cells are not those of the schema.
         """
         names = names_of(columns)
         if set(names) != set(cells):
@@ -126,9 +137,8 @@ class Table:
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name != "_row"
-        }  # a class that no module holds
+        # Pickle cannot find the class of `_row` in any module.
+        return {name: value for name, value in vars(self).items() if name != "_row"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _row=namedtuple("Row", state["_columns"]))
@@ -139,10 +149,10 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """One column's values; torch's own names (`self_cpu_time_total`) are understood too.
+        """Return the values of one column, by its own name or torch's (`self_cpu_time_total`).
 
         Raises:
-            KeyError: the table has no such column; the message lists those it has.
+            KeyError: the table has no such column; the message lists the columns it has.
         """
         found = TORCH_NAMES.get(name, name)
         if found not in self._columns:
@@ -159,9 +169,10 @@ class Table:
         return self._row(*(column[index] for column in self._columns.values()))
 
     def sort(self, by: str, *, descending: bool | None = None) -> Table:
-        """The same rows ordered by one column; unknown cells come last.
+        """Return the rows ordered by one column, with unknown cells last.
 
-        Numbers run downwards and text upwards unless `descending` says otherwise; equal cells keep their order.
+        Numbers go from high to low and text from A to Z, unless `descending` is given. Rows with
+        equal cells keep their order.
         """
         values = self.column(by)
         known = [i for i, value in enumerate(values) if value is not None]
@@ -172,14 +183,15 @@ class Table:
         return self._take(known + unknown)
 
     def head(self, rows: int) -> Table:
-        """The first `rows` rows; all of them for -1, as in torch's `row_limit`."""
+        """Return the first `rows` rows; all rows for -1, as in torch's `row_limit`."""
         return self._take(range(len(self) if rows == ALL else min(rows, len(self))))
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
-        """The rows for which `test(row)` holds and whose cells are what is given by name: a value, or a test of it.
+        """Return the rows that pass `test(row)` and all conditions on columns.
 
-        An unknown cell passes no test: `where(flops=lambda n: n > 1e9)` needs no look for None; `where(flops=None)`
-        finds the unknown ones.
+        A condition is a value that the cell must equal, or a function of the cell. Functions are
+        not called for unknown cells, and such rows are left out: `where(flops=lambda n: n > 1e9)`
+        needs no check for None. `where(flops=None)` finds the rows with unknown cells.
         """
         wanted = [(self.column(name), value) for name, value in equal.items()]
         return self._take(
@@ -190,11 +202,13 @@ class Table:
         )
 
     def select(self, columns: Sequence[str]) -> Table:
-        """The same rows with only these columns, in this order."""
+        """Return the rows with only these columns, in this order."""
         return self._with({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table as a pandas frame with nullable dtypes: integers stay integers, an unknown cell is `<NA>`.
+        """Return a pandas frame with nullable dtypes.
+
+        Integers stay integers, and unknown cells are `<NA>`.
 
         Raises:
             MissingPackage: pandas is not installed.
@@ -206,7 +220,7 @@ class Table:
         )
 
     def to_polars(self) -> polars.DataFrame:
-        """The table as a polars frame; an unknown cell is null.
+        """Return a polars frame; unknown cells are null.
 
         Raises:
             MissingPackage: polars is not installed.
@@ -220,7 +234,7 @@ class Table:
         return frame
 
     def to_arrow(self) -> pyarrow.Table:
-        """The table as an Arrow table; an unknown cell is null.
+        """Return an Arrow table; unknown cells are null.
 
         Raises:
             MissingPackage: pyarrow is not installed.
@@ -235,10 +249,10 @@ class Table:
         )
 
     def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
-        """Each column's types elsewhere; None where its cells are of no plain kind."""
+        """Each column's types in pandas, polars and pyarrow; None for cells of mixed types."""
         return ((name, _DTYPES.get(_kind(name, values))) for name, values in self._columns.items())
 
-    def _take(self, indices: Any) -> Table:
+    def _take(self, indices: Iterable[int]) -> Table:
         chosen = list(indices)
         return self._with(
             {name: [column[i] for i in chosen] for name, column in self._columns.items()}
@@ -248,7 +262,7 @@ class Table:
         return Table(columns, begin_ns=self._begin_ns)
 
     def since_begin(self) -> Table:
-        """The same rows with points of time since the recording began."""
+        """Return the rows with points of time counted from the begin of the recording."""
         if not self._begin_ns or not POINTS.intersection(self._columns):
             return self
         return Table(
@@ -270,7 +284,7 @@ class Table:
         return "\n".join([to_text(known, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first rows; a tooltip gives a cell's exact value, a bar behind it its share."""
+        """The first rows for a notebook: exact values as tooltips, shares also as bars."""
         known, notes = _abridged(self)
         return render(
             "report/templates/table.html",
@@ -282,10 +296,56 @@ class Table:
             heading=heading,
             cell_text=cell_text,
             exact_text=_exact_text,
-            is_share=_is_share,
+            is_share=lambda name: unit_of(name) == "share",
         )
 
     __html__ = _repr_html_  # for templates that contain a table
+
+
+class GroupableTable(Table):
+    """A table whose rows can be grouped in another way after `sort`, `head`, `where` and `select`.
+
+    `keys` identifies each row. Rows of another grouping that belong to the same row have its key.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        keys: Iterable[Hashable],
+        *,
+        begin_ns: int = 0,
+    ) -> None:
+        super().__init__(columns, begin_ns=begin_ns)
+        self._keys = list(keys)
+        self._sorted_by: tuple[str, bool | None] | None = None
+
+    def sort(self, by: str, *, descending: bool | None = None) -> Self:
+        """Return the rows ordered by one column, with unknown cells last. See `Table.sort`."""
+        made = cast("Self", super().sort(by, descending=descending))
+        made._sorted_by = TORCH_NAMES.get(by, by), descending
+        return made
+
+    def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
+        """Make the table of another grouping: only keys of this table's rows, in its order."""
+        table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
+        if not kept.issuperset(keys):
+            table = table._take(row for row, key in enumerate(keys) if key in kept)
+        if self._sorted_by is None or self._sorted_by[0] not in table.columns:
+            return table
+        by, descending = self._sorted_by
+        return table.sort(by, descending=descending)
+
+    def _take(self, indices: Iterable[int]) -> Table:
+        chosen = list(indices)
+        made = cast("Self", super()._take(chosen))
+        made._keys = [self._keys[row] for row in chosen]
+        return made
+
+    def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
+        made = object.__new__(type(self))
+        own = {name: list(column) for name, column in columns.items()}
+        made.__setstate__(vars(self) | {"_columns": own})
+        return made
 
 
 def _passes(cell: Any, wanted: Any) -> bool:
@@ -302,24 +362,29 @@ def _package(name: str, what: str, extra: str) -> Any:
 
 
 def _kind(column: str, values: Sequence[Any]) -> type:
-    """What all cells are; a column of which nothing is known goes by its name, so that tables of one view fit."""
+    """The type of a column's cells; the column's name decides where all cells are unknown."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
-        return float if _is_share(column) else int if _unit(column) else str
+        unit = unit_of(column)
+        return float if unit == "share" else int if unit else str
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
-def known_columns(table: Table) -> list[str]:
-    """The names of the columns of which something is known."""
+def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
+    """Return the names of the columns that hold a value, of `names` or of all columns.
+
+    In a table without rows every column counts as known.
+    """
     return [
         name
-        for name in table.columns
-        if not len(table) or any(cell is not None for cell in table.column(name))
+        for name in (table.columns if names is None else names)
+        if name in table.columns
+        and (not len(table) or any(cell is not None for cell in table.column(name)))
     ]
 
 
 def _abridged(table: Table) -> tuple[Table, list[str]]:
-    """The part that an interpreter shows: the first rows, the columns of which something is known; and what is not."""
+    """The first rows and the known columns, for an interpreter; and notes on what is left out."""
     known = known_columns(table)
     unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []
@@ -331,18 +396,16 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 
 
 def _exact_text(column: str, value: Any) -> str:
-    """A cell as it is, with its unit, for a tooltip."""
-    return (
-        f"{value:,} {_unit(column)}".rstrip()
-        if isinstance(value, int | float)
-        else printable(str(value))
-    )
+    """A cell without rounding, with its unit, for a tooltip."""
+    if not isinstance(value, int | float):
+        return printable(str(value))
+    return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
 
 
 def to_text(table: Table, *, name_width: int = 60) -> str:
-    """The table as aligned plain text, a line a row, times, bytes and counts in readable units.
+    """Return the table as aligned plain text, with times, bytes and counts in readable units.
 
-    Text longer than `name_width` characters keeps its head and tail. An unknown cell is shown as "-".
+    Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
@@ -363,13 +426,13 @@ def to_text(table: Table, *, name_width: int = 60) -> str:
 
 
 def is_text(values: Sequence[Any]) -> bool:
-    """Whether a column is shown as text, at the left, and not as numbers."""
+    """Whether a column holds text, which is aligned left, and not numbers."""
     first = next((value for value in values if value is not None), None)
     return not isinstance(first, int | float)
 
 
 def heading(name: str) -> str:
-    """What stands above a column: its name in words; a unit that its cells show is left out."""
+    """Return a column's title: its name in words, without the unit, which its cells show."""
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
@@ -377,32 +440,29 @@ def heading(name: str) -> str:
     return " ".join("CPU" if word == "cpu" else word for word in words)
 
 
-def _is_share(column: str) -> bool:
-    """Whether the cells are fractions of a whole."""
-    return column.endswith(("share", "_covered"))
+def unit_of(column: str) -> str:
+    """Return the unit that a column's name tells.
 
-
-def _unit(column: str) -> str:
-    """The unit that a column's name gives, or nothing."""
+    It is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
+    """
+    if column.endswith(("share", "_covered")):
+        return "share"
     if column.endswith("_ns") or "_ns_" in column:
         return "ns"
-    return next((unit for unit in ("bytes", "flops") if column.endswith(unit)), "")
+    for unit in ("bytes", "flops"):
+        if column.endswith((unit, f"{unit}_per_second")):
+            return unit if column.endswith(unit) else f"{unit}/s"
+    return ""
 
 
 def cell_text(column: str, value: Any, width: int = 60) -> str:
-    """One cell as text in one line, in the unit that its column's name tells; "-" for an unknown one."""
+    """Return one cell as one line of text, in the unit that its column's name tells.
+
+    An unknown cell is "-". Text longer than `width` characters is shortened in the middle.
+    """
     if value is None:
         return "-"
-    unit = _unit(column)
-    if unit == "ns":
-        return duration(value)
-    if column.endswith("bytes_per_second"):
-        unit = "bytes"
-    if unit == "bytes":
-        return size(value)
-    if unit == "flops" or column.endswith("flops_per_second"):
-        return count(value)
-    if _is_share(column):
-        return f"{value:.1%}"
+    if as_text := _TEXTS.get(unit_of(column)):
+        return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"

@@ -1,8 +1,8 @@
-"""What the overview page of TensorBoard's PyTorch plugin tells, by the plugin's definitions.
+"""The figures of the overview page of TensorBoard's PyTorch plugin, by the plugin's definitions.
 
-They are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the page). A moment of a step belongs
-to the first of kernel, memcpy, memset, communication, runtime, data loader and CPU that covers it, and otherwise to
-other; a step's time is moved to where its device work ended.
+They are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the page). A moment
+of a step counts for the first of kernel, memcpy, memset, communication, runtime, data loader and
+CPU that is active, else for other. A step ends when its device work ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
+from instrument.analysis.groupby import Groups, intern
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
 from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Schema, Table, schema
@@ -37,14 +38,15 @@ _ROLES = (
     "loader_ns",
     "cpu_ns",
 )
-# A last step with a smaller share of the device work of the one before was cut off, and is left out.
+# A last step with a smaller share of the device events of the step before was cut off, and is left
+# out.
 _WHOLE_STEP = 0.8
-# CPU operators of collectives; on the CPU they are all that shows of communication.
+# CPU operators of collectives: on the CPU, the only events of communication.
 _COLLECTIVES = ("nccl:", "gloo:")
 
 
 class Steps(NamedTuple):
-    """The plugin's steps: positions among the events, or -1 for the whole recording, and when each starts and ends."""
+    """The plugin's steps: positions among the events (-1: the whole recording), starts and ends."""
 
     event: Ints
     start_ns: Ints
@@ -53,10 +55,10 @@ class Steps(NamedTuple):
 
 # The last eight columns sum to `duration_ns`; each moment counts for the first of them that holds.
 OVERVIEW: Schema = schema(
-    number="the step's number; None in a trace without steps, which is one step",
+    number="the step's number; None in a trace without steps, which counts as one step",
     start_ns="when it began, on the trace's own clock",
-    duration_ns="until its last device event ended, or later it itself on the CPU",
-    kernel_ns="a kernel that is no communication ran",
+    duration_ns="until its last device event ended, or its own end on the CPU if that is later",
+    kernel_ns="a kernel other than communication ran",
     memcpy_ns="a copy ran",
     memset_ns="a memset ran",
     communication_ns="communication ran",
@@ -66,29 +68,30 @@ OVERVIEW: Schema = schema(
     other_ns="none of these",
 )
 DEVICES: Schema = schema(
-    device="the trace's own process of the device",
+    device="the process that stands for the device in the trace",
     kernels="how many kernels ran",
     busy_ns="time in which a kernel ran",
     total_ns="time from the first step's start to the last one's end",
     utilization="`busy_ns` over `total_ns`, a fraction",
-    sm_efficiency="how many of the multiprocessors had a block to run, a mean over all of the "
-    "time as a fraction: the sum of blocks per multiprocessor over the kernels that run, at "
-    "most 1; None where the trace does not hold it",
-    occupancy="Kineto's estimate of the achieved occupancy as a fraction, a mean over the "
-    "kernels weighted by time; None where the trace does not hold it, as on ROCm",
+    sm_efficiency="the fraction of multiprocessors with a block to run, averaged over all of the "
+    "time: the sum of blocks per multiprocessor over the running kernels, at most 1; None where "
+    "the trace does not hold it",
+    occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the "
+    "kernels' time; None where the trace does not hold it, as on ROCm",
     occupancy_covered="share of the kernels' time for which there is an estimate",
 )
 
 
 def overview(events: Events, work: Work) -> Table:
-    """One row for each step as the plugin counts them; see `OVERVIEW`.
+    """Return one row for each step as the plugin counts them; see `OVERVIEW`.
 
-    A step ends with the last device event that it launched, or later with the CPU, and the next one starts there. A
-    last step with less than 0.8 of the device events of the one before is left out, as it was cut off. A trace without
-    steps is one, whose `number` is None.
+    A step ends with the last device event that it launched, or later with the CPU, and the next one
+    starts there. A last step with less than 0.8 of the device events of the step before was cut
+    off, and is left out. A trace without steps is one step, whose `number` is None.
 
-    Other than in the plugin, communication is told by the rule of `breakdown`, an annotation of the data loader counts
-    like an operator of that name, and where there are no steps the one lasts until the device has ended too.
+    This differs from the plugin in three ways: communication is decided by the rule of `breakdown`,
+    an annotation of the data loader counts like an operator of that name, and a trace without steps
+    also lasts until the device has ended.
     """
     steps = _steps(events, work)
     timeline = sweep(_layers(events, work))
@@ -112,22 +115,20 @@ def overview(events: Events, work: Work) -> Table:
 
 
 def devices(events: Events, work: Work) -> Table:
-    """How well each device was used between the start of the first step of `overview` and the end of the last.
+    """Return how well each device was used from the start of the first step to the end of the last.
 
-    See `DEVICES`. The plugin takes a missing estimate of the occupancy for 0: its figure is `occupancy` times
-    `occupancy_covered`.
+    See `DEVICES`. The plugin counts a missing estimate of the occupancy as 0: its figure is
+    `occupancy` times `occupancy_covered`.
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
-    process = [process for process, _ in events.threads]
-    first: dict[int | str, int] = {}
-    device = np.array([first.setdefault(p, k) for k, p in enumerate(process)], np.int64)
-    device = device[events.thread[work.event[kernels]]]
-    order = np.argsort(device, kind="stable")
-    found, starts = np.unique(device[order], return_index=True)
-    present = found.tolist() if len(steps.event) else []
-    of_each = np.split(work.event[kernels[order]], starts[1:])
-    rows = [_usage(events, of_one, steps) for _, of_one in zip(present, of_each)]
+    number, processes = intern(process for process, _ in events.threads)
+    groups = Groups(number[events.thread[work.event[kernels]]], len(processes))
+    used = {
+        process: _usage(events, work.event[kernels[rows]], steps)
+        for process, rows in zip(processes, groups.rows())
+        if len(rows) and len(steps.event)
+    }
     names = (
         "kernels",
         "busy_ns",
@@ -138,8 +139,8 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy_covered",
     )
     cells = {
-        "device": [process[k] for k in present],
-        **{name: [row[name] for row in rows] for name in names},
+        "device": list(used),
+        **{name: [row[name] for row in used.values()] for name in names},
     }
     return Table.of(DEVICES, cells)
 
@@ -164,7 +165,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """The time in which kernels run, times their blocks per multiprocessor, together at most 1."""
+    """The kernels' time, times their blocks per multiprocessor, at most 1 at any moment."""
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
@@ -175,7 +176,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps with their times moved to the device's, the last one left out where it was cut off."""
+    """The steps, ended by their device work, without a last one that was cut off."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -201,14 +202,14 @@ def _whole_recording(events: Events) -> Steps:
 
 
 def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
-    """The device events whose launching calls lie wholly in a step, and which step that is."""
+    """The device events whose launching calls lie wholly in a step, and the index of that step."""
     step = np.where(work.call >= 0, launching_step(events, work, index), -1)
     inside = (step >= 0) & (events.end_ns[work.call] <= events.end_ns[index][step])
     return np.flatnonzero(inside), step[inside]
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps are left once those at the end without device work, or with too little, are cut off."""
+    """How many steps remain without those at the end that have too little device work."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

@@ -1,105 +1,149 @@
-"""`Views`: a capture's metadata, its events, and the tables on them, each made once."""
+"""`Views`: a capture's metadata, its events, and the tables of them, each made once.
+
+`VIEWS` lists the tables. The functions that make them are imported when a table is first used, so
+that `instrument show --help` reads the list without numpy.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from instrument import files
+from instrument.analysis.table import Schema, Table, schema
+from instrument.errors import CaptureError
+from instrument.printable import printable
+from instrument.range_names import REGION
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-from instrument import files, storage
-from instrument.analysis.breakdown import (
-    BREAKDOWN,
-    COMMUNICATION_NAMES,
-    Work,
-    check_names,
-    device_work,
-)
-from instrument.analysis.breakdown import breakdown as _breakdown
-from instrument.analysis.kernels import COPIES, KERNELS, LAUNCHES, STREAMS
-from instrument.analysis.kernels import copies as _copies
-from instrument.analysis.kernels import kernels as _kernels
-from instrument.analysis.kernels import launches as _launches
-from instrument.analysis.kernels import streams as _streams
-from instrument.analysis.memory_categories import MEMORY_CATEGORIES, Categories
-from instrument.analysis.memory_categories import read as _categories
-from instrument.analysis.memory_categories import table as _memory_categories
-from instrument.analysis.memory_timeline import (
-    LIVE,
-    MEMORY_DEVICES,
-    MEMORY_EVENTS,
-    MEMORY_STEPS,
-    SIZES,
-    MemoryView,
-)
-from instrument.analysis.operators import OPERATORS, OPS_WITHOUT_FLOPS, OperatorTable
-from instrument.analysis.operators import operators as _operators
-from instrument.analysis.ranges import ATTRIBUTION, RANGES, REST, RangeTable
-from instrument.analysis.ranges import ranges as _ranges
-from instrument.analysis.stacks import Stack
-from instrument.analysis.stacks import stacks as _stacks
-from instrument.analysis.steps import MOMENTS, STEPS
-from instrument.analysis.steps import moments as _moments
-from instrument.analysis.steps import steps as _steps
-from instrument.analysis.table import Schema, Table, schema
-from instrument.analysis.tensorboard_overview import DEVICES, OVERVIEW
-from instrument.analysis.tensorboard_overview import devices as _devices
-from instrument.analysis.tensorboard_overview import overview as _overview
-from instrument.errors import CaptureError
-from instrument.links.links import Links
-from instrument.patterns import Pattern
-from instrument.printable import printable
-from instrument.range_names import REGION
-from instrument.trace import capture_json, column_cache
-from instrument.trace.events import Events
+    from instrument.analysis.breakdown import Work
+    from instrument.analysis.memory_categories import Categories
+    from instrument.analysis.memory_timeline import MemoryView
+    from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.ranges import RangeTable
+    from instrument.analysis.stacks import Stack
+    from instrument.links.links import Links
+    from instrument.patterns import Pattern
+    from instrument.trace.capture_json import Metadata
+    from instrument.trace.events import Events
 
-METADATA_FILE = capture_json.METADATA_FILE
 TRACE_FILES = ("trace.json.gz", "trace.json")
-# Says where a capture was sent, and is of no use there.
+# Records where a capture was uploaded to; it is not uploaded itself.
 NOTE_FILE = "upload.json"
-# Files are named after a capture, with more before and behind.
+# Bytes. Files are named after a capture, with a prefix and a suffix.
 _LONGEST_NAME = 128
 
+# What `OperatorTable.by` groups by besides the name.
+Grouping = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 COMPILED_RANGES: Schema = schema(
-    name="the range, which was called and cannot be timed",
-    region="the compiled region that holds it, as torch names it",
+    name="the range; it was called, and cannot be timed",
+    region="the compiled region that contains it, as torch names it",
 )
-#: The columns of each view that is a table, by its name; dots lead further in.
-SCHEMAS: dict[str, Schema] = {
-    "operators": OPERATORS,
-    "operators.ops_without_flops": OPS_WITHOUT_FLOPS,
-    "ranges": RANGES,
-    "ranges.attribution": ATTRIBUTION,
-    "ranges.rest": REST,
-    "steps": STEPS,
-    "moments": MOMENTS,
-    "breakdown": BREAKDOWN,
-    "kernels": KERNELS,
-    "copies": COPIES,
-    "launches": LAUNCHES,
-    "streams": STREAMS,
-    "overview": OVERVIEW,
-    "devices": DEVICES,
-    "memory.devices": MEMORY_DEVICES,
-    "memory.steps": MEMORY_STEPS,
-    "memory.sizes": SIZES,
-    "memory.events": MEMORY_EVENTS,
-    "memory.live()": LIVE,
-    "memory_categories": MEMORY_CATEGORIES,
-    "compiled_ranges": COMPILED_RANGES,
+
+
+class View(NamedTuple):
+    """A table of a capture, and the option of `instrument show` that prints it.
+
+    Attributes:
+        columns: the schema of its columns, as "module:NAME" in `instrument.analysis`.
+        option: the option, without dashes; empty if there is none.
+        help: the help text of the option.
+    """
+
+    columns: str
+    option: str = ""
+    help: str = ""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns; imports their module."""
+        module, name = self.columns.split(":")
+        found: Schema = getattr(import_module(f"instrument.analysis.{module}"), name)
+        return found
+
+
+#: The tables of a capture by the name of the attribute, with dots for attributes of attributes.
+VIEWS = {
+    "ranges": View(
+        "ranges:RANGES",
+        "ranges",
+        "the range tree: time on CPU and device, forward and backward",
+    ),
+    "ranges.attribution": View("ranges:ATTRIBUTION"),
+    "ranges.rest": View("ranges:REST"),
+    "operators": View("operators:OPERATORS", "ops", "the operators, by name or --by"),
+    "operators.ops_without_flops": View("operators:OPS_WITHOUT_FLOPS"),
+    "kernels": View(
+        "kernels:KERNELS",
+        "kernels",
+        "the device's kernels by name, with what launching them cost",
+    ),
+    "steps": View(
+        "steps:STEPS",
+        "steps",
+        "each step, what the device did for it, and what its idle time waited for",
+    ),
+    "moments": View(
+        "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
+    ),
+    "memory.devices": View(
+        "memory_timeline:MEMORY_DEVICES",
+        "memory",
+        "what was allocated and freed on each device, and the peak",
+    ),
+    "memory.steps": View("memory_timeline:MEMORY_STEPS"),
+    "memory.sizes": View("memory_timeline:SIZES"),
+    "memory.events": View("memory_timeline:MEMORY_EVENTS"),
+    "memory.live()": View("memory_timeline:LIVE"),
+    "memory_categories": View(
+        "memory_categories:MEMORY_CATEGORIES",
+        "memory-categories",
+        "what memory was for, where profiler.memory_categories was on",
+    ),
+    "breakdown": View(
+        "breakdown:BREAKDOWN",
+        "breakdown",
+        "the device's time: compute, communication, copies, idle",
+    ),
+    "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
+    "launches": View(
+        "kernels:LAUNCHES",
+        "launches",
+        "the CPU calls that launch device work, and how long it took to start",
+    ),
+    "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
+    "overview": View(
+        "tensorboard_overview:OVERVIEW",
+        "overview",
+        "each step by kernels, copies, communication, loader and CPU",
+    ),
+    "devices": View("tensorboard_overview:DEVICES", "devices", "how well each device was used"),
+    "compiled_ranges": View(
+        "views:COMPILED_RANGES",
+        "compiled-ranges",
+        "the ranges inside compiled regions, which cannot be timed",
+    ),
 }
 
 
 class Views:
-    """One recorded window on one rank, or a bare trace file: its metadata and the views on its events.
+    """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
 
-    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace.
-    `metadata` is the content of `capture.json`, and `about` the part of it that the views use, typed. Users meet this
-    as `Capture`, which adds what is made of the views.
+    The trace is read when a view first needs it; a view is computed once. Users get the subclass
+    `Capture`.
+
+    Attributes:
+        trace_path: the trace file; None where the capture holds none.
+        folder: the capture's folder; None for a trace file alone.
+        metadata: the content of `capture.json`; empty for a trace file alone.
+        communication: the regular expression for names of communication kernels that was given to
+            `load`; None where none was.
     """
 
     def __init__(
@@ -107,70 +151,71 @@ class Views:
         trace_path: Path | None,
         folder: Path | None,
         metadata: dict[str, Any],
-        communication: str = COMMUNICATION_NAMES,
+        communication: str | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
-        self._added: Pattern | None = None  # more of it, by patterns of the capture's own
+        self._added: Pattern | None = None  # names that the recording's config added to the default
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
-        """Open a capture folder, or any Chrome/Kineto trace file; the events are read when a view asks for them.
+        """Open a capture folder, or a trace file; the first view reads its events.
 
-        One at a URL, `s3://bucket/run/NAME`, is fetched at once; see `instrument.storage`.
-
-        `communication` is a regular expression for the names of the kernels that count as communication. None: those of
-        `instrument.analysis.breakdown.COMMUNICATION_NAMES`, and what `profiler.communication` added in the recording,
-        as far as `instrument.patterns` understands it.
+        Args:
+            path: the folder or file. What lies at a URL, such as `s3://bucket/run/NAME`, is fetched
+                now; see `instrument.storage`.
+            communication: a regular expression; kernels whose name it matches are communication.
+                None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
+                `profiler.communication` added when the capture was recorded.
 
         Raises:
-            CaptureError: the path does not exist, or it is a folder without a readable capture.json; what is at a URL
-                cannot be fetched.
+            CaptureError: nothing is at the path, it is a folder without a readable capture.json, or
+                the URL cannot be fetched.
             ConfigError: `communication` is no regular expression, or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
+        from instrument import storage
+        from instrument.analysis.breakdown import check_names
+        from instrument.trace import capture_json
+
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
         kind = kind_of(path)
         if kind == "folder":
-            traces, about = (path / name for name in TRACE_FILES), capture_json.read(path)
-            capture = cls(
-                next((trace for trace in traces if files.is_regular(trace)), None), path, about
-            )
+            about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
+            trace = next((file for file in traces if files.is_regular(file)), None)
+            capture = cls(trace, path, about, communication)
             if communication is None:
-                capture._added = _added_names(path, about)
-            else:
-                capture.communication = communication
+                capture._added = _added_names(path, capture)
             return capture
         if kind is None:
             raise CaptureError(
                 f"There is no capture at {path}; give a capture folder or a trace file."
             )
-        if not path.is_file():  # a pipe that nobody writes into would be waited for
+        if not path.is_file():  # reading a named pipe without a writer would block
             raise CaptureError(f"{path} is no regular file: give a capture folder or a trace file.")
-        return cls(path, None, {}, COMMUNICATION_NAMES if communication is None else communication)
+        return cls(path, None, {}, communication)
 
     @property
-    def about(self) -> capture_json.Metadata:
-        """The metadata that the views use, in the types of `instrument.trace.capture_json.Metadata`.
+    def about(self) -> Metadata:
+        """The part of `metadata` that the views use, as types.
 
         Raises:
-            CaptureError: what was put into `metadata` is of another type.
+            CaptureError: a value in `metadata` is of another type.
         """
-        return capture_json.typed(self.metadata)
+        from instrument.trace.capture_json import typed
+
+        return typed(self.metadata)
 
     @property
     def name(self) -> str:
-        """The capture's name: as recorded, or that of its folder or file; never a path, as files are named after it."""
+        """The capture's name as recorded, else that of its folder or file; never a path."""
         if self.folder is None:
-            return (
-                self.trace_path.name.removesuffix(".gz").removesuffix(".json")
-                if self.trace_path
-                else ""
-            )
+            file = self.trace_path.name if self.trace_path else ""
+            return file.removesuffix(".gz").removesuffix(".json")
         recorded = Path(self.about.name or "").name
         is_plain = (
             recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
@@ -179,7 +224,7 @@ class Views:
 
     @property
     def place(self) -> Path | None:
-        """Where the capture lies, or will lie once its sinks have run; of a bare trace the file."""
+        """Where the capture lies, or will lie once its sinks have run; the file of a bare trace."""
         if (
             self.folder is not None
             and self.folder.name.startswith(".")
@@ -190,112 +235,145 @@ class Views:
 
     @cached_property
     def events(self) -> Events:
-        """Every event with a duration, and memory, as columns.
+        """Every event with a duration, and the allocations and frees, as columns.
 
         Raises:
             CaptureError: the folder holds no trace.
             TraceError: the trace file cannot be read.
         """
+        from instrument.trace import column_cache
+
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; record it with keep=true."
+                f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; "
+                "record it with keep=true."
             )
         place = self.place if self.folder else None
         return column_cache.read(self.trace_path, place and place / self.trace_path.name)
 
     @cached_property
     def links(self) -> Links:
-        """The CPU's side as one nesting, which several views stand on; see `instrument.links.links`."""
+        """The call tree of the CPU and what each call launched; see `instrument.links.links`."""
+        from instrument.links.links import Links
+
         return Links(self.events)
 
     @cached_property
     def operators(self) -> OperatorTable:
         """The operator table, as torch's `key_averages()`; see `instrument.analysis.operators`."""
-        return _operators(self.links)
+        from instrument.analysis.operators import operators
+
+        return operators(self.links)
 
     @cached_property
     def ranges(self) -> RangeTable:
-        """The range tree of the annotations, and the whole in parts; see `instrument.analysis.ranges.RangeTable`."""
-        return _ranges(self.links, self.about.module_types)
+        """The range tree of the annotations; see `instrument.analysis.ranges.RangeTable`."""
+        from instrument.analysis.ranges import ranges
+
+        return ranges(self.links, self.about.module_types)
 
     @cached_property
     def work(self) -> Work:
-        """What ran on the devices, with its kind and launch; see `instrument.analysis.breakdown`."""
+        """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
+        from instrument.analysis.breakdown import device_work
+
         return device_work(self.events, self.communication, self._added)
 
     @cached_property
     def breakdown(self) -> Table:
         """One row: the device's time by what it did; see `instrument.analysis.breakdown`."""
-        return _breakdown(self.work)
+        from instrument.analysis.breakdown import breakdown
+
+        return breakdown(self.work)
 
     @cached_property
     def steps(self) -> Table:
-        """The finished steps and what the device did for each; see `instrument.analysis.steps`."""
-        return _steps(self.events, self.work)
+        """The finished steps and the device's work for each; see `instrument.analysis.steps`."""
+        from instrument.analysis.steps import steps
+
+        return steps(self.events, self.work)
 
     @cached_property
     def moments(self) -> Table:
         """The moments marked with `instrument.mark`; see `instrument.analysis.steps.moments`."""
-        return _moments(self.events)
+        from instrument.analysis.steps import moments
+
+        return moments(self.events)
 
     @cached_property
     def kernels(self) -> Table:
         """The kernels by name, with what launching them cost; see `analysis.kernels`."""
-        return _kernels(self.events, self.work)
+        from instrument.analysis.kernels import kernels
+
+        return kernels(self.events, self.work)
 
     @cached_property
     def copies(self) -> Table:
         """The copies and memsets by kind, with their bandwidth; see `analysis.kernels`."""
-        return _copies(self.events, self.work)
+        from instrument.analysis.kernels import copies
+
+        return copies(self.events, self.work)
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launched device work, and how long it took to start; see `analysis.kernels`."""
-        return _launches(self.events, self.work)
+        """The CPU calls that launched device work, with its delay; see `analysis.kernels`."""
+        from instrument.analysis.kernels import launches
+
+        return launches(self.events, self.work)
 
     @cached_property
     def streams(self) -> Table:
-        """What ran on each stream of each device; see `analysis.kernels`."""
-        return _streams(self.events, self.work)
+        """The work of each stream of each device; see `analysis.kernels`."""
+        from instrument.analysis.kernels import streams
+
+        return streams(self.events, self.work)
 
     @cached_property
     def overview(self) -> Table:
-        """The steps as TensorBoard's plugin breaks them down; see `analysis.tensorboard_overview`."""
-        return _overview(self.events, self.work)
+        """The steps as TensorBoard's plugin splits them; see `analysis.tensorboard_overview`."""
+        from instrument.analysis.tensorboard_overview import overview
+
+        return overview(self.events, self.work)
 
     @cached_property
     def devices(self) -> Table:
-        """How well each device was used, by utilization and occupancy; see `analysis.tensorboard_overview`."""
-        return _devices(self.events, self.work)
+        """The utilization and occupancy of each device; see `analysis.tensorboard_overview`."""
+        from instrument.analysis.tensorboard_overview import devices
+
+        return devices(self.events, self.work)
 
     @cached_property
     def memory(self) -> MemoryView:
-        """What lived in memory over time, by device; see `instrument.analysis.memory_timeline`."""
+        """The memory in use over time, by device; see `instrument.analysis.memory_timeline`."""
+        from instrument.analysis.memory_timeline import MemoryView
+
         return MemoryView(self.links)
 
     @cached_property
     def categories(self) -> list[Categories]:
-        """What lived in memory over time by torch's categories, by device; see `analysis.memory_categories`."""
-        return [] if self.folder is None else _categories(self.folder, self.events.base_ns)
+        """The memory of each of torch's categories over time; see `analysis.memory_categories`."""
+        from instrument.analysis.memory_categories import read
+
+        return [] if self.folder is None else read(self.folder, self.events.base_ns)
 
     @cached_property
     def memory_categories(self) -> Table:
-        """What each of torch's categories of memory held, by device; see `analysis.memory_categories`."""
-        return _memory_categories(self.categories)
+        """The memory of each of torch's categories, by device; see `analysis.memory_categories`."""
+        from instrument.analysis.memory_categories import table
+
+        return table(self.categories)
 
     @cached_property
     def compiled_ranges(self) -> Table:
-        """The ranges that torch.compile traced into a region that ran in this window; see `COMPILED_RANGES`.
+        """The ranges inside compiled regions that ran in this window; see `COMPILED_RANGES`.
 
-        They were called, and their time is part of the region's; the compiled code does not know where they stood.
+        They were called, and their time is part of the region's. The compiled code does not record
+        where they begin and end.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
-        cells = {
-            "name": [entry.range for entry in here],
-            "region": [entry.region for entry in here],
-        }
-        return Table.of(COMPILED_RANGES, cells)
+        names, regions = [entry.range for entry in here], [entry.region for entry in here]
+        return Table.of(COMPILED_RANGES, {"name": names, "region": regions})
 
     def stacks(
         self,
@@ -304,12 +382,15 @@ class Views:
         range: str | None = None,
         threads: bool = False,
     ) -> list[Stack]:
-        """Call paths with the time that belongs to the last frame of each; see `instrument.analysis.stacks`.
+        """Return call paths with the time spent in the last frame of each; see `analysis.stacks`.
 
         Raises:
-            CaptureError: the trace holds no Python frames, no such range, or, for `device`, nothing that ran there.
+            CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work
+                of a device.
         """
-        return _stacks(self.events, metric, range=range, threads=threads)
+        from instrument.analysis.stacks import stacks
+
+        return stacks(self.events, metric, range=range, threads=threads)
 
     def __repr__(self) -> str:
         where = self.folder or self.trace_path
@@ -317,10 +398,10 @@ class Views:
 
 
 def kind_of(path: Path) -> Literal["folder", "file"] | None:
-    """What there is at a path that the user has named, which may be a link; None: nothing.
+    """Return whether a folder or a file is at a path, which may be a link; None for neither.
 
     Raises:
-        CaptureError: it cannot be looked at.
+        CaptureError: the path cannot be read.
     """
     try:
         return "folder" if path.is_dir() else "file" if path.exists() else None
@@ -329,29 +410,34 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """What of a capture's folder others get, capture.json last: whoever finds it there finds the rest too.
+    """List the files of a capture that are uploaded, capture.json last.
 
-    Without hidden files, links, the columns that older versions kept beside its trace, and the note of where it was
-    sent.
+    A reader that finds capture.json then finds the other files too. Hidden files, links, the column
+    files that older versions kept beside the trace, and the upload's own note are left out.
     """
-    kept = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
+    from instrument.trace.capture_json import METADATA_FILE
+
+    left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     inner = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
         each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)
     ]
-    return sorted(
-        (file for file in found if file not in kept), key=lambda file: (file == METADATA_FILE, file)
-    )
+    kept = (file for file in found if file not in left_out)
+    return sorted(kept, key=lambda file: (file == METADATA_FILE, file))
 
 
-def _added_names(folder: Path, about: dict[str, Any]) -> Pattern | None:
-    """What the recording's config added to the names that count as communication."""
-    if not (added := capture_json.typed(about).config.communication):
+def _added_names(folder: Path, capture: Views) -> Pattern | None:
+    """The names that the recording's config added to those of communication kernels."""
+    from instrument.patterns import Pattern
+    from instrument.trace.capture_json import METADATA_FILE
+
+    if not (added := capture.about.config.communication):
         return None
     try:
         return Pattern(added)
     except ValueError as error:
         raise CaptureError(
-            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, which cannot be used "
-            f"({error}): mend it there, or give Capture.load its communication."
+            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, "
+            f"which cannot be used ({error}): mend it there, or give Capture.load its "
+            "communication."
         ) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from instrument.errors import ConfigError
+from instrument.units import size
 
 HELP = "show or clear what is kept to read traces faster"
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> str:
         lines += [f"Could not remove {path}." for path in old if path not in removed]
         return "\n".join(lines)
     most, kept = cache.most_bytes(), cache.entries()
-    lines = [f"The cache is {cache.location()}: {_amount(kept)} of at most {_bytes(most)}."]
+    lines = [f"The cache is {cache.location()}: {_amount(kept)} of at most {size(most)}."]
     for start, kind in _KINDS.items():
         if found := [entry for entry in kept if entry.path.name.startswith(start)]:
             lines.append(f"  {kind}: {_amount(found)}")
@@ -66,10 +67,4 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _amount(found: Iterable[object]) -> str:
     sizes = [getattr(entry, "size", 0) for entry in found]
-    return f"{len(sizes)} {'entry' if len(sizes) == 1 else 'entries'}, {_bytes(sum(sizes))}"
-
-
-def _bytes(size: int) -> str:
-    from instrument.analysis.table import cell_text
-
-    return cell_text("bytes", size)
+    return f"{len(sizes)} {'entry' if len(sizes) == 1 else 'entries'}, {size(sum(sizes))}"

@@ -7,7 +7,9 @@ import sys
 from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
+from instrument.analysis.views import VIEWS, Grouping
 from instrument.cli.arguments import ROWS, column_names, path_or_url, positive, row_count
 from instrument.cli.output import Parts
 from instrument.cli.paths import newest_capture, tell_others
@@ -16,36 +18,9 @@ from instrument.files import regular_files
 
 HELP = "print the range tree and the costliest operators, or another view"
 
-# What `show` prints when asked for: its option, the capture's view, which must be a table, and what that tells. The
-# first two have a layout of their own; the names stand here and not in Capture, so that --help needs no numpy.
-VIEWS = {
-    "ranges": ("ranges", "the range tree: time on CPU and device, forward and backward"),
-    "ops": ("operators", "the operators, by name or --by"),
-    "kernels": ("kernels", "the device's kernels by name, with what launching them cost"),
-    "steps": ("steps", "each step, what the device did for it, and what its idle time waited for"),
-    "moments": ("moments", "the moments that were marked with instrument.mark"),
-    "memory": ("memory.devices", "what was allocated and freed on each device, and the peak"),
-    "memory-categories": (
-        "memory_categories",
-        "what memory was for, where profiler.memory_categories was on",
-    ),
-    "breakdown": ("breakdown", "the device's time: compute, communication, copies, idle"),
-    "copies": ("copies", "copies and memsets, with their bandwidth"),
-    "launches": (
-        "launches",
-        "the CPU calls that launch device work, and how long it took to start",
-    ),
-    "streams": ("streams", "what ran on each stream of each device"),
-    "overview": ("overview", "each step by kernels, copies, communication, loader and CPU"),
-    "devices": ("devices", "how well each device was used"),
-    "compiled-ranges": (
-        "compiled_ranges",
-        "the ranges inside compiled regions, which cannot be timed",
-    ),
-}
-
-# What `--by` groups operators by, as the table sink's option of that name.
-GROUPINGS = ("name", "input_shapes", "stack", "overload", "thread", "step", "device", "range")
+# The view that each option prints.
+OPTIONS = {view.option: name for name, view in VIEWS.items() if view.option}
+GROUPINGS = ("name", *get_args(Grouping))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=column_names,
         help="columns to show (the usual ones); all: every known one",
     )
-    for option, (view, tells) in VIEWS.items():
-        add(f"--{option}", dest="views", action="append_const", const=view, help=tells)
+    for option, name in OPTIONS.items():
+        add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
     told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
     add("--timings", action="store_true", help=told)
     add(

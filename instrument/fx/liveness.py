@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from instrument.analysis.table import Table, cell_text
+from instrument.analysis.table import Table
+from instrument.units import size
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,12 +44,12 @@ class Liveness:
 
     def __str__(self) -> str:
         most = self.at_peak.head(3)
-        held = ", ".join(f"{row.name} {cell_text('bytes', row.alive_bytes)}" for row in most)
+        held = ", ".join(f"{row.name} {size(row.alive_bytes)}" for row in most)
         return (
-            f"Activations take up to {cell_text('bytes', self.peak_bytes)}, at {self.peak_node}"
-            f"{f' (held by {held})' if held else ''}, plus {cell_text('bytes', self.input_bytes)} "
-            f"of inputs and {cell_text('bytes', self.model_bytes)} of parameters and buffers. "
-            "Not counted: memory that a node frees again, and what autograd keeps."
+            f"Activations take up to {size(self.peak_bytes)}, at {self.peak_node}"
+            f"{f' (held by {held})' if held else ''}, plus {size(self.input_bytes)} of inputs and "
+            f"{size(self.model_bytes)} of parameters and buffers. Not counted: memory that a node "
+            "frees again, and what autograd keeps."
         )
 
     __repr__ = __str__
@@ -78,8 +79,8 @@ def liveness(
     last_use = _last_uses(nodes)
     known: dict[int, _Storage] = {}
     for at, given in enumerate(storages):
-        for number, size in given:
-            storage = known.setdefault(number, _Storage(size, at, at))
+        for number, size_bytes in given:
+            storage = known.setdefault(number, _Storage(size_bytes, at, at))
             used = last_use[at]
             stays = used is None or storage.freed is None
             storage.freed = None if stays else max(storage.freed, used)  # type: ignore[type-var]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from instrument import cache
-from instrument.analysis.table import cell_text
 from instrument.errors import ConfigError
+from instrument.units import count, size
 
 #: The types whose rate can be measured.
 MEASURED = ("float32", "float64", "bfloat16", "float16")
@@ -42,12 +42,8 @@ class Machine:
     bytes_per_second: int
 
     def __str__(self) -> str:
-        rates = [
-            f"{cell_text('flops_per_second', rate)} {name} FLOPs"
-            for name, rate in self.flops_per_second.items()
-        ]
-        rates.append(cell_text("bytes_per_second", self.bytes_per_second))
-        return f"{self.device}: {', '.join(rates)} a second"
+        rates = [f"{count(rate)} {name} FLOPs" for name, rate in self.flops_per_second.items()]
+        return f"{self.device}: {', '.join([*rates, size(self.bytes_per_second)])} a second"
 
 
 def measured(

@@ -133,8 +133,8 @@ def _under_step(links: Links) -> Flags:
 
 def _recording_gradients(links: Links) -> Ints:
     """For each path, how many operators record gradients in its ranges; none of an optimizer do."""
-    events, scopes = links.events, links.scopes
-    scope = scopes.innermost[events.records_gradients[links.call_tree.index]]
+    scopes = links.scopes
+    scope = scopes.innermost[scopes.recording]
     scope = scope[scope >= 0]
     enclosing = scopes.enclosing[scope[~scopes.backward[scope]]]
     return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))

@@ -73,6 +73,7 @@ class Scopes:
             for a backward node the path of the innermost range around its forward operator.
         unattributed: the backward nodes whose forward operator is not known.
         recomputed: the ranges of a forward pass that a backward node repeats.
+        recording: the nodes of the whole call tree that are operators which record gradients.
     """
 
     nodes: CallTree
@@ -85,6 +86,7 @@ class Scopes:
     attributed: Ints
     unattributed: Flags
     recomputed: Flags
+    recording: Flags
 
 
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
@@ -97,11 +99,12 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     ranges, range_of = nodes.only(~backward)
     codes, names = _plain_names(events)
     name = codes[events.name[nodes.index]]
-    recomputed = _recomputed(events, call_tree, nodes, innermost, backward, name)
+    recording = events.records_gradients[call_tree.index]
+    recomputed = _recomputed(events, call_tree, recording, nodes, innermost, backward, name)
     labelled = np.where(recomputed, name + len(names), name)[~backward]
     paths, opened = paths_of(ranges, labelled, [*names, *(each + RECOMPUTED for each in names)])
     enclosing = np.append(opened, -1)[range_of]
-    owner, unattributed = _owners(events, call_tree, nodes, innermost, backward)
+    owner, unattributed = _owners(events, call_tree, recording, nodes, innermost, backward)
     attributed = np.where(owner >= 0, enclosing[owner], -1)
     return Scopes(
         nodes=nodes,
@@ -114,6 +117,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         attributed=attributed,
         unattributed=unattributed,
         recomputed=recomputed,
+        recording=recording,
     )
 
 
@@ -142,6 +146,7 @@ def is_accumulation(events: Events, nodes: Ints) -> Flags:
 def _recomputed(
     events: Events,
     call_tree: CallTree,
+    recording: Flags,
     scopes: CallTree,
     innermost: Ints,
     backward: Flags,
@@ -156,6 +161,7 @@ def _recomputed(
     Args:
         events: of the trace.
         call_tree: all nodes.
+        recording: which nodes are operators that record gradients.
         scopes: the scopes among them.
         innermost: the innermost scope at or above each node of `call_tree`.
         backward: which scopes are backward nodes.
@@ -165,7 +171,6 @@ def _recomputed(
     is_operator = (
         events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
     )
-    recording = events.records_gradients[call_tree.index]
     records, differentiates = np.zeros((2, len(scopes) + 1), np.bool_)
     records[holder[innermost[recording]]] = True
     enclosing = call_tree.parent >= 0
@@ -182,7 +187,12 @@ def _recomputed(
 
 
 def _owners(
-    events: Events, call_tree: CallTree, scopes: CallTree, innermost: Ints, backward: Flags
+    events: Events,
+    call_tree: CallTree,
+    recording: Flags,
+    scopes: CallTree,
+    innermost: Ints,
+    backward: Flags,
 ) -> tuple[Ints, Flags]:
     """For each scope, the scope that its own time belongs to.
 
@@ -194,6 +204,7 @@ def _owners(
     Args:
         events: of the trace.
         call_tree: all nodes.
+        recording: which nodes are operators that record gradients.
         scopes: the scopes among them.
         innermost: the innermost scope at or above each node of `call_tree`.
         backward: which scopes are backward nodes.
@@ -205,7 +216,7 @@ def _owners(
     no_range, unknown = count, count + 1  # two more targets, which point at themselves
     target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
-    operator = _forward_operators(events, call_tree.index, scopes.index[nodes])
+    operator = _forward_operators(events, call_tree.index[recording], scopes.index[nodes])
     position = np.full(len(events) + 1, -1)
     position[call_tree.index] = np.arange(len(call_tree))
     node = position[operator]
@@ -236,13 +247,12 @@ def _target_accumulations(
     target[sums] = np.where((last >= 0) & same_thread, last, unknown)
 
 
-def _forward_operators(events: Events, order: Ints, nodes: Ints) -> Ints:
+def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events; -1 if unknown.
 
-    `order` holds the positions of the CPU events in the order of the call tree.
+    `numbered` holds the operators that record gradients, in the order of the call tree.
     """
     found = np.full(len(nodes), -1)
-    numbered = order[events.records_gradients[order]]
     has_key = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
     by_number = {}  # the operators of each thread, by sequence number, then start

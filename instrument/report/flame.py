@@ -1,4 +1,4 @@
-"""A flame graph as an SVG picture, which any browser opens; nothing in it is run."""
+"""A flame graph as an SVG picture without scripts, which any browser opens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from instrument.templates import render
 from instrument.units import duration
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
-_LETTER = 6.6  # the width of one in the font below
-_LEAST = 0.3  # of a box, in pixels; narrower ones cannot be seen, and there are thousands
+_LETTER = 6.6  # the width of a letter in pixels
+_LEAST = 0.3  # pixels; narrower boxes, of which there are thousands, cannot be seen
 
 
 @dataclass
 class _Frame:
-    """The frames of one name below one caller: their time with that of what they call."""
+    """The frames of one name below one caller; their time includes that of their calls."""
 
     name: str
     value_ns: int = 0
@@ -27,7 +27,7 @@ class _Frame:
 
 
 class _Box(NamedTuple):
-    """A frame on the picture; places and sizes are pixels."""
+    """A frame in the picture; positions and sizes are in pixels."""
 
     x: float
     y: int
@@ -38,10 +38,10 @@ class _Box(NamedTuple):
 
 
 def svg(stacks: Sequence[Stack], title: str) -> str:
-    """The picture of some call paths: callers below what they call, as wide as their time; names and times on hover.
+    """Draw call paths: callers below their calls, as wide as their time; names and times on hover.
 
-    Boxes stand in the order of their names, and frames of one name below one caller are one box. Left out: boxes
-    narrower than 0.3 of 1,180 pixels, whose time is in the box below them.
+    Boxes are ordered by name; frames of one name below one caller are one box. Boxes narrower than
+    0.3 of 1,180 pixels are left out; their time is part of the box below.
     """
     root = _Frame("all")
     for stack in stacks:
@@ -68,7 +68,7 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
 
 
 def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
-    """Each frame with its left edge and its level, callers first; not by recursion, as stacks may be deep."""
+    """Each frame with its left edge and level, callers first. Not recursive: stacks may be deep."""
     waiting = [(root, float(_EDGE), 0)]
     while waiting:
         frame, x, level = waiting.pop()
@@ -89,7 +89,7 @@ def _box(frame: _Frame, x: float, y: int, scale: float, root: _Frame) -> _Box:
 
 
 def _colour(name: str) -> str:
-    """A warm colour that a name always has; frames of Python, torch's operators and the rest differ in tone."""
+    """A warm colour that depends only on the name; Python, operators and the rest differ in hue."""
     hue = (
         205
         if name.startswith(("aten::", "autograd::"))

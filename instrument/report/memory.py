@@ -1,4 +1,4 @@
-"""The page `memory.html`: what lived in memory over time."""
+"""The page `memory.html`: memory in use over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, 
 from instrument.analysis.table import Table, cell_text, known_columns
 from instrument.analysis.views import Views
 from instrument.templates import render
-from instrument.units import duration
+from instrument.units import duration, size
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
 _COLOURS = 8  # in assets/memory.css
@@ -40,7 +40,7 @@ class _Area(NamedTuple):
 
 
 class _Chart(NamedTuple):
-    """A plot as it is drawn; `reserved` are the points of a line, `levels` and `steps` have a place and a label."""
+    """A plot as drawn: `reserved` holds points, `levels` and `steps` pairs of place and label."""
 
     by: str
     areas: list[_Area]
@@ -52,7 +52,7 @@ class _Chart(NamedTuple):
 
 
 class _Device(NamedTuple):
-    """The part of the page about one device: numbers with what they are, charts, tables with their captions."""
+    """The part of the page about one device: numbers with labels, charts, tables with captions."""
 
     name: str
     tiles: list[tuple[str, str]]
@@ -63,9 +63,9 @@ class _Device(NamedTuple):
 def page(
     capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
 ) -> str:
-    """The page: for each device the curve, what lived at the peak, what each step left behind, the commonest sizes.
+    """Make the page: for each device its charts, what was in use at the peak, steps, and sizes.
 
-    `rows` is how many rows each table has at most. The page needs no script and loads nothing.
+    It has no script and loads nothing. A table has at most `rows` rows.
 
     Raises:
         CaptureError, TraceError: as `capture.memory`.
@@ -90,14 +90,14 @@ def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _
             charts.append(_chart(each.plot(), "category", capture.steps))
             tables.append(
                 (
-                    "By torch's categories, with what of before the window it uses",
+                    "By torch's categories, with memory from before the window that it uses",
                     categories_table([each]),
                 )
             )
     for by in dict.fromkeys((curve.by, *memory.kinds)):
         live = memory.live(by, device=device)
         if live[0].name is not None:
-            tables.append((f"What lived at the peak, by {by}", live))
+            tables.append((f"In use at the peak, by {by}", live))
     tables.append(("What each step left behind", memory.steps.where(device=device)))
     tables.append(("Allocations by size", memory.sizes.where(device=device)))
     start = curve.time_ns[0]
@@ -115,12 +115,12 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
     def x(time_ns: int) -> float:
         return round(_LEFT + (_WIDTH - _LEFT) * (time_ns - first) / max(last - first, 1), 1)
 
-    def y(size: float) -> float:
-        return round(_TOP + _HEIGHT * (1 - size / most), 1)
+    def y(level: float) -> float:
+        return round(_TOP + _HEIGHT * (1 - level / most), 1)
 
-    def stairs(sizes: Sequence[int]) -> list[str]:
+    def stairs(levels: Sequence[int]) -> list[str]:
         """Points; a level holds until the next event."""
-        xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(size) for size in sizes]
+        xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(level) for level in levels]
         before = [f"{at},{level}" for at, level in zip(xs[1:], ys)]
         points = [f"{at},{level}" for at, level in zip(xs, ys)]
         return [points[0], *chain.from_iterable(zip(before, points[1:]))]
@@ -137,7 +137,7 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
         by=by,
         areas=areas,
         reserved=" ".join(stairs(plot.reserved_bytes)) if plot.reserved_bytes else "",
-        levels=[(y(size), cell_text("bytes", round(size))) for size in quarters],
+        levels=[(y(level), size(round(level))) for level in quarters],
         steps=[
             (x(step.start_ns), f"step {step.number}")
             for step in steps
@@ -149,19 +149,19 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
 
 
 def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
-    """The numbers above the chart."""
+    """The numbers above the charts, with their labels."""
     if facts.peak_bytes is not None:
         peak, what = facts.peak_bytes, "in use at the peak"
     else:
         peak, what = facts.peak_net_bytes, "more than at the start, at the peak"
-    tiles = [(cell_text("bytes", peak), f"{what}, {duration(facts.peak_ns - start)} in")]
+    tiles = [(size(peak), f"{what}, {duration(facts.peak_ns - start)} in")]
     if facts.reserved_bytes is not None:
-        tiles.append((cell_text("bytes", facts.reserved_bytes), "the most that the allocator held"))
-    tiles.append((cell_text("bytes", facts.net_bytes), "left behind by the window"))
+        tiles.append((size(facts.reserved_bytes), "the most that the allocator held"))
+    tiles.append((size(facts.net_bytes), "left behind by the window"))
     tiles.append(
         (
             f"{facts.allocations:,}",
-            f"allocations, of {cell_text('bytes', facts.allocated_bytes)} in all",
+            f"allocations, of {size(facts.allocated_bytes)} in all",
         )
     )
     return tiles

@@ -1,4 +1,4 @@
-"""What a capture is of, in a few lines of text, and its page in a notebook."""
+"""The heading and remarks of a capture as text, and its page in a notebook."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from instrument.units import duration
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
-    from instrument.analysis.views import Views
 
 _RANGE_COLUMNS = (
-    "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns", "total_ns", "forward_ns",
-    "backward_ns", "device_ns",
+    "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
+    "total_ns", "forward_ns", "backward_ns", "device_ns",
 )  # fmt: skip
 # Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
-# Of these each nanosecond lies in one range alone.
+# Columns that can be summed over ranges: each nanosecond is in one range only.
 _OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# The words for each part of the breakdown, and for what limits a run that loses most of the device's time to it.
+# The words for each part of the breakdown, and the sentence for a run whose largest loss it is.
 _DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
@@ -39,24 +38,32 @@ _DEVICE_PARTS = {
     "idle_ns": "idle",
 }
 _BOUND_BY = {
-    "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only communicates (--kernels).",
+    "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only "
+    "communicates (--kernels).",
     "exposed_copy_ns": "Bound by copies: {:.0%} of the time the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the CPU waits for its loader.",
-    "launch_wait_ns": "CPU-bound: {:.0%} of the time the device is idle until the CPU launches work (--launches).",
-    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the CPU had waited for it.",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the CPU waits "
+    "for its loader.",
+    "launch_wait_ns": "CPU-bound: {:.0%} of the time the device is idle until the CPU launches "
+    "work (--launches).",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the CPU "
+    "had waited for it.",
 }
-# Less of the device's time than this is no bottleneck; those of real traces that are one lose a quarter and more.
+# A smaller part of the device's time is no bottleneck; the bottlenecks of real traces take a
+# quarter and more.
 _BINDING = 0.2
-# The part of the device's time that may have no launch without a word about it.
+# Device work without a launch is mentioned above this part of the device's time.
 _TRIFLE = 0.01
-# Unrecorded steps that recorded ones are compared with.
+# The increase of a step's time is shown after this many unrecorded steps, as the first ones are
+# slow.
 _ENOUGH_STEPS = 10
-# Modules named that were not called.
+# How many modules that were not called are named.
 _FEW = 4
 
 
 def heading(capture: Views) -> str:
-    """The capture's name with its steps, torch, devices and rank; what cut it short; where it lies: a line each.
+    """Return the lines that identify a capture: name, steps, torch, devices, rank, place.
+
+    Sentences on what is missing stand before the place.
 
     Raises:
         CaptureError, TraceError: as `capture.steps`.
@@ -78,21 +85,23 @@ def heading(capture: Views) -> str:
 
 
 def _notes(capture: Views) -> Iterator[str]:
-    """What is missing of the window or its trace, a sentence each."""
+    """Sentences on what is missing from the window or its trace."""
     window, events = capture.about.window, capture.events
     if window.truncated:
         planned = f" of {window.planned_steps}" if window.planned_steps else ""
         steps = "?" if window.steps is None else window.steps
-        yield f"Truncated after {steps}{planned} steps: {window.reason or 'nobody knows why'}."
+        reason = window.reason or "no reason was recorded"
+        yield f"Truncated after {steps}{planned} steps: {reason}."
     if events.cut_short:
         yield f"The trace file ends too early: only its first {events.recorded} events are here."
     if events.negative_durations:
         yield (
-            f"Events that end before they begin ({events.negative_durations} of {events.recorded}), as when the clock "
-            "is set back meanwhile, are shown without a duration; other times may be wrong too."
+            f"Events that end before they begin ({events.negative_durations} of "
+            f"{events.recorded}), as when the clock is set back meanwhile, are shown without a "
+            "duration; other times may be wrong too."
         )
     if events.left_out:
-        yield f"Events at times that no recording has ({events.left_out} of {events.recorded}) are left out."
+        yield (f"Events at impossible times ({events.left_out} of {events.recorded}) are left out.")
 
 
 def _steps(capture: Views) -> str:
@@ -104,32 +113,33 @@ def _steps(capture: Views) -> str:
 
 
 def cost(capture: Views) -> str:
-    """What recording cost the run, in a sentence; empty where that was not measured.
+    """Return a sentence on what recording cost the run; empty if that was not measured.
 
-    What a sink is told of the export's time is that until then.
+    While sinks run, the export's time is the time until then.
     """
-    cost, said = capture.about.cost, []
+    cost, parts = capture.about.cost, []
     if cost.recorded_step_ns is not None:
-        said.append(
-            f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(cost.recorded_step_ns, cost)}"
+        parts.append(
+            f"a recorded step took {duration(cost.recorded_step_ns)}"
+            f"{_beside(cost.recorded_step_ns, cost)}"
         )
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
         start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
-        said.append(f"the loop stood still {start} at the start and {end} at the end")
+        parts.append(f"training waited {start} at the start and {end} at the end")
     if cost.trace_bytes is not None:
         packed = f", {cost.packed_bytes / 1e6:.3g} packed" if cost.packed_bytes is not None else ""
-        said.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
+        parts.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
     if cost.export_ns is not None:
         unfinished = capture.place != (capture.folder or capture.trace_path)
-        said.append(
+        parts.append(
             f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}"
         )
-        said[-1] += " when this was written" if unfinished else ""
-    return f"Cost of recording: {'; '.join(said)}." if said else ""
+        parts[-1] += " when this was written" if unfinished else ""
+    return f"Cost of recording: {'; '.join(parts)}." if parts else ""
 
 
 def _beside(recorded: int, cost: Cost) -> str:
-    """What a step took before; after enough of them, as the first are like no other, also how much more it was."""
+    """The duration of a step before the window, and after enough of them the relative increase."""
     before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
     if not before:
         return ""
@@ -140,10 +150,11 @@ def _beside(recorded: int, cost: Cost) -> str:
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """The ranges with the largest shares and those around them, at most `rows`, in the order of the tree.
+    """Return the ranges with the largest shares and those around them, in the order of the tree.
 
-    Shares are of the device's time where any was recorded. Names are indented by depth. Then a row for all others, and
-    the rows of what belongs to no range, so that the shares add up to the whole.
+    At most `rows` ranges are kept, by their share of the device's time if any was recorded. Names
+    are indented by depth. The other ranges are one row, and the work in no range follows, so that
+    the shares add up to 1.
     """
     kept = _with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -160,7 +171,7 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
 
 def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """The positions of at most so many ranges, each with all that are around it; linear, however deep they lie."""
+    """The positions of at most `rows` ranges with all ranges around them, in linear time."""
     if len(ranges) <= rows:
         return [*range(len(ranges))]
     share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
@@ -180,7 +191,7 @@ def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 
 
 def with_type(name: str, module_type: str | None) -> str:
-    """A range's name or path with the class of its module, as torch shows modules: "layers.0: Linear"."""
+    """Return a range's name or path with the class of its module: "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
     own = plain.rpartition("/")[2].rpartition(".")[
         2
@@ -189,7 +200,7 @@ def with_type(name: str, module_type: str | None) -> str:
 
 
 def unmarked(capture: Views) -> str:
-    """What to add to the program, where most of a window's time is in no range; empty elsewhere."""
+    """Return what to mark if most of a window's time is in no range; else nothing."""
     inside = sum(share or 0.0 for share in capture.ranges.column("share"))
     outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
     if (
@@ -209,13 +220,16 @@ def unmarked(capture: Views) -> str:
 
 
 def recomputed(capture: Views) -> str:
-    """How much of the CPU's time activation checkpointing takes, in a sentence; empty where there is none."""
+    """Return a sentence on the CPU time of activation checkpointing; empty without any."""
     parts = capture.ranges.attribution
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
         return ""
     share = again / sum(parts.column("cpu_ns"))
-    return f"Recomputed in the backward, by activation checkpointing: {duration(again)}, {share:.1%} of the CPU time."
+    return (
+        f"Recomputed in the backward, by activation checkpointing: {duration(again)}, "
+        f"{share:.1%} of the CPU time."
+    )
 
 
 def _sum(cells: Sequence[float | None]) -> float | None:
@@ -224,13 +238,14 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """What the shares of ranges and operators are fractions of."""
+    """Return the whole of which the shares of ranges and operators are fractions."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
-    return f"{whole} on all threads in {f'{steps} steps' if steps > 1 else 'the step' if steps else 'the recording'}"
+    window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
+    return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """How the time of the devices is made up, and what binds the run, in a line each; empty without a device."""
+    """Return a line on the devices' time and one on the bottleneck; empty without a device."""
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
         return ""
@@ -241,16 +256,23 @@ def device(capture: Views) -> str:
     share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
     parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
-    binds = _BOUND_BY[most].format(share[most])
+    bottleneck = _BOUND_BY[most].format(share[most])
     if share[most] < _BINDING <= share["idle_ns"]:
-        binds = f"Idle {share['idle_ns']:.0%} of the time, for many reasons or ones that no trace tells (--steps)."
+        bottleneck = (
+            f"Idle {share['idle_ns']:.0%} of the time, for many reasons or ones that no trace "
+            "tells (--steps)."
+        )
     elif share[most] < _BINDING:
-        binds = f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; nothing holds it up long."
-    return f"Device: {duration(row.total_ns)} from its first work to its last, {parts}.\n{binds}"
+        bottleneck = (
+            f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; no other "
+            "cause takes much."
+        )
+    whole = duration(row.total_ns)
+    return f"Device: {whole} from its first work to its last, {parts}.\n{bottleneck}"
 
 
 def unlaunched(capture: Views) -> str:
-    """What part of the device's work is in no operator or range, where that is more than a trifle."""
+    """Return a sentence on device work without a launch, if it is more than 1 % of all."""
     table = capture.operators
     rows, whole = (
         table.where(name=UNLAUNCHED_ROW),
@@ -260,14 +282,14 @@ def unlaunched(capture: Views) -> str:
     if not missing or missing < _TRIFLE * whole:
         return ""
     return (
-        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no launch in the trace, "
-        "as what was launched before the recording began: it is in no range, and among the operators is "
-        f"{UNLAUNCHED_ROW}."
+        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no "
+        "launch in the trace, as what was launched before the recording began: it is in no range, "
+        f"and among the operators is {UNLAUNCHED_ROW}."
     )
 
 
 def inside_compiled(capture: Views) -> str:
-    """The ranges whose time cannot be told, by the compiled region that holds them."""
+    """Return the ranges inside compiled regions and the modules that were not called, as lines."""
     by_region: dict[str, list[str]] = {}
     for row in capture.compiled_ranges:
         by_region.setdefault(row.region, []).append(row.name)
@@ -283,7 +305,7 @@ def inside_compiled(capture: Views) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first of some submodules; of one and those in it, the outer one alone."""
+    """The first of some submodules; inner ones are counted with the outer."""
     inside: dict[str, int] = {}
     outer = ""
     for name in sorted(
@@ -298,7 +320,7 @@ def _few_modules(names: Sequence[str]) -> str:
 
 
 def not_recorded(capture: Views, operators: Table) -> str:
-    """One line that names what every cell is unknown of, with the option behind it where the capture tells."""
+    """Return one line on what was not recorded, with the option that records it if known."""
     about, config = capture.about, capture.about.config
     cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {
@@ -320,9 +342,9 @@ def not_recorded(capture: Views, operators: Table) -> str:
 
 
 def to_html(capture: Views) -> str:
-    """The capture as a part of an HTML page: its heading, range tree and costliest operators, and the views it has.
+    """Return the capture as a fragment of an HTML page: heading, range tree, operators, views.
 
-    A trace that cannot be read leaves the reason in their place.
+    If the trace cannot be read, the reason stands in their place.
     """
     values: dict[str, Any]
     try:
@@ -335,17 +357,17 @@ def to_html(capture: Views) -> str:
     )
 
 
-def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
-    """What stands above the outline of the ranges, or above the ranges sorted by a column."""
+def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
+    """The title of the outline of the ranges, or of the ranges sorted by a column."""
     count = len(capture.ranges)
+    some = sum(path is not None for path in shown.column("path"))
     if by is not None:
-        few = f", {min(rows, count)} of {count}, by {by}"
+        few = f", {some} of {count}, by {by}"
     else:
-        shown = len(_with_largest_shares(capture.ranges, rows))
         few = (
             ""
-            if shown == count
-            else f", {shown} of {count}: the largest shares and what is around them"
+            if some == count
+            else f", {some} of {count}: the largest shares and what is around them"
         )
     return (
         f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
@@ -353,38 +375,40 @@ def ranges_title(capture: Views, rows: int, by: str | None = None) -> str:
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
-    """What stands above the first operators."""
-    return f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of {shares_are_of(capture)}"
+    """Return the title of the first operators."""
+    return (
+        f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of "
+        f"{shares_are_of(capture)}"
+    )
 
 
 def without_ranges(operators: Table) -> Table:
-    """The rows of the operator table that are shown nowhere else."""
+    """Return the rows of the operator table that are not shown as ranges, steps or moments."""
     return operators.where(lambda row: row.kind not in _NO_OPERATORS)
 
 
 def costliest_by(operators: Table) -> str:
-    """The column that ranks operators by cost: their self time, on the device where any device time was recorded."""
+    """Return the column that ranks operators: self device time if recorded, else self CPU time."""
     return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"
 
 
 def _tables(capture: Views) -> dict[str, Any]:
-    """The tables that a notebook shows, with their titles."""
+    """The tables of a notebook page, with their titles."""
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
+    shown = outline(capture.ranges, _RANGES)
     operators = without_ranges(capture.operators)
     key = costliest_by(operators)
     return {
         "failed": False,
-        "ranges": outline(capture.ranges, _RANGES).select([*_RANGE_COLUMNS, *again])
-        if len(capture.ranges)
-        else None,
-        "ranges_title": ranges_title(capture, _RANGES),
+        "ranges": shown.select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
+        "ranges_title": ranges_title(capture, shown),
         "operators": operators.sort(key).head(_OPERATORS),
         "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
     }
 
 
 def _views() -> list[tuple[str, str]]:
-    """The names of the views, each with the first line of its documentation."""
+    """The names of the views, each with the first line of its docstring."""
     views = {
         name: view.__doc__ or ""
         for name, view in vars(Views).items()

@@ -1,4 +1,4 @@
-"""What the ranks of a run say together, as text and as JSON."""
+"""A window over its ranks, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, known_columns
 from instrument.printable import printable
 from instrument.report.section import Section, is_every_column
 from instrument.report.text import plain, view_part
-from instrument.runs.run import Ranks
+from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 
-# A range that is less of what a rank takes longer than the others is no reason.
+# A range explains a straggler if it is at least this part of its excess.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
-    "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread", "device_median_ns",
-    "device_max_ns",
+    "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread",
+    "device_median_ns", "device_max_ns",
 )  # fmt: skip
-_VIEWS = ("ranks", "breakdown", "stragglers", "ranges", "clocks")
 
 
 def as_text(ranks: Ranks, **options: Any) -> str:
-    """A window over its ranks as plain text; `options` are those of `parts`, which raises the same."""
+    """Return a window over its ranks as plain text; `options` are those of `parts`."""
     return plain(parts(ranks, **options))
 
 
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[str | Section]:
-    """A window over its ranks: what to know of them, each one's step, who holds the others up, and the ranges.
+    """Return a window over its ranks: remarks, steps, stragglers, clocks, and the ranges.
 
-    `sort` and `columns` are those of the ranges; without `sort` the ones with the most CPU time are shown, in the
-    order of the tree. Of more ranks than `rows` those with the most work of their own are shown.
+    Args:
+        ranks: the window.
+        rows: rows of each table; of more ranks those with the most own work are shown.
+        sort: the column by which ranges are sorted; if None, the ranges with the most CPU time are
+            shown in the order of the tree.
+        columns: the columns of the ranges.
 
     Raises:
         ConfigError: the ranges have no such column.
@@ -60,9 +63,9 @@ def parts(
 
 
 def as_json(ranks: Ranks) -> str:
-    """A window over its ranks, each table a list of rows, times in nanoseconds."""
+    """Return a window over its ranks as JSON: each table a list of rows, times in nanoseconds."""
     tables: dict[str, list[Any]] = {
-        name: [row._asdict() for row in getattr(ranks, name)] for name in _VIEWS
+        name: [row._asdict() for row in getattr(ranks, name)] for name in SCHEMAS
     }
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)
@@ -70,7 +73,7 @@ def as_json(ranks: Ranks) -> str:
 
 def _stragglers(table: Table) -> str:
     if not len(table):
-        return "No rank holds the others up."
+        return "No rank is a straggler."
     return "\n".join(printable(_straggler(row)) for row in table)
 
 
@@ -81,14 +84,17 @@ def _straggler(row: Any) -> str:
         else ""
     )
     if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
-        where = ", and most of what is above lies in no range"
+        where = ", and most of the excess is in no range"
     if row.idle_ns is not None:
-        where += f"; its device was idle for {duration(row.idle_ns)} of it, the others' for {duration(row.others_idle_ns)}"
+        where += (
+            f"; its device was idle for {duration(row.idle_ns)} of it, the others' for "
+            f"{duration(row.others_idle_ns)}"
+        )
     return (
-        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} holds the others up: a step's own work takes it "
-        f"{duration(row.own_ns)}, the median rank {duration(row.median_own_ns)} (+{row.excess:.0%}){where}. It waits "
-        f"{duration(row.exposed_communication_ns)} in communication, the others "
-        f"{duration(row.others_exposed_communication_ns)}."
+        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work in a "
+        f"step takes {duration(row.own_ns)}, the median rank's {duration(row.median_own_ns)} "
+        f"(+{row.excess:.0%}){where}. It waits {duration(row.exposed_communication_ns)} in "
+        f"communication, the others {duration(row.others_exposed_communication_ns)}."
     )
 
 
@@ -115,7 +121,7 @@ def _clocks(table: Table) -> str:
 def _ranges(
     table: Table, rows: int, sort: str | None, columns: Sequence[str] | None
 ) -> str | Section:
-    known = [name for name in _OF_RANGES if any(cell is not None for cell in table.column(name))]
+    known = known_columns(table, _OF_RANGES)
     count = len(table)
     if sort is None and count > rows:
         most = sorted(range(count), key=lambda k: -(table[k].cpu_median_ns or 0))[:rows]

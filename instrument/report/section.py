@@ -1,4 +1,4 @@
-"""A table as a person is to see it, before it is drawn as plain text or on a terminal."""
+"""A table with its title, before it is drawn as plain text or on a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from instrument.analysis.table import Table
 
-# In place of the names of columns: all of which something is known.
+# Given instead of column names: all columns that hold a value.
 EVERY_COLUMN = "all"
 # Characters in a line of plain text, where the table can be made narrower.
 TEXT_WIDTH = 140
@@ -15,18 +15,18 @@ TEXT_WIDTH = 140
 
 @dataclass(frozen=True)
 class Section:
-    """A table with its title, and what may give way where there is no room for all of it.
+    """A table with its title, and how it may be narrowed.
 
     Attributes:
-        table: the rows; more columns than are shown.
+        table: the rows; it may have more columns than are shown.
         columns: the columns to show, in order.
-        title: what stands above; may be empty.
-        chosen: the reader asked for these columns by name, so that none is left out.
-        missable: columns that plain text leaves out where it is too wide, the least missed first.
-        key: the column that the rows are sorted by, if any.
-        below: for each row the lines that stand below it; empty where no row has any.
+        title: the line above the table; may be empty.
+        chosen: the reader chose these columns by name, so none is left out.
+        missable: columns that plain text leaves out if the table is too wide, in this order.
+        key: the column by which the rows are sorted, if any.
+        below: for each row the lines below it; empty where no row has any.
         is_tree: each name is indented by two blanks for each level of the column `depth`.
-        text_width: characters in a line of plain text; None: any number.
+        text_width: characters in a line of plain text; None for any number.
     """
 
     table: Table
@@ -41,5 +41,5 @@ class Section:
 
 
 def is_every_column(columns: Sequence[str] | None) -> bool:
-    """Whether a reader asks for all columns of which something is known."""
+    """Whether the reader asks for all columns that hold a value."""
     return columns is not None and [*columns] == [EVERY_COLUMN]

@@ -1,7 +1,7 @@
-"""The parts of a text drawn on a terminal: fitted to its width, with tree lines, bars and a few colours.
+"""Draw text and tables on a terminal: fitted to its width, with tree lines, bars and colours.
 
-Names in a trace may come from anybody. `printable` escapes what a terminal would obey, and they are put into
-`rich.text.Text` as they are, which knows no markup.
+Names in a trace may come from anybody. `printable` escapes control characters, and `rich.text.Text`
+interprets no markup.
 """
 
 from __future__ import annotations
@@ -17,34 +17,38 @@ from instrument.analysis.table import cell_text, heading, is_text
 from instrument.printable import printable
 from instrument.report.section import Section
 
-# What is left out first where a terminal is too narrow, over all tables; after these the columns from the right.
+# The columns that a narrow terminal leaves out first, of all tables; then columns are left out from
+# the right.
 _LEAST_MISSED = (
-    "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm", "clipped_overlap_ns",
-    "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns", "clipped_exposed_copy_ns",
-    "clipped_exposed_communication_ns", "clipped_compute_ns", "overlap_ns", "copy_ns", "unknown_wait_ns",
-    "gap_wait_ns", "min_ns", "occupancy", "cpu_ns_per_step", "cpu_ns_per_call", "forward_ns", "recompute_ns",
-    "self_cpu_bytes", "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
+    "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm",
+    "clipped_overlap_ns", "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns",
+    "clipped_exposed_copy_ns", "clipped_exposed_communication_ns", "clipped_compute_ns",
+    "overlap_ns", "copy_ns", "unknown_wait_ns", "gap_wait_ns", "min_ns", "occupancy",
+    "cpu_ns_per_step", "cpu_ns_per_call", "forward_ns", "recompute_ns", "self_cpu_bytes",
+    "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
     "self_total_ns", "total_ns", "start_ns",
 )  # fmt: skip
-# A column of names and one of other text have at least so many cells; both at most so many, or half the terminal's.
+# The least width of the names and of other text; the most of both, unless half of the terminal is
+# more.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
-# A bar beside a share comes before names wider than this.
+# Names get this width first; then a share gets a bar; then longer names get more.
 _READABLE = 36
-# An abridged text ends in so many of its last characters, as names of kernels differ there.
+# Shortened text keeps this many of its last characters, as names of kernels differ there.
 _TAIL = 15
 _GAP, _BAR = "  ", 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-# What is to the left of a name for each level: nothing, a line that goes on, a branch, the last branch.
+# Tree lines: nothing, a line that goes on, a branch, the last branch.
 _GUIDES, _ASCII_GUIDES = ("  ", "│ ", "├ ", "└ "), ("  ", "| ", "+ ", "` ")
 _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 
 
 def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
-    """Parts as a terminal shows them, with its control sequences; without `console` the terminal on stdout.
+    """Return parts as a terminal shows them, with control sequences.
 
-    No row of a table is longer than a line: names are shortened in the middle, then columns left out, which a line
-    below the table says. Columns that the reader chose are all shown, where they do not fit as several
-    tables one below the other. Colours follow NO_COLOR and what the terminal knows.
+    No table row is longer than a line: names are shortened in the middle, then columns are left
+    out, which a line below the table lists. Columns that the reader chose are all shown, if needed
+    as several tables below each other. Colours follow NO_COLOR and the terminal. Without `console`
+    the terminal on stdout is used.
     """
     console = console or Console()
     with console.capture() as drawn:
@@ -62,14 +66,14 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
 
 
 def _print_words(console: Console, line: str, style: str = "") -> None:
-    """Print a line, wrapped between words; one with a word that is too long, as a path, stays whole for copying."""
+    """Print a line wrapped between words. A line with a longer word stays whole for copying."""
     too_long = any(cell_len(word) > console.width for word in line.split(" "))
     console.print(Text(line, style), soft_wrap=too_long)
 
 
 @dataclass
 class _Column:
-    """A column's cells as text, and how wide it may be and is drawn."""
+    """A column's cells as text, its limits of width and the width that is drawn."""
 
     name: str
     header: str
@@ -135,15 +139,15 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
 
 
 def _names_of(columns: Sequence[str]) -> str:
-    """The column that tells the rows apart."""
+    """The column that identifies the rows."""
     return "name" if "name" in columns else columns[0]
 
 
 def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[str]:
-    """What stands before each name of a tree in depth-first order: lines from its parents, of `levels` at most."""
+    """The tree lines before each name in depth-first order, of at most `levels` levels."""
     blank, line, branch, last = signs
     guides: list[str] = []
-    open_levels: set[int] = set()  # those at which a later row goes on
+    open_levels: set[int] = set()  # levels at which a later row continues
     for depth in reversed(depths):
         first = max(1, depth - levels + 1)
         outer = "".join(line if level in open_levels else blank for level in range(first, depth))
@@ -154,14 +158,14 @@ def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[st
 
 
 def _needed(columns: Sequence[_Column]) -> int:
-    """The cells that a line has at least."""
+    """The least width of a line."""
     return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
 def _narrowed(
     columns: list[_Column], width: int, key: str | None
 ) -> tuple[list[list[_Column]], list[str]]:
-    """The columns that fit beside each other, as one block, and the names of the others in the table's order."""
+    """The columns that fit beside each other, as one block, and the names of the others."""
     names = [column.name for column in columns]
     order = [name for name in _LEAST_MISSED if name in names] + [
         n for n in reversed(names) if n not in _LEAST_MISSED
@@ -176,7 +180,7 @@ def _narrowed(
 
 
 def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
-    """All columns, in as many blocks as it takes, each of them with the names."""
+    """All columns in as many blocks as needed, each with the names."""
     named = _names_of([column.name for column in columns])
     names = [column for column in columns if column.name == named]
     blocks = [[*names]]
@@ -189,7 +193,7 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 
 
 def _set_widths(columns: list[_Column], width: int) -> None:
-    """Share out what room is left: to text up to a readable width, to a bar, then to text that is still cut."""
+    """Give free width to text up to a readable width, then to a bar, then to cut text."""
     left = width - _needed(columns)
     for column in columns:
         column.width = column.least
@@ -203,7 +207,7 @@ def _set_widths(columns: list[_Column], width: int) -> None:
 
 
 def _widen(columns: list[_Column], left: int, most: int) -> int:
-    """Give room to columns that need it, the first ones first, up to a width; returns what is left."""
+    """Widen the columns in order, up to `most`; returns the width that remains."""
     for column in columns:
         more = max(min(column.most, most) - column.width, 0)
         more = min(more, max(left, 0))
@@ -255,7 +259,7 @@ def _bar(share: object, *, ascii_only: bool) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
-    """Text of at most so many cells: its head and its tail."""
+    """Shorten text to `width` cells by cutting its middle."""
     if cell_len(text) <= width:
         return text
     tail = ""

@@ -1,7 +1,7 @@
-"""What is shown of a capture, and that as plain text: in the log, in table.txt, and in what `instrument` prints.
+"""A capture as parts of text: for the log, for table.txt, and for the command line.
 
-A text for a person is a list of parts, each a paragraph or a `Section` with a table; `instrument.report.terminal` draws
-the same parts on a terminal.
+Parts are paragraphs and `Section`s, which hold tables. `instrument.report.terminal` draws the same
+parts on a terminal.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from instrument.analysis.operators import OPERATORS
-from instrument.analysis.operators import By as Grouping
 from instrument.analysis.ranges import RANGES
-from instrument.analysis.table import ALL, DEVICE_KINDS, TORCH_NAMES, Table, names_of, to_text
-from instrument.analysis.views import Views
+from instrument.analysis.table import (
+    ALL,
+    DEVICE_KINDS,
+    TORCH_NAMES,
+    Table,
+    known_columns,
+    names_of,
+    to_text,
+)
+from instrument.analysis.views import Grouping, Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
@@ -48,9 +55,9 @@ SORT_NAMES = TORCH_NAMES | {
     **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
 }
 
-# Shown only when asked for: derived from two columns that are shown already.
+# Shown only on request: they follow from two columns that are shown.
 _ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
-# Of the ranges these are shown unasked; those of the second line where there was any backward.
+# The default columns of the ranges, and those added where there was a backward.
 _USUAL_OF_RANGES = (
     "calls",
     "cpu_ns",
@@ -61,19 +68,20 @@ _USUAL_OF_RANGES = (
     "device_ns",
 )
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
-# What goes first where the usual columns are too wide: device and memory together are.
+# Default columns that are left out first if the table is too wide, as it is with device and memory
+# together.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _NARROWEST_NAME = 28
-# What is short enough for a column; the others are shown below their row.
+# Groupings that are shown as a column; the others are shown below their row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
-# What a grouping needs, and how to get it where the capture holds none; threads are always known.
-# What a view without rows says.
+# The text for a view without rows.
 _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true has torch tell them",
     "moments": "none were marked",
 }
+# What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
@@ -85,7 +93,7 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """The capture's own name of a sort key.
+    """Return the capture's own name of a sort key.
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -98,7 +106,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """The capture's own names of columns to show; `["all"]` stays as it is.
+    """Return the capture's own names of columns to show; `["all"]` is returned unchanged.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -115,14 +123,14 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def plain(parts: Iterable[str | Section]) -> str:
-    """Parts as plain text, with an empty line between them."""
+    """Return parts as plain text, with an empty line between them."""
     return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
 
 
 def render(capture: Views, **options: Any) -> str:
-    """The capture as plain text; `options` are those of `capture_parts`, which raises the same.
+    """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    Longer names keep their head and tail; a line has about 140 characters at most.
+    Long names are shortened in the middle. A line has at most about 140 characters.
     """
     return plain(capture_parts(capture, **options))
 
@@ -139,15 +147,26 @@ def capture_parts(
     operators: bool = True,
     sort_ranges: str | None = None,
 ) -> list[str | Section]:
-    """What is shown of a capture: what it is of, the range tree, the costliest operators, what is missing.
+    """Return a capture as parts: heading, range tree, costliest operators, and what is missing.
 
-    The arguments are the options of `TableSink`; with `sort_ranges`, one of their columns, the ranges are no tree but
-    in that order, by their paths. In the tree those that caused the most CPU time are kept; the others and what is in
-    no range have a row each.
+    The tree keeps the ranges with the most CPU time; the other ranges, and the work in no range,
+    have a row each.
+
+    Args:
+        capture: the capture.
+        rows: rows of each table; -1 for all.
+        sort: the column by which operators are sorted.
+        columns: the columns to show.
+        by: what operators are grouped by besides their name.
+        stack_depth: frames that make a stack.
+        ranges: whether the range tree is shown.
+        operators: whether the operators are shown.
+        sort_ranges: a column by which ranges are sorted; they are then listed by path, not as a
+            tree.
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
-        CaptureError: the trace holds nothing of what to group by.
+        CaptureError: the trace does not hold what operators are grouped by.
         TraceError: the trace cannot be read.
     """
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
@@ -183,9 +202,9 @@ def render_view(
     sort: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> str:
-    """A view of the capture as plain text: its first rows, as they stand or sorted.
+    """Return a view of the capture as plain text: its first rows, sorted if `sort` is given.
 
-    `view` names an attribute that is a table, such as "steps"; dots lead further in.
+    `view` is the attribute's name, such as "steps" or "memory.devices".
 
     Raises:
         ConfigError: the view has no such column.
@@ -204,10 +223,10 @@ def view_part(
     sort: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> str | Section:
-    """The first rows of a table, as they stand or sorted, under the name of the view that it is.
+    """Return the first rows of a table, sorted if `sort` is given, with the view's name as title.
 
     Raises:
-        ConfigError: it has no such column.
+        ConfigError: the table has no such column.
     """
     chosen = () if columns is None or is_every_column(columns) else columns
     for name in filter(None, [sort, *chosen]):
@@ -219,12 +238,15 @@ def view_part(
         view.split(".")[0].capitalize().replace("_", " "),
         (table.sort(sort) if sort else table).head(rows),
     )
-    names = [TORCH_NAMES.get(name, name) for name in chosen] or _known_columns(table, table.columns)
+    names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
     if not names:
-        return f"{title}: nothing of it was recorded; device columns need a device among profiler.activities."
+        return (
+            f"{title}: nothing was recorded; "
+            "device columns need a device among profiler.activities."
+        )
     return Section(
         first,
         _name_first(first, names),
@@ -236,10 +258,10 @@ def view_part(
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """What the operators and the ranges are sorted by, where one key was given for what is shown of them.
+    """Return the sort key of the operators and that of the ranges, from the one that was given.
 
     Raises:
-        ConfigError: nothing that is shown has such a column.
+        ConfigError: no table that is shown has such a column.
     """
     if sort is None:
         return None, None
@@ -263,12 +285,12 @@ def as_json(
     by: By = "name",
     stack_depth: int = 5,
 ) -> str:
-    """Views of the capture as JSON: its name, and each view's rows under the first part of its name, with all columns.
+    """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    A view is sorted by `sort` where it has that column.
+    A view's key is the first part of its name. A view without the column `sort` is not sorted.
 
     Raises:
-        CaptureError: the trace holds nothing of what to group by.
+        CaptureError: the trace does not hold what operators are grouped by.
         ConfigError: no view has the column.
         TraceError: the trace cannot be read.
     """
@@ -291,12 +313,12 @@ def as_json(
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
     shown = capture.ranges.sort(sort).head(rows)
-    names = columns or _known_columns(
+    names = columns or known_columns(
         shown, (name for name in RANGE_COLUMNS if name in {sort, *_USUAL_OF_RANGES})
     )
     paths = [with_type(row.path, row.module_type) for row in shown]
     named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
-    title = ranges_title(capture, rows, sort)
+    title = ranges_title(capture, shown, sort)
     return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
 
 
@@ -311,15 +333,15 @@ def _range_part(
             else "No ranges: mark code with @profiled, or give the session a model."
         )
     if is_every_column(columns):
-        columns = _known_columns(table, RANGE_COLUMNS)
+        columns = known_columns(table, RANGE_COLUMNS)
     if sort is not None:
         return _sorted_ranges(capture, rows, columns, sort)
     shown = outline(table, rows)
-    has_backward = _known(table, "backward_ns") and any(table.column("backward_ns"))
+    has_backward = any(table.column("backward_ns"))
     usual = {*_USUAL_OF_RANGES, *(_WHERE_BACKWARD if has_backward else ())}
     usual |= {"recompute_ns"} if any(table.column("recompute_ns")) else set()
-    names = columns or _known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
-    title = ranges_title(capture, rows)
+    names = columns or known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
+    title = ranges_title(capture, shown)
     return Section(
         shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True
     )
@@ -331,19 +353,19 @@ def _operator_part(
     if not len(table):
         return "No operators."
     sort, note = sort or costliest_by(table), ""
-    if not _known(table, sort):
+    if not known_columns(table, [sort]):
         note, sort = f"; {sort} was not recorded", "self_cpu_ns"
     table = without_ranges(table)
     if not len(table):
         return "No operators."
     if is_every_column(columns):
-        columns = _known_columns(table, OPERATOR_COLUMNS)
+        columns = known_columns(table, OPERATOR_COLUMNS)
     shown = _with_waits(table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     beside = [by] if by in _BESIDE else []
     return Section(
         shown,
-        _name_first(shown, [*beside, *(columns or _known_columns(table, usual))]),
+        _name_first(shown, [*beside, *(columns or known_columns(table, usual))]),
         operators_title(capture, rows, len(table), f"{sort}{note}"),
         chosen=columns is not None,
         missable=[] if columns else [name for name in _LEAST_MISSED if name != sort],
@@ -353,7 +375,7 @@ def _operator_part(
 
 
 def _with_waits(table: Table) -> Table:
-    """The names of calls in which the CPU only waits say so."""
+    """Mark the names of calls in which the CPU only waits."""
     columns = {name: table.column(name) for name in table.columns}
     pairs = zip(columns["name"], columns["kind"])
     return Table(
@@ -367,7 +389,7 @@ def _too_wide(left_out: Sequence[str]) -> str:
 
 
 def _below(group: str | None) -> list[str]:
-    """What a row is grouped by, in lines."""
+    """The group of a row, as lines."""
     return [] if group in (None, "[]") else group.split(";")
 
 
@@ -375,22 +397,14 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
     if by == "name":
         return capture.operators
     table = capture.operators.by(by, depth=depth)
-    if len(table) and not _known(table, by):
+    if not known_columns(table, [by]):
         what, remedy = _GROUPED_BY[by]
         raise CaptureError(f"{capture.name} holds no {what} to group operators by: {remedy}.")
     return table
 
 
-def _known_columns(table: Table, order: Iterable[str]) -> list[str]:
-    return [name for name in order if _known(table, name)]
-
-
-def _known(table: Table, column: str) -> bool:
-    return column in table.columns and any(value is not None for value in table.column(column))
-
-
 def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
-    """The name and those columns that the table has."""
+    """The name and those of the columns that the table has."""
     return [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
 
 
@@ -408,9 +422,9 @@ def _shortened(line: str) -> str:
 
 
 def _fitted(section: Section) -> tuple[str, list[str]]:
-    """The table as text, and those of the `missable` that were left out because they did not fit.
+    """The table as text, and the `missable` columns that were left out to make it fit.
 
-    Names are shortened first. A table without names has its columns alone.
+    Names are shortened first. A table without names shows all its columns.
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:

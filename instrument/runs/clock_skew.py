@@ -1,4 +1,4 @@
-"""How far each rank's clock is from the lowest rank's, by the ends of collectives."""
+"""How far each rank's clock is ahead of the lowest rank's, from the ends of collectives."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, schema
 from instrument.runs.rank_summary import RankSummary
 
-# Fewer collectives tell no drift from jitter.
-_LEAST_FOR_DRIFT = 8
-# So much of the distance from one offset for all must be left, at most, where a drift is said to explain it.
+# With fewer collectives a drift cannot be distinguished from jitter.
+_FEWEST_FOR_DRIFT = 8
+# A drift counts if it leaves at most this part of the distance from a constant offset.
 _UNEXPLAINED = 0.5
 
+CLOCKS: Schema = schema(
+    rank="the rank",
+    offset_ns="how far its clock is ahead of the lowest rank's, in the middle of the window",
+    drift_ppm="how much further it is ahead after each second, in µs; None where that is not known",
+    uncertainty_ns="the median distance of the collectives from offset and drift; None for a "
+    "single collective",
+    matched="how many collectives were compared",
+)
 _Ends = dict[tuple[object, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """By how much a clock is ahead at a moment of its own, and how much more in each second from there on."""
+    """How far a clock is ahead at one of its moments, and how much more after each second."""
 
     offset_ns: int
     uncertainty_ns: int | None
@@ -33,17 +41,17 @@ class _Clock:
 
 
 def clocks(summaries: Sequence[RankSummary]) -> Table:
-    """One row for each summary, in their order: `rank offset_ns drift_ppm uncertainty_ns matched`.
+    """Return one row for each summary, in their order; see `CLOCKS`.
 
-    A collective that synchronises ends at about the same moment on all ranks. `offset_ns` is by how much a rank's clock
-    is ahead of the first summary's in the middle of the window: the median over the `matched` collectives that both
-    have, told by name, group, step and place in the step. `drift_ppm` is how much it gains there, in µs a second (the
-    median slope between any two of them, after Theil and Sen): None where fewer than eight match, or where a drift
-    explains less than half of the distance from the median. `uncertainty_ns` is the median distance from what offset
-    and drift say, None of a single match.
+    A collective that synchronises ends at about the same moment on all ranks. `offset_ns` is the
+    median, over the `matched` collectives that a rank has in common with the first, of how much
+    later its clock shows the end. Collectives match by name, group, step and ordinal. `drift_ppm`
+    is the median slope between any two of them (Theil and Sen). It is None where fewer than eight
+    match, or where a drift explains less than half of the distance from the median.
+    `uncertainty_ns` is the median distance from offset and drift, None of a single match.
 
-    A rank that has none in common with the first is compared with those that do, whose largest uncertainty is added.
-    Where there is nothing to go by, all three are None.
+    A rank that has no collective in common with the first is compared with ranks that have, and the
+    largest uncertainty of those is added. If there is no such rank either, all three are None.
     """
     ends = [_ends(summary) for summary in summaries]
     found = {0: _Clock(0, 0, len(ends[0]))} if ends else {}
@@ -58,7 +66,8 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
                 aligned.setdefault(key, end_ns - found[k].ahead_ns(end_ns))
         before_ns = max([before_ns, *(found[k].uncertainty_ns or 0 for k in reached)])
     rows = [found.get(k) for k in range(len(ends))]
-    return Table(
+    return Table.of(
+        CLOCKS,
         {
             "rank": [summary.rank for summary in summaries],
             **{
@@ -66,12 +75,12 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
                 for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
             },
             "matched": [0 if row is None else row.matched for row in rows],
-        }
+        },
     )
 
 
 def _ends(summary: RankSummary) -> _Ends:
-    """When each collective ended, in Unix time as that rank's clock has it."""
+    """When each collective ended, in Unix time by that rank's clock."""
     columns = summary.collectives
     ends = columns.get("end_ns") or []
     keys = zip(
@@ -93,9 +102,9 @@ def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
             each - _gained_ns(drift_ppm, time_ns - at_ns) for time_ns, each in zip(times, ahead)
         ]
         middle = median(line)
-        left = _median_distance([each - middle for each in line])
-        if left <= _UNEXPLAINED * apart:
-            return _Clock(middle, before_ns + left, len(ahead), drift_ppm, at_ns)
+        unexplained = _median_distance([each - middle for each in line])
+        if unexplained <= _UNEXPLAINED * apart:
+            return _Clock(middle, before_ns + unexplained, len(ahead), drift_ppm, at_ns)
     return _Clock(offset_ns, before_ns + apart, len(ahead))
 
 
@@ -104,8 +113,8 @@ def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
 
 
 def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:
-    """The median of the slopes between any two points, in ns of advance for each ms; None of too few."""
-    if len(times_ns) < _LEAST_FOR_DRIFT:
+    """The median slope between any two points, in µs a second; None for too few points."""
+    if len(times_ns) < _FEWEST_FOR_DRIFT:
         return None
     time, ahead = (
         np.array([each - values[0] for each in values], np.float64)
@@ -122,5 +131,5 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """The middle one, of two the lower: a value that some rank has."""
+    """Return the middle value; of two the lower, so that it is a value of some rank."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -1,4 +1,4 @@
-"""The traces of a window's ranks as one, on one clock, for Perfetto."""
+"""Merge the traces of a window's ranks into one file, on one clock, for Perfetto."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
-# What joins events of one process, and the least that is no sign of its absence. As the ranks count alike, the numbers
-# of each but the first are moved so far apart. JavaScript, and with it many a viewer, holds whole numbers up to 2**53:
-# room for 8192 ranks.
+# The numbers that join events of one process, each with its least valid value. All ranks count
+# alike, so the numbers of each rank but the first are moved by a multiple of 2**40. JavaScript, and
+# so many a viewer, holds integers up to 2**53: enough for 8192 ranks.
 _JOINING = {
-    "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0, "Python id": 0, "Python parent id": 0,
+    "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0,
+    "Python id": 0, "Python parent id": 0,
 }  # fmt: skip
-_APART = 2**40
+_RANK_OFFSET = 2**40
 _LONGEST_NUMBER = 19  # of 64 bits
-# Kineto sorts a process of the CPU by its number, one of a device by this plus the device's, and spans behind them.
+# Kineto sorts CPU processes by their number, devices by this plus their number, and its own spans
+# after them.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -41,19 +43,22 @@ _ARGS = msgspec.json.Decoder(_Event)
 
 
 def merge(ranks: Ranks, target: Path) -> None:
-    """Write the traces of all ranks as one, gzipped if the target's name ends in `.gz`; it appears whole or not at all.
+    """Write the traces of all ranks into one file, which appears whole or not at all.
 
-    Each rank's processes bear its number in their names and stand together. Times are those of the lowest rank's clock:
-    the others' are moved by their offset (`Ranks.clocks`), or as they stand where that is not known. What joins events
-    (flows, correlations, numbers of operators and of sequences) is kept apart. All other text stays as it was.
+    The file is gzipped if its name ends in `.gz`. Processes are named with their rank, and those of
+    a rank stand together. Times are on the lowest rank's clock: those of other ranks are moved by
+    their offset (`Ranks.clocks`), and left as they are if it is not known. Numbers that join events
+    (flows, correlations, operators, sequences) are kept distinct between ranks. Other text is
+    copied.
 
-    Lost: a drift, which is told under `ranks` beside the events, is left in: the offset is that of the window's middle.
+    Lost: drift. The offset is that of the window's middle; the drift is listed under `ranks` beside
+    the events.
 
-    Cost: one pass over the files, in constant memory; 5 to 7 µs an event.
+    Cost: one pass over the files in constant memory, 5 to 7 µs an event.
 
     Raises:
-        CaptureError: a rank's trace has been dropped.
-        TraceError: one cannot be read.
+        CaptureError: a rank's trace was dropped.
+        TraceError: a trace cannot be read.
         OSError: the target cannot be written.
     """
     traces = [_trace(path) for path in ranks.paths]
@@ -87,7 +92,7 @@ def _trace(path: Path | str) -> Path:
 
 
 def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
-    """Add a rank's events to the file; gives what stands between them and the next rank's."""
+    """Write a rank's events; returns the separator before the next rank's events."""
     with closing(ahead(chunks(trace))) as text:
         pieces = Pieces(text, trace, lambda _: None, _decode, _as_read)
         for event in chain(
@@ -99,12 +104,12 @@ def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
 
 
 def _decode(text: bytes) -> list[_Event]:
-    text.decode()  # the decoder leaves that to whoever reads a value
+    text.decode()  # checks UTF-8, which the decoder does not
     return _EVENTS.decode(text)
 
 
 def _as_read(event: dict[str, Any], _: str) -> _Event:
-    """An event that could only be read forgivingly, as strict JSON again."""
+    """An event that only the lenient parser could read, as strict JSON."""
     return {key: _raw(value) for key, value in event.items()}
 
 
@@ -113,7 +118,7 @@ def _raw(value: Any) -> Raw:
 
 
 class _Rank:
-    """Moves one rank's events to their place among all ranks'."""
+    """Moves one rank's events into the numbers and times of the merged trace."""
 
     def __init__(
         self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]
@@ -128,7 +133,7 @@ class _Rank:
         self._unnamed: dict[int, str] = {}
 
     def event(self, event: _Event) -> _Event:
-        """The event with its process, time and numbers changed, in place."""
+        """Change the process, time and numbers of an event, in place."""
         process = self._process(bytes(event.get("pid", b"0")))
         event["pid"] = Raw(b"%d" % process)
         if "ts" in event and self._later_ns:
@@ -140,7 +145,7 @@ class _Rank:
         return event
 
     def names(self) -> Iterator[_Event]:
-        """Names for the processes that were met without one."""
+        """Make names for the processes without one."""
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
@@ -153,7 +158,7 @@ class _Rank:
         return self._processes[pid]
 
     def _describe(self, event: _Event, process: int) -> None:
-        """Put the rank into what an event of metadata says of a process."""
+        """Put the rank into the name and sort index of a process."""
         name, args = (decoded(bytes(event.get(key, b"null"))) for key in ("name", "args"))
         if name == "process_name" and isinstance(args, dict):
             self._unnamed.pop(process, None)
@@ -180,11 +185,11 @@ class _Rank:
             return Raw(b'"%d.%b' % (self._position, text[1:]))
         if not text.isdigit() or len(text) > _LONGEST_NUMBER or int(text) < least:
             return number
-        return Raw(b"%d" % (int(text) + self._position * _APART))
+        return Raw(b"%d" % (int(text) + self._position * _RANK_OFFSET))
 
 
 def _later(ts: Raw, ns: int) -> Raw:
-    """A time in decimal microseconds, exactly so many nanoseconds later; one that no trace has stays."""
+    """A time in decimal microseconds, moved by nanoseconds; unchanged if it is not a valid time."""
     try:
         moved = Decimal(bytes(ts).decode()) + Decimal(ns) / 1000
     except ArithmeticError:  # no number
@@ -193,7 +198,7 @@ def _later(ts: Raw, ns: int) -> Raw:
 
 
 def _place(index: Any) -> int:
-    """Where a process stands among its rank's: the CPU first, then the devices, then Kineto's own."""
+    """The position of a process in its rank: the CPU, then the devices, then Kineto's own."""
     if not isinstance(index, int) or index < _DEVICES:
         return 0
     return min(1 + index - _DEVICES, _PLACES - 1)

@@ -1,21 +1,24 @@
-"""One window's figures over its ranks: each rank's steps, the ranges, and who holds the others up."""
+"""Compare the ranks of one window: each rank's steps, the ranges, and the stragglers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import is_collective
-from instrument.analysis.table import Table
+from instrument.analysis.groupby import Groups, at, intern
+from instrument.analysis.table import Column, Schema, Table, names_of, schema
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary
-from instrument.trace.columns import Interned, ints
+from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
-# A straggler's own work lies so many standard deviations above the median, by the median absolute deviation, of which
-# 1.4826 make one of them where figures are normally distributed, and at least by this share.
+# A straggler's own work is above the median by this many standard deviations, and at least by this
+# share. The standard deviation is 1.4826 median absolute deviations, as in a normal distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -32,27 +35,73 @@ _OF_RANGES = {
 }
 _UNKNOWN = -1
 
+RANKS: Schema = schema(
+    rank="the rank",
+    host="the name of its machine",
+    steps="how many steps ended in the window",
+    step_ns="the mean step",
+    own_ns="the mean step without waiting in communication: `step_ns` less "
+    "`exposed_communication_ns`",
+    compute_ns="of the mean step: time in which a kernel that is no communication, or a memset, "
+    "ran",
+    communication_ns="of the mean step: all time of communication",
+    exposed_communication_ns="of the mean step: time in which communication ran and no compute",
+    exposed_copy_ns="of the mean step: time in which copies ran, and neither compute nor "
+    "communication",
+    idle_ns="of the mean step: time in which nothing ran on the device",
+    exposed_share="`exposed_communication_ns` over `step_ns`",
+)
+RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
+RANK_RANGES: Schema = schema(
+    path="the path of the range",
+    ranks="how many ranks have it",
+    calls="calls on all ranks together",
+    cpu_min_ns="CPU time of a step on the rank with the least",
+    cpu_median_ns="CPU time of a step on the middle rank; of two the smaller one",
+    cpu_max_ns="CPU time of a step on the rank with the most",
+    slowest="the rank with the most CPU time; of equal ones the lowest",
+    spread="`cpu_max_ns` less `cpu_min_ns`, over `cpu_median_ns`",
+    device_min_ns="device time of a step on the rank with the least; None without device events",
+    device_median_ns="device time of a step on the middle rank",
+    device_max_ns="device time of a step on the rank with the most",
+    forward_min_ns="`forward_ns` of a step on the rank with the least",
+    forward_median_ns="`forward_ns` of a step on the middle rank",
+    forward_max_ns="`forward_ns` of a step on the rank with the most",
+    backward_min_ns="`backward_ns` of a step on the rank with the least; None without a backward",
+    backward_median_ns="`backward_ns` of a step on the middle rank",
+    backward_max_ns="`backward_ns` of a step on the rank with the most",
+)
+STRAGGLERS: Schema = schema(
+    rank="the rank that the others wait for",
+    host="the name of its machine",
+    own_ns="its mean step without waiting in communication",
+    median_own_ns="the median of that over all ranks",
+    excess="the fraction by which `own_ns` is above `median_own_ns`",
+    exposed_communication_ns="how long it waits in communication in a step",
+    others_exposed_communication_ns="the median of that over the ranks that are no stragglers",
+    idle_ns="how long its device is idle in a step",
+    others_idle_ns="the median of that over the ranks that are no stragglers",
+    range="the range whose own time is most above the median of the ranks that have it",
+    range_excess_ns="by how much, in a step",
+)
+
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Each rank's mean step: `rank host steps step_ns own_ns compute_ns communication_ns exposed_communication_ns …`.
-
-    `own_ns` is what the step took without waiting in communication: `step_ns` less `exposed_communication_ns`, which is
-    the time of it in which communication ran and no compute. `exposed_share` is the latter over `step_ns`. Where no
-    step has ended in the window, all of it is None.
-    """
+    """Return each rank's mean step; see `RANKS`. Times are None where no step ended."""
     rows = [_mean_step(summary) for summary in summaries]
-    return Table(
+    return Table.of(
+        RANKS,
         {
             "rank": [summary.rank for summary in summaries],
             "host": [summary.host for summary in summaries],
             "steps": [steps_of(summary) for summary in summaries],
             **{name: [row[name] for row in rows] for name in rows[0]},
-        }
+        },
     )
 
 
 def steps_of(summary: RankSummary) -> int:
-    """How many steps ended in the window."""
+    """Return how many steps ended in the window."""
     return len(summary.steps.get("number") or [])
 
 
@@ -75,14 +124,15 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """`capture.breakdown` of each rank's whole window, with its `rank`."""
-    names = list(dict.fromkeys(name for summary in summaries for name in summary.breakdown))
-    columns = {name: [summary.breakdown.get(name) for summary in summaries] for name in names}
-    return Table({"rank": [summary.rank for summary in summaries], **columns})
+    """Return `capture.breakdown` of each rank's whole window, with its `rank`."""
+    columns = {
+        name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
+    }
+    return Table.of(RANK_BREAKDOWN, {"rank": [summary.rank for summary in summaries], **columns})
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """The ranks that were to record and whose capture is not there; none where it is not known which these are."""
+    """Return the ranks that should have recorded and have no capture; none if that is not known."""
     asked = summaries[0].ranks
     planned = (
         set(asked)
@@ -95,7 +145,7 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 
 
 class _Cells(NamedTuple):
-    """The ranges of all ranks, one after the other: which path and which of the summaries each is of."""
+    """The ranges of all ranks one after the other: the path and the summary of each."""
 
     paths: list[str]
     path: Ints
@@ -103,14 +153,15 @@ class _Cells(NamedTuple):
 
     @classmethod
     def of(cls, summaries: Sequence[RankSummary]) -> _Cells:
-        interned = Interned()
         listed = [summary.ranges.get("path") or [] for summary in summaries]
-        codes = [interned.codes(paths, len(paths)).astype(np.int64) for paths in listed]
-        owner = np.repeat(np.arange(len(listed)), [len(paths) for paths in listed])
-        return cls(list(interned), np.concatenate(codes), owner)
+        path, paths = intern(chain.from_iterable(listed))
+        return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """A column of them, or -1 where it is not known; the same in a step, of windows without any in the window."""
+        """A column of all ranges, or -1 where it is not known.
+
+        With `per_step` it is divided by the number of steps, unless the rank has none.
+        """
         parts = []
         for summary, count in zip(
             summaries, np.bincount(self.owner, minlength=len(summaries)).tolist()
@@ -125,22 +176,20 @@ class _Cells(NamedTuple):
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
-    """The ranges over the ranks: one row for each path, in the order of the first rank that has it.
+    """Return one row for each path of ranges, in the order of the first rank that has it.
 
-    Columns: `path ranks calls`, `cpu_min_ns cpu_median_ns cpu_max_ns` over the ranks, `slowest` (the rank with the
-    most, of equals the lowest) and `spread` (the most less the least, over the median); then the same three of
-    `device_…`, `forward_…` and `backward_…`, None where no rank knows. All times are those of a step; of a rank on
-    which no step has ended, those of the window. The median is the middle rank's, of two the smaller.
+    See `RANK_RANGES`. Times are those of a step; of a rank on which no step ended, those of the
+    window.
 
     Cost: about 1 µs for each range of each rank.
     """
     cells = _Cells.of(summaries)
-    calls = np.zeros(len(cells.paths), np.int64)
-    np.add.at(calls, cells.path, np.maximum(cells.values(summaries, "calls", per_step=False), 0))
+    groups = Groups(cells.path, len(cells.paths))
+    calls = np.maximum(cells.values(summaries, "calls", per_step=False), 0)
     columns: dict[str, list[Any]] = {
         "path": cells.paths,
-        "ranks": np.bincount(cells.path, minlength=len(cells.paths)).tolist(),
-        "calls": calls.tolist(),
+        "ranks": groups.size.tolist(),
+        "calls": groups.sum(calls).tolist(),
     }
     number = np.array(
         [_UNKNOWN if summary.rank is None else summary.rank for summary in summaries], np.int64
@@ -156,43 +205,29 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
                 (most - least) / usual if usual else None
                 for least, usual, most in zip(low, middle, high)
             ]
-    return Table(columns)
+    return Table.of(RANK_RANGES, columns)
 
 
 def _spread(
     cells: _Cells, values: Ints, rank: Ints
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """The least, the middle and the most that each path has of a quantity, and the rank with the most."""
+    """The least, median and most of a quantity for each path, and the rank with the most."""
     known = values >= 0
-    path, values, rank = cells.path[known], values[known], rank[known]
-    order = np.lexsort((-rank, values, path))
-    count = np.bincount(path, minlength=len(cells.paths))
-    first = np.cumsum(count) - count
-    there = count > 0
-
-    def at(column: Ints, place: Ints) -> list[Any]:
-        found = np.full(len(count), _UNKNOWN)
-        found[there] = column[order][place[there]]
-        return [
-            value if is_there else None for value, is_there in zip(found.tolist(), there.tolist())
-        ]
-
-    middle, last = first + (count - 1) // 2, first + count - 1
-    return at(values, first), at(values, middle), at(values, last), at(rank, last)
+    values, rank = values[known], rank[known]
+    ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
+    least, middle, most = (ranked.row(percent) for percent in (0, 50, 100))
+    return at(values, least), at(values, middle), at(values, most), at(rank, most)
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
-    """The ranks that hold the others up, the slowest first, with what shows it.
+    """Return the ranks that the others wait for, the slowest first, with the evidence.
 
-    In synchronous training the steps of all ranks last equally long, as each waits for the slowest in the collectives.
-    The slowest is the one that waits least there: what counts is `own_ns`, a step without that waiting. A straggler's
-    is above the median of all ranks by three robust standard deviations and by a tenth.
+    In synchronous training the steps of all ranks last equally long, as each rank waits for the
+    slowest in the collectives. The slowest rank waits least there. So ranks are compared by
+    `own_ns`, a step without that waiting: a straggler's is above the median of all ranks by three
+    robust standard deviations and by a tenth.
 
-    Columns: `rank host own_ns median_own_ns excess` (the share by which it is above), `exposed_communication_ns` and
-    `others_exposed_communication_ns` (it waits less than the median of the ranks that are none), `idle_ns` and
-    `others_idle_ns` (what its device waited for its CPU), `range` and `range_excess_ns`: the range whose time outside
-    other ranges, on the CPU or a device, is most above the median of the ranks that have it, and by how much. Empty
-    where no rank stands out, or where steps or communication are not known.
+    See `STRAGGLERS`. Empty where no rank stands out, or where steps or communication are not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
@@ -204,7 +239,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
         table.where(own_ns=lambda ns: ns <= limit),
     )
     where = _most_above(summaries) if len(slow) else {}
-    return Table(
+    return Table.of(
+        STRAGGLERS,
         {
             **{name: slow.column(name) for name in ("rank", "host", "own_ns")},
             "median_own_ns": [usual] * len(slow),
@@ -213,7 +249,7 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
             **_beside_others("idle_ns", slow, others),
             "range": [where.get(row.rank, (None, None))[0] for row in slow],
             "range_excess_ns": [where.get(row.rank, (None, None))[1] for row in slow],
-        }
+        },
     )
 
 
@@ -226,7 +262,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank the range whose own time in a step is most above the ranks' median, and by how much."""
+    """For each rank the range most above the ranks' median in own time, and its excess."""
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path

@@ -1,4 +1,4 @@
-"""What a comparison of ranks needs of one capture, small enough that those of a thousand ranks are read in seconds."""
+"""The figures of a capture for comparing ranks; a thousand are read in seconds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from instrument import files, storage
-from instrument.analysis.breakdown import COLUMNS
+from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import collectives, cpu_waits
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, names_of
 from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 
 SUMMARY_FILE = "summary.json"
 VERSION = 2
-# Those with the most CPU time are kept, of collectives the last: what is written stays within tens of kilobytes.
+# The ranges with the most CPU time and the last collectives are kept, so that a file has some tens
+# of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 128
 _TEXTS = ("path", "name", "group")
-# What can be had of the other columns is not written.
+# Columns that follow from others are not written.
 _DERIVED = ("share", "device_share", "flops_per_second")
 _OF_STEPS = (
     "compute_ns",
@@ -40,7 +41,7 @@ _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 # A time of the trace, or since the epoch.
 _Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-if TYPE_CHECKING:  # each column is of one kind, which its name tells
+if TYPE_CHECKING:  # each column is of one type, which its name tells
     _Cell = Any
 else:
     _Cell = _Ns | str | None
@@ -48,13 +49,14 @@ Columns = dict[str, list[_Cell] | None]
 
 
 class RankSummary(msgspec.Struct, kw_only=True):
-    """One capture in figures: the content of `summary.json`. What is not known is None, a column of it too.
+    """The figures of one capture: the content of `summary.json`.
 
-    `ranges` has the columns of `capture.ranges`, at most 500 rows. `steps` are the finished ones, the time of each by
-    what the device did between its start and end, which `compute_ns` to `idle_ns` sum to; in a trace without a device
-    the CPU's collectives (gloo) take its place. `breakdown` is of the whole trace's device. `collectives` are the last
-    128 that end on all ranks at once; `base_ns` added to their times gives Unix time. `ranks` is which ranks were to
-    record, as `profiler.ranks` says it.
+    Unknown values and columns are None. `ranges` has the columns of `capture.ranges`, at most 500
+    rows. `steps` are the finished steps; the device's time between start and end of each is split
+    into `compute_ns` to `idle_ns`. In a trace without a device the CPU's collectives (gloo) take
+    its place. `breakdown` is that of the whole trace. `collectives` are the last 128 that end on
+    all ranks at once; their times plus `base_ns` are Unix times. `ranks` is `profiler.ranks`: the
+    ranks that should have recorded.
     """
 
     version: int = VERSION
@@ -79,7 +81,10 @@ class RankSummary(msgspec.Struct, kw_only=True):
 
 
 def summarize(capture: Views) -> RankSummary:
-    """A capture in figures. Of a trace without a capture's folder the rank is what torch wrote, or that in its name.
+    """Make the summary of a capture.
+
+    The rank of a trace without a capture's folder is what torch wrote into it, else the number in
+    its name.
 
     Raises:
         CaptureError: the capture holds no trace.
@@ -116,7 +121,7 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _chosen_ranges(table: Table) -> Table:
-    """The ranges with the most CPU time, in the order of the tree; a parent goes before its children."""
+    """The ranges with the most CPU time, in the order of the tree."""
     if len(table) <= _MOST_RANGES:
         return table
     cpu_ns = table.column("cpu_ns")
@@ -137,7 +142,7 @@ def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
 
 
 def _encodable(cell: Any) -> Any:
-    """A name that holds half a character, as those of files may, has its number in its place."""
+    """A cell as UTF-8 text can hold it: lone surrogates, as in file names, become escapes."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
@@ -150,7 +155,7 @@ def _steps(capture: Views) -> Columns:
 
 
 def write(capture: Views, folder: Path) -> None:
-    """Put a capture's summary into a folder, whole or not at all.
+    """Write a capture's summary into a folder; it appears whole or not at all.
 
     Raises:
         CaptureError, TraceError: as for `summarize`.
@@ -163,7 +168,7 @@ _DECODER = msgspec.json.Decoder(RankSummary)
 
 
 def read(path: Path | str) -> RankSummary:
-    """The summary of a capture as it was written; where there is none, and of a trace, made anew.
+    """Read the summary of a capture; make it if there is none, and for a trace.
 
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
@@ -172,10 +177,12 @@ def read(path: Path | str) -> RankSummary:
 
 
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
-    """The summaries in captures, at paths or URLs; None where there is none, or one that this version cannot read.
+    """Read the summaries of captures at paths or URLs.
+
+    A capture without a summary, or with one that this version cannot read, has None.
 
     Raises:
-        CaptureError: the server of a URL does not give it.
+        CaptureError: the server of a URL does not return it.
     """
     urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if storage.is_url(path)}
     fetched = storage.contents(list(urls.values())) if urls else {}
@@ -201,7 +208,7 @@ def _decoded(text: bytes | None) -> RankSummary | None:
 
 
 def _is_sound(found: RankSummary) -> bool:
-    """Whether a table of ranks can be made of it: whole tables of numbers, and a time where a time should stand."""
+    """Whether a summary makes a table of ranks: complete columns of numbers, and a valid time."""
     try:
         unix_time(found.started_at)
     except ValueError:
@@ -211,12 +218,15 @@ def _is_sound(found: RankSummary) -> bool:
     named = found.ranges.get("path") is not None or not any(found.ranges.values())
     tables = (found.ranges, found.steps, found.collectives)
     return (
-        known and named and found.breakdown.keys() <= set(COLUMNS) and all(map(_is_table, tables))
+        known
+        and named
+        and found.breakdown.keys() <= set(names_of(BREAKDOWN))
+        and all(map(_is_table, tables))
     )
 
 
 def _is_table(columns: Columns) -> bool:
-    """Whether all columns are equally long, and each of text or of numbers."""
+    """Whether all columns are equally long, and each holds only text or only numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
     cells = (
         (cell, str if name in _TEXTS else int)
@@ -227,24 +237,24 @@ def _is_table(columns: Columns) -> bool:
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
-    """The summary of each path, or a sentence that says why there is none; in no order.
+    """Read the summary of each path, or an error sentence, in any order.
 
-    Where traces have to be read, that is done in as many processes as there are cores. They are interpreters of their
-    own, and none of multiprocessing's: those would run a script that lacks `if __name__ == "__main__"` again.
+    Traces are read by as many processes as there are cores. They are separate interpreters and not
+    multiprocessing's, which would run a script without `if __name__ == "__main__"` again.
     """
     found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
     missing = [path for path, summary in found.items() if summary is None]
     workers = min(len(missing), os.cpu_count() or 1)
     if workers < 2:
-        yield from ((path, _told(path)) for path in missing)
+        yield from ((path, _answer(path)) for path in missing)
         return
     with ThreadPoolExecutor(workers) as pool:
         for answers in pool.map(_in_process, [missing[k::workers] for k in range(workers)]):
             yield from answers
 
 
-def _told(path: Path | str) -> RankSummary | str:
+def _answer(path: Path | str) -> RankSummary | str:
     try:
         return read(path)
     except InstrumentError as error:
@@ -252,7 +262,7 @@ def _told(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """The answers of a process of its own; where it is killed, as for want of memory, a sentence for each path."""
+    """Read summaries in a new process; if it is killed, each path gets an error sentence."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
     environment = {
         **os.environ,
@@ -268,5 +278,5 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
 
 
 def main() -> None:
-    """Write the answers for the paths on the command line to standard output, as JSON."""
-    sys.stdout.buffer.write(msgspec.json.encode([_told(path) for path in sys.argv[1:]]))
+    """Print the answers for the paths on the command line as JSON."""
+    sys.stdout.buffer.write(msgspec.json.encode([_answer(path) for path in sys.argv[1:]]))

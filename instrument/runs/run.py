@@ -1,4 +1,4 @@
-"""A run's captures and ranks put together."""
+"""The captures of a run, grouped into windows over their ranks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from instrument import files, storage
-from instrument.analysis.table import Table
-from instrument.analysis.views import METADATA_FILE, kind_of
+from instrument.analysis.table import Schema, Table
+from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs import rank_comparison, rank_summary
-from instrument.runs.clock_skew import clocks
+from instrument.runs.clock_skew import CLOCKS, clocks
 from instrument.runs.rank_summary import RankSummary
-from instrument.trace.capture_json import unix_time
+from instrument.trace.capture_json import METADATA_FILE, unix_time
 
-# How far below a given folder captures are looked for: Hydra's outputs/<day>/<time>/profile/<capture> is four.
+# How many levels below a folder captures are searched; Hydra's
+# outputs/<day>/<time>/profile/<capture> needs four.
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
 _SHOWN = 8
-# The ranks of a job reach the same step at about the same time; windows further apart are of different runs.
+# The ranks of a job reach a step at about the same time; windows further apart belong to different
+# runs.
 _TOGETHER_S = 600
+#: The columns of each table of `Ranks`, by its name.
+SCHEMAS: dict[str, Schema] = {
+    "ranks": rank_comparison.RANKS,
+    "breakdown": rank_comparison.RANK_BREAKDOWN,
+    "stragglers": rank_comparison.STRAGGLERS,
+    "ranges": rank_comparison.RANK_RANGES,
+    "clocks": CLOCKS,
+}
 _Found = tuple[Path | str, RankSummary]
 _ByRank = dict[int | None, _Found]
 
 
 class Run:
-    """What the ranks of a run have recorded, window by window.
+    """The captures of a run, window by window.
 
     Attributes:
         windows: one `Ranks` for each window, in the order in which they were recorded.
@@ -43,17 +53,16 @@ class Run:
 
     @classmethod
     def load(cls, *paths: str | PathLike[str]) -> Run:
-        """Read captures and traces, or all captures below a folder; of a folder without captures, the traces in it.
+        """Read captures and traces, or all captures below a folder.
 
-        A URL, `s3://bucket/run`, will do as well: of captures with a summary nothing else is fetched.
-
-        Each capture holds a summary, which is all that is read; of those without one, and of traces, it is made from
-        the events, in as many processes as there are cores.
+        In a folder without captures its traces are read. At a URL such as `s3://bucket/run`, only
+        the summaries of captures that have one are fetched. Summaries that are missing, and those
+        of traces, are made from the events, in as many processes as there are cores.
 
         Cost: 0.2 to 2 ms a capture with a summary, by its number of ranges.
 
         Raises:
-            CaptureError: a path does not exist, there is nothing at it, or nothing of it can be read.
+            CaptureError: a path does not exist, nothing is at it, or nothing at it can be read.
         """
         chosen = [
             each for path in paths for each in _at(path if storage.is_url(path) else Path(path))
@@ -67,10 +76,12 @@ class Run:
         return cls(found, unread)
 
     def window(self, name: str) -> Ranks:
-        """The window of that name, or with its folder, as in `run2/steps_000010-000012`; of several the newest.
+        """Return a window by its name, or by folder and name, as in `run2/steps_000010-000012`.
+
+        Of several windows the newest is returned.
 
         Raises:
-            CaptureError: there is none; the message names those there are.
+            CaptureError: there is none; the message lists the windows that exist.
         """
         found = [window for window in self.windows if name in (window.name, window.where)]
         if not found:
@@ -86,9 +97,10 @@ class Ranks:
     """One window on all ranks that recorded it.
 
     Attributes:
-        name: its phase and steps, such as "steps_000010-000012" or "validation_steps_000003-000004".
-        summaries: each rank's, by rank; what the views are made of.
-        paths: the capture or trace of each, in the same order; URLs are text.
+        name: its phase and steps, such as "steps_000010-000012" or
+            "validation_steps_000003-000004".
+        summaries: the summary of each rank, by rank, from which the views are made.
+        paths: the capture or trace of each rank, in the same order; URLs are text.
         world_size: how many ranks the job had; None where no rank tells.
     """
 
@@ -103,7 +115,7 @@ class Ranks:
 
     @cached_property
     def ranks(self) -> Table:
-        """Each rank's mean step, how it waits in communication; see `instrument.runs.rank_comparison.per_rank`."""
+        """Each rank's mean step; see `instrument.runs.rank_comparison.per_rank`."""
         return rank_comparison.per_rank(self.summaries)
 
     @cached_property
@@ -118,7 +130,7 @@ class Ranks:
 
     @cached_property
     def stragglers(self) -> Table:
-        """The ranks that hold the others up; see `instrument.runs.rank_comparison.stragglers`."""
+        """The ranks that the others wait for; see `rank_comparison.stragglers`."""
         return rank_comparison.stragglers(self.summaries)
 
     @cached_property
@@ -128,17 +140,17 @@ class Ranks:
 
     @property
     def where(self) -> str:
-        """The window's name below the folder, or URL, that its lowest rank recorded into."""
+        """The window's name below the folder or URL into which its lowest rank recorded."""
         return f"{str(self.paths[0]).rpartition('/')[0]}/{self.name}"
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that were to record and whose capture is not there."""
+        """The ranks that should have recorded and have no capture."""
         return rank_comparison.missing(self.summaries, self.world_size)
 
     @property
     def notes(self) -> list[str]:
-        """What to know before the ranks are compared: who is missing or cut short, and in what they differ."""
+        """Sentences to read before comparing: missing and truncated ranks, and differences."""
         cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
         notes = [
@@ -165,17 +177,17 @@ class Ranks:
 
 
 def captures_below(folder: Path) -> Iterator[Path]:
-    """The folders of the captures below one, at most five levels down; not those that are still being written.
+    """List the captures below a folder, at most five levels down, without unfinished ones.
 
-    No link below the folder is followed.
+    Links below the folder are not followed.
     """
-    for place, inner, names in os.walk(folder):
-        depth = len(Path(place).relative_to(folder).parts)
+    for parent, inner, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
         inner[:] = (
             sorted(name for name in inner if not name.startswith(".")) if depth < DEPTH else []
         )
-        if depth and METADATA_FILE in names and files.is_regular(Path(place, METADATA_FILE)):
-            yield Path(place)
+        if depth and METADATA_FILE in names and files.is_regular(Path(parent, METADATA_FILE)):
+            yield Path(parent)
 
 
 def _at(path: Path | str) -> Sequence[Path | str]:
@@ -184,7 +196,8 @@ def _at(path: Path | str) -> Sequence[Path | str]:
     kind = kind_of(path)
     if kind is None:
         raise CaptureError(
-            f"There is nothing at {path}: give a run's folder, captures, or the traces of its ranks."
+            f"There is nothing at {path}: give a run's folder, captures, or the traces of its "
+            "ranks."
         )
     if kind == "file" or files.exists(path / METADATA_FILE):
         return [path]
@@ -200,10 +213,11 @@ def _at(path: Path | str) -> Sequence[Path | str]:
 
 
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
-    """Captures by window: those of the same phase and first step, each rank once.
+    """Group captures into windows: those of the same phase and first step, each rank once.
 
-    What one folder holds belongs together; ranks that wrote into folders of their own are put together as well. Other
-    runs over the same steps are other windows: they began at another time, or have the rank already.
+    Captures in one folder belong together; ranks that wrote into folders of their own are matched
+    too. Other runs over the same steps are other windows: they began at another time, or already
+    have the rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -211,8 +225,8 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     ):
         steps = groups.setdefault((summary.phase or "train", summary.first_step), [])
         beside = [ranks for ranks in steps if summary.rank not in ranks]
-        near = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
-        _, seconds, nearest = min(near, default=(True, 0.0, -1))
+        candidates = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
+        _, seconds, nearest = min(candidates, default=(True, 0.0, -1))
         if nearest < 0 or seconds > _TOGETHER_S:
             steps.append({summary.rank: (path, summary)})
         else:
@@ -222,7 +236,7 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
-    """How far a capture is from others: whether all lie in other folders, and the seconds between their beginnings."""
+    """Whether a capture lies in another folder than all others, and seconds between starts."""
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
     if summary.started_at is None or not began:
@@ -242,18 +256,19 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """Which ranks have what, where they do not all have the same; the value that most of them have comes first."""
+    """A sentence on the ranks that differ in a value, the commonest first; else empty."""
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
         by_value.setdefault(value or "none", []).append(str(number))
     if len(by_value) < 2:
         return ""
     parts = sorted(by_value.items(), key=lambda item: -len(item[1]))
-    return f"The ranks differ in {what}: {'; '.join(f'{value} on rank {few(ranks)}' for value, ranks in parts)}."
+    listed = "; ".join(f"{value} on rank {few(ranks)}" for value, ranks in parts)
+    return f"The ranks differ in {what}: {listed}."
 
 
 def few(numbers: Iterable[object]) -> str:
-    """The first of some numbers, for a sentence."""
+    """Return the first of some numbers, for a sentence."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Reads what a run's timings have written: the last summary of each range."""
+"""Read the timings file of a run: the last summary of each range."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, convert, json
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
-_KINDS = ("calls", "mean_ns", "p50_ns", "p95_ns", "max_ns")
-# A line has some 400 bytes for each range.
+TIMINGS: Schema = schema(
+    name="the range, or `step`",
+    calls="how often it was called",
+    mean_ns="the mean call",
+    p50_ns="the median call, within 2 %",
+    p95_ns="the 95th percentile of the calls, within 2 %",
+    max_ns="the longest call",
+    device_calls="calls whose time on the device is known; the device columns are left out where "
+    "there are none",
+    device_mean_ns="the mean time in the device's stream",
+    device_p50_ns="the median time in the device's stream, within 2 %",
+    device_p95_ns="the 95th percentile of the time in the device's stream, within 2 %",
+    device_max_ns="the longest time in the device's stream",
+)
+# Bytes. A line has about 400 for each range.
 _LONGEST_LINE = 64 << 20
 
 
@@ -33,31 +46,36 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """A row for each range with its calls, mean, median, 95th percentile and maximum, those with the most time first.
+    """Return a row for each range, those with the most time first; see `TIMINGS`.
 
-    `p50_ns` and `p95_ns` are within 2 %, the others exact. The columns `device_…` are there where one is known.
+    The columns `device_…` are left out where none of them is known.
     """
     order = sorted(
         runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
     )
     known = {key for run in runs.values() for key in run}
-    columns = [*_KINDS, *(key for key in (f"device_{kind}" for kind in _KINDS) if key in known)]
+    columns = [
+        column
+        for column in names_of(TIMINGS)[1:]
+        if column in known or not column.startswith("device_")
+    ]
     return Table(
         {"name": order} | {column: [runs[name].get(column) for name in order] for column in columns}
     )
 
 
 def read_timings(path: Path) -> tuple[Table, str]:
-    """The whole run's summary from a file of timings, and a heading: up to which step, and when that was.
+    """Read the whole run's summary from a timings file.
 
-    Lines that are cut short are left out. Cost: every line is read, 0.6 s for 50 MB.
+    Returns the table, and a heading with the last step and the time of writing. Lines that are cut
+    short are skipped. Cost: every line is read, 0.6 s for 50 MB.
 
     Raises:
-        CaptureError: there is no such file, or no line of timings in it.
+        CaptureError: there is no such file, or it holds no line of timings.
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
-    if path.exists() and not path.is_file():  # a pipe that nobody writes into would be waited for
+    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is no regular file.")
     try:
         with path.open("rb") as lines:
@@ -82,8 +100,5 @@ def read_timings(path: Path) -> tuple[Table, str]:
 def _read_line(line: bytes) -> _Line:
     try:
         return _DECODER.decode(line)
-    except (
-        DecodeError,
-        UnicodeDecodeError,
-    ):  # a name with half a character, as those of files may be
+    except (DecodeError, UnicodeDecodeError):  # a lone surrogate in a name
         return convert(forgiving(line)[0], _Line)

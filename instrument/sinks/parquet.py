@@ -26,28 +26,7 @@ class Parquet(Sink):
     One row for each event with a duration, in the order of the trace, then one for each allocation
     or free. The partitions are columns too: `run` and `window` are text (`window` is a keyword of
     SQL: quote it), `rank` is a number. Unknown values are null.
-
-    | column | type | content |
-    |---|---|---|
-    | `event` | int64 | the row's number in this window, from 0 |
-    | `category` | string | Kineto's, such as `cpu_op`, `user_annotation`, `kernel`; or `memory` |
-    | `name` | string | name of the operator, range, call or kernel |
-    | `process`, `thread` | string | where it ran; on a device, the device and the stream |
-    | `start_ns` | int64 | start on the trace's own clock |
-    | `start_unix_ns` | int64 | start since 1970, comparable between ranks; null if unknown |
-    | `duration_ns` | int64 | null for allocations |
-    | `self_ns` | int64 | duration without the events directly inside; not of Python frames |
-    | `parent` | int64 | the `event` directly around it, no Python frame |
-    | `launched_by` | int64 | for device work: `event` of the operator or range that launched it |
-    | `correlation` | int64 | equal for a launch and its device work |
-    | `external_id` | int64 | torch's number of the operator |
-    | `sequence`, `forward_thread` | int64 | equal for a forward operator and its backward |
-    | `finished` | bool | whether the event ended within the window; null for allocations |
-    | `input_shapes`, `input_types`, `concrete_inputs` | string | JSON text, as recorded |
-    | `python_id`, `python_parent` | int64 | for Python frames |
-    | `size_bytes` | int64 | size of an allocation; negative for a free |
-    | `device_type`, `device_index` | int64 | of an allocation: torch's `DeviceType`; index |
-    | `allocated_bytes`, `reserved_bytes` | int64 | totals of the device after it; null if unknown |
+    `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces it.

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from instrument.analysis.views import METADATA_FILE
 from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.files import importable_here
 from instrument.runs.run import DEPTH, captures_below
+from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import queue, upload
 from instrument.worker.finish import build_sinks, call_sinks, ctrl_c_passes, finish
 from instrument.worker.job import recall

@@ -23,10 +23,10 @@ from typing import Any
 from loguru import logger
 
 from instrument import files
-from instrument.analysis.views import METADATA_FILE
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import run_lock
 from instrument.worker.job import Job
 

@@ -13,8 +13,7 @@ import msgspec
 from loguru import logger
 
 from instrument import files
-from instrument.analysis.views import METADATA_FILE
-from instrument.trace.capture_json import BAD_JSON
+from instrument.trace.capture_json import BAD_JSON, METADATA_FILE
 from instrument.worker import queue
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from instrument.links.links import _HIDDEN
 from instrument.trace.events import Events
@@ -120,3 +123,18 @@ def backward_by_flows(path: Path) -> dict[str, int]:
         for name in _around(ranges, from_[arrow["id"]]):
             total[name] += end - start
     return dict(total)
+
+
+def same(a: Events, b: Events) -> bool:
+    """Whether every column, and every name in its place, is the same."""
+    for owner_a, owner_b in ((a, b), (a.memory, b.memory)):
+        for field in fields(owner_a):
+            left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
+            if isinstance(left, np.ndarray):
+                if left.dtype != right.dtype or not np.array_equal(
+                    left, right, equal_nan=left.dtype.kind == "f"
+                ):
+                    return False
+            elif field.name != "memory" and left != right:
+                return False
+    return True

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import pytest
 import torch
+from builders import ACCUMULATE as SUM
+from builders import (
+    ENGINE,
+    accumulation,
+    allocation,
+    annotation,
+    call,
+    capture,
+    frame,
+    kernel,
+    made,
+    node,
+    span,
+)
 from torch import nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
@@ -14,34 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capture.by_hand import backward_by_flows, ns, raw, top_level_ns
 from capture.conftest import BODIES, record
-from capture.traces import allocation, annotation, capture, frame, kernel, span
 from instrument.capture import Capture
-
-ENGINE = "autograd::engine::evaluate_function: "
-SUM = "torch::autograd::AccumulateGrad"
-
-
-def made(
-    name: str, start_us: float, duration_us: float, number: int, tid: int = 1
-) -> dict[str, Any]:
-    """A forward operator that notes the next node's number."""
-    return span(name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=0)
-
-
-def node(
-    name: str, start_us: float, duration_us: float, number: int, thread: int = 1, tid: int = 2
-) -> dict[str, Any]:
-    """A backward node of the operator with that number on the thread that torch calls `thread`."""
-    return span(
-        ENGINE + name, start_us, duration_us, tid=tid, Sequence_number=number, Fwd_thread_id=thread
-    )
-
-
-def accumulation(start_us: float, duration_us: float, tid: int = 2) -> list[dict[str, Any]]:
-    return [
-        span(ENGINE + SUM, start_us, duration_us, tid=tid),
-        span(SUM, start_us + 1, duration_us - 2, tid=tid),
-    ]
 
 
 def parts(found: Capture) -> dict[tuple[str, str], int]:
@@ -169,7 +155,7 @@ def test_a_range_around_forward_and_backward_counts_a_kernel_once(tmp_path) -> N
         annotation("forward", 5, 20),
         made("aten::mm", 10, 5, 1),
         node("MmBackward0", 50, 10, 1, tid=1),
-        span("cudaLaunchKernel", 52, 1, cat="cuda_runtime", correlation=9),
+        call("cudaLaunchKernel", 52, 1, correlation=9),
         kernel("mm", 60, 10, correlation=9),
     ]
     rows = {r.path: (r.backward_ns, r.device_ns) for r in capture(tmp_path, events).ranges}

@@ -6,13 +6,12 @@ import time
 
 import numpy as np
 import pytest
+from builders import annotation, capture, copy, kernel, read, span, step, write_capture, write_trace
 from hypothesis import given
 from hypothesis import strategies as st
-from made_captures import write_capture
 
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.traces import annotation, capture, kernel, read, span, write
 from instrument.analysis.breakdown import (
     COMMUNICATION_NAMES,
     Work,
@@ -35,12 +34,6 @@ KNOWN_AS = {
     "copy_ns": "total_memcpy_time",
     "overlap_ns": "overlap",
 }
-
-
-def copy(start_us, duration_us, **more):
-    return span(
-        "Memcpy HtoD (Pinned -> Device)", start_us, duration_us, cat="gpu_memcpy", tid=101, **more
-    )
 
 
 @needs_traces
@@ -102,10 +95,10 @@ MIXED = [
     kernel("gemm", 10, 20),
     kernel("ncclDevKernel_AllReduce", 25, 15, stream=9),
     copy(35, 15),
-    span("Memset (Device)", 60, 5, cat="gpu_memset", tid=100),
-    span("range", 0, 100, cat="gpu_user_annotation", tid=100),
-    span("Stream Sync", 70, 30, cat="cuda_sync", tid=100),
-    span("smsp__inst_executed.sum", 0, 90, cat="cuda_profiler_range", tid=100),
+    span("Memset (Device)", 60, 5, cat="gpu_memset"),
+    span("range", 0, 100, cat="gpu_user_annotation"),
+    span("Stream Sync", 70, 30, cat="cuda_sync"),
+    span("smsp__inst_executed.sum", 0, 90, cat="cuda_profiler_range"),
 ]
 
 
@@ -121,9 +114,7 @@ def test_a_trace_without_device_events_knows_nothing(tmp_path) -> None:
 
 
 def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
-    path = write(
-        tmp_path, [annotation("ProfilerStep#0", 0, 20), kernel("my_exchange", 0, 7, correlation=1)]
-    )
+    path = write_trace(tmp_path, [step(0, 0, 20), kernel("my_exchange", 0, 7, correlation=1)])
     found = Capture.load(path, communication="my_exchange")
     assert found.breakdown[0].communication_ns == found.steps[0].clipped_communication_ns == 7000
     assert found.kernels[0].kind == "communication"

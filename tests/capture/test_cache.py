@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_captures import write_capture
+from builders import allocation, annotation, span, write_capture, write_trace
 
-from capture.traces import allocation, annotation, same, span, write
+from capture.by_hand import same
 from instrument import cache
 from instrument.capture import Capture
 from instrument.trace import column_cache, reader
@@ -37,7 +37,7 @@ def kept_of(trace: Path) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    return write(
+    return write_trace(
         tmp_path,
         [*TRACE, allocation(3, -64), annotation("r", 0, 9, finished=False)],
         baseTimeNanoseconds=9,

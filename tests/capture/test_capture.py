@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import annotation, span, write_trace
 
-from capture.traces import annotation, span, write
 from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
 from instrument.links import links
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, *, trace: str | None = "trace.json.gz") -> Path:
     made = tmp_path / "window"
     made.mkdir()
     (made / "capture.json").write_text(json.dumps(METADATA))
-    plain = write(tmp_path, [annotation("forward", 0, 10), span("aten::mm", 1, 5)])
+    plain = write_trace(tmp_path, [annotation("forward", 0, 10), span("aten::mm", 1, 5)])
     if trace:
         text = plain.read_bytes()
         (made / trace).write_bytes(gzip.compress(text) if trace.endswith(".gz") else text)
@@ -54,7 +54,7 @@ def test_a_folder_gives_its_metadata_and_views(tmp_path, trace, kind) -> None:
 
 
 def test_a_bare_trace_has_no_folder_and_no_metadata(tmp_path) -> None:
-    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    path = write_trace(tmp_path, [span("aten::mm", 1, 5)])
     capture = Capture.load(path)
     assert (capture.name, capture.folder, capture.trace_path, capture.metadata) == (
         "trace",
@@ -75,7 +75,7 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
     for name in ("nest", "node_flops", "launching_nodes", "find_scopes"):
         counting(name)
     capture = Capture.load(
-        write(
+        write_trace(
             tmp_path, [annotation("a", 0, 9), span("aten::mm", 1, 5, Input_Dims=[[2, 3], [3, 4]])]
         )
     )
@@ -86,7 +86,7 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
 
 
 def test_a_view_is_made_once_and_the_trace_is_read_at_the_first(tmp_path) -> None:
-    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    path = write_trace(tmp_path, [span("aten::mm", 1, 5)])
     capture = Capture.load(path)
     operators = capture.operators
     path.unlink()
@@ -158,7 +158,7 @@ def test_a_folder_moves(tmp_path) -> None:
 
 
 def test_reading_imports_no_torch(tmp_path) -> None:
-    path = write(tmp_path, [span("aten::mm", 1, 5)])
+    path = write_trace(tmp_path, [span("aten::mm", 1, 5)])
     code = (
         "import sys; from instrument.capture import Capture; print(Capture.load(sys.argv[1]).operators);"
         "print({'torch', 'pydantic', 'loguru', 'omegaconf', 'hydra'} & sys.modules.keys())"

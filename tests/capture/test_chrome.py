@@ -14,8 +14,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from builders import allocation, annotation, kernel, read, span, step, write_trace
 
-from capture.traces import allocation, annotation, kernel, read, span, write
 from instrument.capture import Capture
 from instrument.errors import TraceError
 from instrument.report.text import render
@@ -123,7 +123,7 @@ def test_threads_are_numbers_or_names(tmp_path) -> None:
     ]
     events = read(tmp_path, [*spans, allocation(0.5, 8, tid=25738)])
     assert events.thread.tolist() == [0, 0, 1]
-    assert events.threads == ((7, 25738), (7, "stream 7"))
+    assert events.threads == ((1, 25738), (1, "stream 7"))
     assert events.memory.thread.tolist() == [0]
 
 
@@ -145,7 +145,7 @@ def test_arguments_become_columns(tmp_path) -> None:
             ),
             span("b", 1, 1, **known),
             span("c", 2, 1, cat="python_function", Python_id=5, Python_parent_id=None),
-            span("k", 3, 1, cat="kernel", correlation=6, stream=18446744073709551615),
+            kernel("k", 3, 1, correlation=6, stream=18446744073709551615),
             {"ph": "X", "cat": "cpu_op", "name": "bare", "pid": 7, "tid": 1, "ts": 4},
         ],
     )
@@ -182,11 +182,11 @@ def test_events_are_rows_when_iterated_and_indexed(tmp_path) -> None:
     assert first == events[0] == events[-3]
     assert first._asdict() == {
         **dict.fromkeys(Event._fields),
-        "category": "cpu_op", "name": "aten::mm", "process": 7, "thread": 1,
+        "category": "cpu_op", "name": "aten::mm", "process": 1, "thread": 1,
         "start_ns": 1500, "duration_ns": 2250, "finished": True, "external_id": 3, "sequence": 0,
         "input_shapes": [[2, 3], []], "input_types": ["float", ""], "concrete_inputs": ["", "1"],
     }  # fmt: skip
-    assert (second.thread, second.correlation, second.bytes, second.grid) == (100, 9, 64, [8, 1, 1])
+    assert (second.thread, second.correlation, second.bytes, second.grid) == (7, 9, 64, [8, 1, 1])
     assert (second.block, second.blocks_per_sm, second.occupancy) == ([32, 1, 1], 0.5, 0.25)
     assert (third.finished, third.forward_thread, third.category) == (False, 2, "user_annotation")
     assert [event.name for event in events if event.duration_ns > 1500] == ["aten::mm", "gemm"]
@@ -307,7 +307,7 @@ def test_a_folder_is_no_trace_file(tmp_path) -> None:
 
 
 def test_damaged_gzip_gets_one_sentence(tmp_path) -> None:
-    path = write(tmp_path, EVENTS)
+    path = write_trace(tmp_path, EVENTS)
     damaged = bytearray(gzip.compress(path.read_bytes()))
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
@@ -436,10 +436,10 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
 
 def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
     far = 2**62 // 1000 - 10**12
-    spans = [span("k", at, 10**12, cat="kernel") for at in (-far, far)] + [
+    spans = [kernel("k", at, 10**12) for at in (-far, far)] + [
         span("a", 0, 9, cat="user_annotation")
     ]
-    capture = Capture.load(write(tmp_path, spans))
+    capture = Capture.load(write_trace(tmp_path, spans))
     row = capture.breakdown[0]
     assert (row.total_ns, row.compute_ns, row.idle_ns) == (
         2 * far * 1000 + 10**15,
@@ -450,7 +450,7 @@ def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
 
 
 def test_durations_that_cannot_be_added_up_get_one_sentence(tmp_path) -> None:
-    path = write(tmp_path, [span("a", n, 9e12) for n in range(600)])
+    path = write_trace(tmp_path, [span("a", n, 9e12) for n in range(600)])
     with pytest.raises(
         TraceError, match=r" has durations of 171 years together; record it again.$"
     ):
@@ -490,16 +490,16 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
 def test_a_name_that_looks_like_a_time_with_two_signs_stays(tmp_path) -> None:
     name = 'a "dur": -1.-5'
     assert (
-        reader.read(write(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])).names[
-            0
-        ]
+        reader.read(
+            write_trace(tmp_path, [span(name, 1, 1, x="NaN"), span("b", 2, float("nan"))])
+        ).names[0]
         == name
     )
 
 
 def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> None:
-    steps = [annotation(f"ProfilerStep#{n}", 1000 * n, -900 if n == 2 else 1000) for n in range(4)]
-    found = Capture.load(write(tmp_path, steps)).steps
+    steps = [step(n, 1000 * n, -900 if n == 2 else 1000) for n in range(4)]
+    found = Capture.load(write_trace(tmp_path, steps)).steps
     assert found.column("number") == [0, 1, 3]
     assert found.column("duration_ns") == [1_000_000] * 3
 
@@ -508,9 +508,7 @@ def test_a_step_in_which_the_clock_is_set_back_counts_in_no_mean(tmp_path) -> No
     "name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 16, "ProfilerStep#²"]
 )
 def test_a_number_that_no_step_has_makes_none(tmp_path, name) -> None:
-    capture = Capture.load(
-        write(tmp_path, [annotation(name, 0, 9), annotation("ProfilerStep#7", 9, 9)])
-    )
+    capture = Capture.load(write_trace(tmp_path, [annotation(name, 0, 9), step(7, 9, 9)]))
     assert capture.steps.column("number") == [7]
     assert capture.operators.by("step").column("step") == [None, 7]
 
@@ -583,7 +581,7 @@ def test_a_large_file_of_little_costs_little(tmp_path, kind) -> None:
 
 
 def test_paths_in_a_trace_are_not_opened(tmp_path, monkeypatch) -> None:
-    path = write(
+    path = write_trace(
         tmp_path, [span(str(tmp_path / "secret"), 0, 1, Trace_name=str(tmp_path / "secret"))]
     )
     opened: list[str] = []

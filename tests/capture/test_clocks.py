@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_captures import REDUCES, annotation, span, synchronous_steps, write_rank
+from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
 from instrument.report.ranks import as_text
 from instrument.runs.clock_skew import median
@@ -84,7 +84,7 @@ def test_where_nothing_tells_a_drift_none_is_told(
 
 
 def collective(at_us: float, ranks: str, name: str = REDUCES) -> dict:
-    return span(name, at_us, 10, "kernel", **{"Process Group Ranks": ranks})
+    return kernel(name, at_us, 10, Process_Group_Ranks=ranks)
 
 
 def test_ranks_without_a_common_group_are_reached_through_others(tmp_path: Path) -> None:

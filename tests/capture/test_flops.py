@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import capture, span, write_trace
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from capture.conftest import record
-from capture.traces import capture, span, write
 from instrument.capture import Capture
 
 
@@ -260,7 +260,7 @@ def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
 @pytest.mark.parametrize("shape", [[2**40, 2**40], [10**30, 2], [1e400, 2], [-3, 2]])
 def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
     given = {"Input_Dims": [shape, [shape[1], 2]]}
-    path = write(
+    path = write_trace(
         tmp_path,
         [span("aten::mm", 0, 5, **given), span("aten::mm", 9, 5, Input_Dims=[[1, 2], [2, 3]])],
     )

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import allocation, annotation, kernel, span, synchronous_steps, write_rank
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_captures import synchronous_steps, write_rank
 
-from capture.traces import allocation, annotation, kernel, span
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.views import Views
 from instrument.capture import Capture

@@ -12,12 +12,10 @@ from decimal import Decimal
 from importlib.util import find_spec
 
 import pytest
+from builders import call, capture, copy, kernel, span
 
-from capture.test_breakdown import copy
 from capture.test_real_traces import FOLDER, KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.test_steps import call
-from capture.traces import capture, kernel, span
 from instrument.capture import Capture
 
 
@@ -125,8 +123,8 @@ def test_copies_by_kind_with_bandwidth(tmp_path) -> None:
         copy(0, 4, bytes=1000),
         copy(10, 2, bytes=2000),
         call("hipMemcpyAsync", 0, 1, 5, bytes="4096"),
-        span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", tid=100, correlation=5),
-        span("Memset (Device)", 30, 1, cat="gpu_memset", tid=100),
+        span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", correlation=5),
+        span("Memset (Device)", 30, 1, cat="gpu_memset"),
         kernel("gemm", 40, 9),
     ]
     found = capture(tmp_path, events)
@@ -142,7 +140,7 @@ def test_copies_by_kind_with_bandwidth(tmp_path) -> None:
 
 def test_a_copy_whose_size_is_not_known_counts_neither_in_bytes_nor_in_bandwidth(tmp_path) -> None:
     """1000 bytes in 4 µs are 250 MB/s, whatever the second copy moved; no bytes at all are known to be none."""
-    empty = span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", tid=100, bytes=0)
+    empty = span("Memcpy DtoD (Device -> Device)", 20, 2, cat="gpu_memcpy", bytes=0)
     table = capture(tmp_path, [copy(0, 4, bytes=1000), copy(10, 2), empty]).copies
     assert [(row.calls, row.device_ns, row.bytes, row.bytes_per_second) for row in table] == [
         (2, 6000, 1000, 250_000_000),
@@ -156,8 +154,8 @@ def test_streams(tmp_path) -> None:
     columns = "device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns"
     assert table.columns == tuple(columns.split())
     assert [tuple(row) for row in table] == [
-        (7, 100, 3, 25000, 20000, 10000, 0, 15000),
-        (7, 101, 1, 12000, 0, 0, 12000, 0),
+        (0, 7, 3, 25000, 20000, 10000, 0, 15000),
+        (0, 8, 1, 12000, 0, 0, 12000, 0),
     ]
 
 

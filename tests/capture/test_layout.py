@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from capture.by_hand import same
 from capture.conftest import BODIES, record
-from capture.traces import same
 from instrument.errors import TraceError
 from instrument.trace import reader
 from instrument.trace.events import Events

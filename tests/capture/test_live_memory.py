@@ -5,54 +5,25 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import allocation, annotation, capture, frame, span, step
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from capture.traces import annotation, capture, frame, span
 from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 
-CUDA = {"Device Type": 1, "Device Id": 0}
-CPU = {"Device Type": 0, "Device Id": -1}
-
-
-def event(
-    at_us: float,
-    size: int,
-    address: int | None,
-    total: int | None = None,
-    tid: int = 1,
-    **more: Any,
-) -> dict:
-    """An allocation, or a free where the size is negative, as torch writes it: on cuda:0 unless told otherwise."""
-    arguments = {"Bytes": size, **CUDA, **more}
-    if address is not None:
-        arguments["Addr"] = address
-    if total is not None:
-        arguments |= {
-            "Total Allocated": total,
-            "Total Reserved": 1000 if arguments["Device Type"] else 0,
-        }
-    name = {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "s": "t",
-        "name": "[memory]",
-        "pid": 7,
-        "tid": tid,
-    }
-    return name | {"ts": at_us, "args": arguments}
-
+on_cuda = partial(allocation, device=0, reserved=1000)
 
 # 500 bytes live before the window. The peak is 790 at 32 µs: with 100 of linear, 140 of relu, 50 outside of operators.
 EVENTS = [
-    annotation("ProfilerStep#3", 0, 50),
+    step(3, 0, 50),
     annotation("forward", 5, 30),
     annotation("layer", 8, 14),
     frame("nn.Module: Net_0", 5, 30),
@@ -62,20 +33,20 @@ EVENTS = [
     span("aten::empty", 11, 2),
     span("aten::relu.out", 24, 4),
     span("aten::relu", 29, 4),
-    annotation("ProfilerStep#4", 50, 50),
+    step(4, 50, 50),
     span("aten::add", 60, 5),
-    event(12, 100, 1, 600),
-    event(15, 150, 2, 750),
-    event(18, -150, 2, 600),  # the address is used again
-    event(26, 40, 2, 640),
-    event(30, 50, 4, 690, tid=2),
-    event(32, 100, 5, 790),
-    event(40, -300, 9, 490),  # of before the window
-    event(41, -100, 5, 390),
-    event(62, 100, 3, 490),
-    event(63, -40, 2, 450),
-    event(13, 8, 1, 8, **CPU),  # the same address on another device
-    event(45, -8, 1, 0, **CPU),
+    on_cuda(12, 100, 1, 600),
+    on_cuda(15, 150, 2, 750),
+    on_cuda(18, -150, 2, 600),  # the address is used again
+    on_cuda(26, 40, 2, 640),
+    on_cuda(30, 50, 4, 690, tid=2),
+    on_cuda(32, 100, 5, 790),
+    on_cuda(40, -300, 9, 490),  # of before the window
+    on_cuda(41, -100, 5, 390),
+    on_cuda(62, 100, 3, 490),
+    on_cuda(63, -40, 2, 450),
+    allocation(13, 8, 1, 8),  # the same address on another device
+    allocation(45, -8, 1, 0),
 ]
 BY = {
     "operator": {
@@ -187,7 +158,7 @@ def test_sizes(tmp_path) -> None:
 
 
 def test_a_free_that_the_file_lists_first_frees_what_was_allocated_before_it(tmp_path) -> None:
-    (row,) = capture(tmp_path, [event(20, -10, 1), event(10, 10, 1)]).memory.sizes
+    (row,) = capture(tmp_path, [on_cuda(20, -10, 1), on_cuda(10, 10, 1)]).memory.sizes
     assert (row.allocations, row.kept) == (1, 0)
 
 
@@ -232,7 +203,7 @@ def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
 def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path) -> None:
     up_and_down = [(1000 * k // 64, size) for k in range(64) for size in (k + 1, -k - 1)]
     events = [
-        event(us + (size < 0) * 0.5, size, k)
+        on_cuda(us + (size < 0) * 0.5, size, k)
         for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
     ]
     curve = capture(tmp_path, events).memory.curve(points=4)
@@ -253,17 +224,17 @@ def test_the_telling_kind_tells_the_most_of_the_peak(tmp_path) -> None:
     ]
     memory = capture(tmp_path, bare).memory
     assert (memory.kinds, memory.most_telling()) == (("operator",), "operator")
-    outside = [annotation("forward", 0, 2), span("aten::mm", 5, 5), event(6, 10, 1)]
+    outside = [annotation("forward", 0, 2), span("aten::mm", 5, 5), on_cuda(6, 10, 1)]
     assert capture(tmp_path, outside).memory.most_telling() == "operator", "the range tells nothing"
 
 
 OLD = [  # torch 1.9: no addresses, no totals
-    annotation("ProfilerStep#1", 0, 50),
+    step(1, 0, 50),
     span("aten::mm", 5, 10),
-    event(6, 100, None),
-    event(8, 30, None),
-    event(20, -100, None),
-    event(30, -70, None),
+    on_cuda(6, 100, None),
+    on_cuda(8, 30, None),
+    on_cuda(20, -100, None),
+    on_cuda(30, -70, None),
 ]
 
 
@@ -291,7 +262,8 @@ def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
     ):
         memory.live(device="cuda:1")
     with pytest.raises(
-        ConfigError, match=r"^Memory cannot be told by 'name'; choose operator, range or module\.$"
+        ConfigError,
+        match=r"^Memory cannot be grouped by 'name'; choose operator, range or module\.$",
     ):
         memory.live("name")
     empty = capture(tmp_path, [span("aten::mm", 0, 5)]).memory

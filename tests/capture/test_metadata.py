@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 
 from instrument.analysis.views import files_of
 from instrument.capture import Capture

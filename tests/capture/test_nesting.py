@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import read, span
 
-from capture.traces import read, span
 from instrument.links.call_tree import nest, number_paths
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import allocation, annotation, call, capture, frame, kernel, read, span
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch_rules import torch_table
 
 from capture.conftest import BODIES, COLUMNS, EXACT_MEMORY, INEXACT_ROWS, convolutions, record
-from capture.traces import allocation, annotation, capture, frame, kernel, read, span
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.operators import operators
 from instrument.capture import Capture
@@ -169,12 +169,12 @@ GPU = [
     annotation("forward", 0, 100, External_id=1),
     span("aten::linear", 10, 50, External_id=2),
     span("aten::addmm", 20, 30, External_id=3),
-    span("cudaLaunchKernel", 30, 5, cat="cuda_runtime", External_id=3, correlation=50),
-    span("cudaLaunchKernel", 70, 5, cat="cuda_runtime", External_id=1, correlation=51),
+    call("cudaLaunchKernel", 30, 5, External_id=3, correlation=50),
+    call("cudaLaunchKernel", 70, 5, External_id=1, correlation=51),
     kernel("gemm", 40, 8, External_id=3, correlation=50),
     kernel("split", 50, 4, External_id=3, correlation=50),
     kernel("copy", 80, 2, External_id=1, correlation=51),
-    span("forward", 40, 42, cat="gpu_user_annotation", tid=100, External_id=1),
+    span("forward", 40, 42, cat="gpu_user_annotation", External_id=1),
 ]
 
 
@@ -206,7 +206,7 @@ def test_where_the_external_id_only_repeats_the_correlation_the_launch_tells(tmp
     events = [
         span("aten::relu", 0, 10, External_id=9),
         span("aten::add", 20, 10, External_id=50),  # the same number as a correlation, by chance
-        span("cudaLaunchKernel", 3, 2, cat="cuda_runtime", External_id=50, correlation=50),
+        call("cudaLaunchKernel", 3, 2, External_id=50, correlation=50),
         kernel("relu", 40, 7, External_id=50, correlation=50),
     ]
     times = device_times(capture(tmp_path, events).operators)
@@ -216,7 +216,7 @@ def test_where_the_external_id_only_repeats_the_correlation_the_launch_tells(tmp
 def test_a_launch_counts_on_the_thread_of_its_operator(tmp_path) -> None:
     events = [
         span("aten::add", 0, 10, External_id=4),
-        span("cudaLaunchKernel", 3, 2, cat="cuda_runtime", tid=-99, External_id=4, correlation=50),
+        call("cudaLaunchKernel", 3, 2, tid=-99, External_id=4, correlation=50),
         kernel("add", 40, 7, External_id=4, correlation=50),
     ]
     assert capture(tmp_path, events).operators[0].self_cpu_ns == 8000
@@ -289,9 +289,9 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
         for by in ("step", "device", "range", "thread", "stack")
     }
     assert [(r.step, r.calls) for r in unlaunched["step"]] == [(3, 1), (None, 1)]
-    assert [r.device for r in unlaunched["device"]] == ["7"]
+    assert [r.device for r in unlaunched["device"]] == ["0"]
     assert [r.range for r in unlaunched["range"]] == [None]
-    assert [r.thread for r in unlaunched["thread"]] == ["7/100"]
+    assert [r.thread for r in unlaunched["thread"]] == ["0/7"]
     assert device_times(torch_table(found.events)).keys() == {"ProfilerStep*", "aten::add"}
 
 
@@ -375,7 +375,7 @@ MEMORY = [
     span("aten::far", 1, 8, tid=2),
     allocation(0, 1),  # both ends of a call belong to it
     allocation(3, 64),
-    allocation(5, 4096, device_type=1),
+    allocation(5, 4096, device=0),
     allocation(6, 32),
     allocation(10, 2),
     allocation(5, 1000, tid=2),
@@ -455,10 +455,10 @@ RECURSIVE = [
     span("f", 0, 10, External_id=1, Input_Dims=[[1]]),
     span("g", 1, 8, External_id=2),
     span("f", 2, 4, External_id=3, Input_Dims=[[2]]),
-    span("cudaLaunchKernel", 3, 1, cat="cuda_runtime", External_id=3, correlation=9),
+    call("cudaLaunchKernel", 3, 1, External_id=3, correlation=9),
     kernel("k", 20, 6, External_id=3, correlation=9),
     allocation(4, 100),
-    allocation(5, 50, device_type=1),
+    allocation(5, 50, device=0),
     span("f", 30, 5, External_id=4, Input_Dims=[[1]]),
     span("f", 31, 2, tid=2),
 ]
@@ -516,7 +516,7 @@ GROUPED = [
     ("what", "add", "mm", "memory"),
     [
         ("overload", {"Tensor": 2, "Scalar": 1}, {"": 2}, {"": 1}),
-        ("thread", {"7/1": 2, "7/2": 1}, {"7/1": 2}, {"7/2": 1}),
+        ("thread", {"1/1": 2, "1/2": 1}, {"1/1": 2}, {"1/2": 1}),
         ("step", {7: 3}, {8: 1, None: 1}, {None: 1}),
         ("device", {"0": 1, None: 2}, {"0,1": 1, None: 1}, {None: 1}),
         ("range", {"forward/block": 2, None: 1}, {None: 2}, {None: 1}),
@@ -541,7 +541,7 @@ def test_the_device_of_the_only_call_of_a_trace_is_told(tmp_path) -> None:
         kernel("k", 10, 5, External_id=1, correlation=9),
     ]
     assert [(row.name, row.device) for row in capture(tmp_path, events).operators.by("device")] == [
-        ("aten::add", "7")
+        ("aten::add", "0")
     ]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from builders import annotation, call, capture, copy, kernel, span
 
-from capture.test_breakdown import copy
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.test_steps import call, in_us
-from capture.traces import annotation, capture, kernel, span
+from capture.test_steps import in_us
 
 PARTS = "kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns other_ns"
 
@@ -41,7 +40,7 @@ def test_what_the_plugin_shows(name) -> None:
 STEPS = [
     annotation("ProfilerStep#1", 0, 100),
     annotation("ProfilerStep#2", 100, 100),
-    span("enumerate(DataLoader)#_Iter.__next__", 0, 20, cat="user_annotation"),
+    annotation("enumerate(DataLoader)#_Iter.__next__", 0, 20),
     span("aten::mm", 25, 20),
     call("cudaLaunchKernel", 30, 10, 1),
     kernel("gemm", 38, 82, correlation=1),
@@ -122,7 +121,7 @@ def test_devices_by_hand(tmp_path) -> None:
         STEPS[0],
         kernel("a", 10, 40, **shaped(0.5, 20)),
         kernel("b", 30, 40, **shaped(0.75, 50)),
-        {**kernel("c", 90, 30), "pid": 8},
+        kernel("c", 90, 30, pid=2),
         copy(0, 100),
     ]
     first, second = capture(tmp_path, events).devices
@@ -130,9 +129,9 @@ def test_devices_by_hand(tmp_path) -> None:
         "device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
     )
     assert first._fields == tuple(columns.split())
-    assert tuple(first)[:4] == (7, 2, 60000, 100000)
+    assert tuple(first)[:4] == (0, 2, 60000, 100000)
     assert first[4:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35, 1))
-    assert tuple(second) == (8, 1, 10000, 100000, 0.1, None, None, 0)
+    assert tuple(second) == (2, 1, 10000, 100000, 0.1, None, None, 0)
 
 
 def test_a_trace_without_device_events_has_no_devices(tmp_path) -> None:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from made_captures import span
+from builders import annotation, call, capture, kernel
 
-from capture.traces import annotation, capture
+from instrument.analysis.groupby import Groups
 from instrument.analysis.ranges import RangeTable
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
@@ -104,7 +104,7 @@ def test_a_groups_busy_time_counts_each_nanosecond_once(seed) -> None:
             for end_path in (int(enclosing[at]), int(attributed[at])):
                 for path in at_or_above(paths, end_path):
                     covered[group[path]] |= set(range(first, last))
-        assert table._busy(group, count).tolist() == [len(each) for each in covered]
+        assert table._busy(Groups(group, count)).tolist() == [len(each) for each in covered]
 
 
 def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:
@@ -132,12 +132,8 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
         annotation(f"range_{number}", number, 2 * (depth - number)) for number in range(depth)
     ]
     for number in range(0, depth, 3):
-        launch = {"correlation": number + 1}
-        nested.append(
-            span("cudaLaunchKernel", number + 0.1, 0.2, "cuda_runtime", **launch)
-            | {"pid": 7, "tid": 1}
-        )
-        nested.append(span("gemm", 10_000 + number, 1, "kernel", **launch))
+        nested.append(call("cudaLaunchKernel", number + 0.1, 0.2, number + 1))
+        nested.append(kernel("gemm", 10_000 + number, 1, correlation=number + 1))
     read = capture(tmp_path, nested)
     read.links.launched  # noqa: B018
     tracemalloc.start()

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 import torch
+from builders import allocation, annotation, call, capture, kernel, span
 from torch.profiler import record_function
 from torch_rules import torch_table
 
 from capture.conftest import BODIES, record
-from capture.traces import allocation, annotation, capture, kernel, span
 from instrument import profiled
 from instrument.annotate import backends
 from instrument.errors import ConfigError
@@ -92,12 +92,12 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
         tmp_path,
         [
             annotation("loss", -30, 20),
-            span("cudaLaunchKernel", -25, 2, cat="cuda_runtime", correlation=1),
+            call("cudaLaunchKernel", -25, 2, correlation=1),
             annotation("ProfilerStep#3", 0, 100),
             annotation("model", 10, 40),
             annotation("block", 20, 20),
             span("aten::mm", 25, 10, Sequence_number=7, External_id=1),
-            span("cudaLaunchKernel", 26, 3, cat="cuda_runtime", correlation=2),
+            call("cudaLaunchKernel", 26, 3, correlation=2),
             span(
                 "autograd::engine::evaluate_function: MmBackward0",
                 55,
@@ -106,7 +106,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
                 Sequence_number=7,
                 Fwd_thread_id=1,
             ),
-            span("cudaLaunchKernel", 60, 3, cat="cuda_runtime", tid=2, correlation=3),
+            call("cudaLaunchKernel", 60, 3, tid=2, correlation=3),
             span(
                 "autograd::engine::evaluate_function: X",
                 70,
@@ -116,7 +116,7 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
                 Fwd_thread_id=1,
             ),
             annotation("Optimizer.step#SGD.step", 90, 8),
-            span("cudaLaunchKernel", 91, 1, cat="cuda_runtime", correlation=4),
+            call("cudaLaunchKernel", 91, 1, correlation=4),
             annotation("worker", 95, 10, tid=3),
             kernel("before", 0, 50, correlation=1),
             kernel("forward", 50, 12, correlation=2),
@@ -217,12 +217,12 @@ def test_device_time_is_of_what_was_launched_inside(tmp_path) -> None:
             annotation("inner", 10, 20, External_id=2),
             annotation("idle", 60, 5, External_id=5),
             span("aten::mm", 12, 10, External_id=3),
-            span("cudaLaunchKernel", 15, 2, cat="cuda_runtime", External_id=3, correlation=9),
-            span("cudaMemsetAsync", 40, 2, cat="cuda_runtime", External_id=1, correlation=10),
+            call("cudaLaunchKernel", 15, 2, External_id=3, correlation=9),
+            call("cudaMemsetAsync", 40, 2, External_id=1, correlation=10),
             kernel("mm", 70, 30, External_id=3, correlation=9),
             kernel("set", 110, 4, External_id=1, correlation=10),
             kernel("stray", 120, 4, External_id=77, correlation=11),
-            span("outer", 70, 44, cat="gpu_user_annotation", tid=100, External_id=1),
+            span("outer", 70, 44, cat="gpu_user_annotation", External_id=1),
         ],
     ).ranges
     assert [(r.path, r.device_ns) for r in rows] == [
@@ -236,7 +236,7 @@ def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any
     tmp_path,
 ) -> None:
     launches = [
-        span("cudaLaunchKernel", at, 1, cat="cuda_runtime", correlation=number)
+        call("cudaLaunchKernel", at, 1, correlation=number)
         for at, number in ((5, 1), (15, 2), (25, 3), (45, 4))
     ]
     rows = capture(
@@ -247,7 +247,7 @@ def test_device_time_overlapping_counts_once_as_busy_and_what_passed_without_any
             *launches,
             kernel("a", 5, 6, correlation=1),  # busy: 5-11, 16-30 twice over for a while, 48-60
             kernel("b", 16, 10, correlation=2),
-            span("c", 20, 10, cat="kernel", tid=101, correlation=3),
+            kernel("c", 20, 10, tid=8, correlation=3),
             kernel("d", 48, 12, correlation=4),
             kernel("stray", 35, 2, correlation=77),
         ],
@@ -281,8 +281,8 @@ def test_memory_is_of_the_ranges_own_thread(tmp_path) -> None:
             allocation(15, 30),
             allocation(20, -100),
             allocation(42, 7),
-            allocation(43, 4000, device_type=1),
-            allocation(44, -1000, device_type=1),
+            allocation(43, 4000, device=0),
+            allocation(44, -1000, device=0),
             allocation(16, 999, tid=2),
         ],
     ).ranges
@@ -360,7 +360,7 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
 
 
 def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
-    launch = span("cudaLaunchKernel", 22, 1, cat="cuda_runtime", correlation=1)
+    launch = call("cudaLaunchKernel", 22, 1, correlation=1)
     found = capture(
         tmp_path,
         [
@@ -469,7 +469,7 @@ def test_the_closure_given_to_an_optimizer_is_not_its_own_work(tmp_path) -> None
         annotation("Optimizer.step#SGD.step", 5, 100),
         annotation("training_step", 10, 30),
         annotation("encoder", 12, 20),
-        span("aten::mm", 15, 5, **{"Sequence number": 7}),
+        span("aten::mm", 15, 5, Sequence_number=7),
         annotation("update", 50, 20),
         span("aten::add_", 55, 5),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 
 from instrument import storage
 from instrument.capture import Capture

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from made_captures import kernels, steps, synchronous_steps, write_capture, write_rank
+from builders import kernels, steps, synchronous_steps, write_capture, write_rank
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError

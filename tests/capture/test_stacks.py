@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import annotation, call, capture, frame, kernel, span, step
 from torch import nn
 
 from capture.conftest import convolutions, record
-from capture.traces import annotation, capture, frame, kernel, span
 from instrument import Session, profiled
 from instrument.analysis.stacks import Stack, folded
 from instrument.capture import Capture
@@ -25,7 +25,7 @@ EVENTS = [
     frame("<built-in method add of type object at 0x7f01>", 60, 5),
     frame("<built-in method add of type object at 0x7f02>", 66, 2),
     span("autograd::mm", 5, 40, tid=2, External_id=3),
-    span("cudaLaunchKernel", 30, 2, cat="cuda_runtime", External_id=2, correlation=50),
+    call("cudaLaunchKernel", 30, 2, External_id=2, correlation=50),
     kernel("gemm", 200, 7, External_id=2, correlation=50),
     kernel("copy", 210, 3, External_id=3, correlation=51),
 ]
@@ -108,8 +108,8 @@ def test_stacks_of_one_range_by_name_and_by_path(tmp_path) -> None:
 
 def test_each_thread_apart(tmp_path) -> None:
     found = capture(tmp_path, RANGED).stacks(threads=True)
-    assert [s for s in found if s.frames[0] == "thread 7/2"] == [
-        Stack(("thread 7/2", "aten::add"), 5000)
+    assert [s for s in found if s.frames[0] == "thread 1/2"] == [
+        Stack(("thread 1/2", "aten::add"), 5000)
     ]
     assert [Stack(s.frames[1:], s.value_ns) for s in found] == capture(tmp_path, RANGED).stacks()
 
@@ -172,7 +172,7 @@ def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
     within = "site-packages/instrument/annotate/module_calls.py(125): ranged"
     events = [
         frame("train.py(1): main", 0, 300),
-        *(annotation(f"ProfilerStep#{n}", 100 * n, 90) for n in (0, 1, 2)),
+        *(step(n, 100 * n, 90) for n in (0, 1, 2)),
         *(frame(within, 100 * n + 10, 50) for n in (0, 1)),
         *(annotation("block", 100 * n + 12, 40) for n in (0, 1)),
         frame("<profiled>(3): ranged", 210, 30),

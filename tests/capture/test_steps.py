@@ -6,22 +6,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from builders import annotation, call, capture, copy, kernel, span, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.test_breakdown import COLUMNS, copy
+from capture.test_breakdown import COLUMNS
 from capture.test_real_traces import KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.traces import annotation, capture, kernel, span
 from instrument.range_names import MOMENT
 
 LAUNCHED = tuple(COLUMNS.split())
 CLIPPED = tuple(f"clipped_{name}" for name in LAUNCHED if name != "total_ns")
 WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
-
-
-def call(name, start_us, duration_us, correlation=0, **more):
-    return span(name, start_us, duration_us, cat="cuda_runtime", correlation=correlation, **more)
 
 
 def in_us(row, names):
@@ -30,11 +26,11 @@ def in_us(row, names):
 
 def test_steps_are_in_order_with_their_numbers(tmp_path) -> None:
     events = [
-        annotation("ProfilerStep#12", 50, 8.5),
-        annotation("ProfilerStep#11", 10, 20),
+        step(12, 50, 8.5),
+        step(11, 10, 20),
         annotation("ProfilerStep#x", 70, 1),
         span("ProfilerStep#13", 60, 1, cat="Operator"),  # torch before 1.12
-        span("ProfilerStep#11", 12, 30, cat="gpu_user_annotation", tid=100),
+        span("ProfilerStep#11", 12, 30, cat="gpu_user_annotation"),
     ]
     steps = capture(tmp_path, events).steps
     assert steps.columns == ("number", "start_ns", "duration_ns", *LAUNCHED, *CLIPPED, *WAITS)
@@ -50,13 +46,13 @@ def test_a_moment_outside_of_all_steps_is_of_none(tmp_path) -> None:
     moment = annotation("saved" + MOMENT, 5, 0)
     assert [(m.name, m.step) for m in capture(tmp_path, [moment]).moments] == [("saved", None)]
     inside = annotation("saved" + MOMENT, 15, 0)
-    found = capture(tmp_path, [annotation("ProfilerStep#3", 10, 10), moment, inside]).moments
+    found = capture(tmp_path, [step(3, 10, 10), moment, inside]).moments
     assert [(m.name, m.step) for m in found] == [("saved", None), ("saved", 3)]
 
 
 TWO_STEPS = [
-    annotation("ProfilerStep#1", 0, 100),
-    annotation("ProfilerStep#2", 100, 100),
+    step(1, 0, 100),
+    step(2, 100, 100),
     call("cudaLaunchKernel", 10, 2, 1),
     kernel("gemm", 15, 30, correlation=1),
     call("cudaLaunchKernel", 50, 5, 2, tid=2),  # the thread of backward
@@ -95,7 +91,7 @@ def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_u
     tmp_path,
 ) -> None:
     events = [
-        annotation("ProfilerStep#1", 0, 100),
+        step(1, 0, 100),
         kernel("before the recording", 5, 5),
         call("cudaDeviceSynchronize", 6, 6),
         call("cudaLaunchKernel", 30, 4, 1),
@@ -109,8 +105,8 @@ def test_a_gap_that_begins_while_the_host_synchronises_and_one_whose_launch_is_u
 
 def test_a_step_without_device_work_has_none_where_others_have(tmp_path) -> None:
     events = [
-        annotation("ProfilerStep#1", 0, 10),
-        annotation("ProfilerStep#2", 10, 10),
+        step(1, 0, 10),
+        step(2, 10, 10),
         *TWO_STEPS[2:4],
     ]
     events += [call("cudaLaunchKernel", 20, 2, 9), kernel("after the step", 50, 5, correlation=9)]
@@ -123,7 +119,7 @@ def test_a_copy_that_ran_long_after_its_call_hides_no_wait(tmp_path) -> None:
     """The copy's call had returned at 5, long before the copy ran: it waited for nothing, and the CPU's wait from 8 to
     12 is why the second kernel was launched only at 13."""
     events = [
-        annotation("ProfilerStep#1", 0, 40),
+        step(1, 0, 40),
         call("cudaLaunchKernel", 0, 1, 1),
         kernel("first", 1, 9, correlation=1),
         call("cudaMemcpyAsync", 3, 2, 2),
@@ -188,7 +184,7 @@ LAUNCHES = st.one_of(st.none(), SPANS)
     st.lists(SPANS, max_size=3),
 )
 def test_waits_are_what_counting_each_microsecond_gives(work, loaders, syncs) -> None:
-    events = [annotation("ProfilerStep#0", 0, 30), annotation("ProfilerStep#1", 30, 25)]
+    events = [step(0, 0, 30), step(1, 30, 25)]
     events += [span("enumerate(DataLoader)#x.__next__", a, n) for a, n in loaders]
     events += [call("cudaStreamSynchronize", a, n) for a, n in syncs]
     known = []

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from made_captures import kernels, steps, write_capture
+from builders import annotation, call, capture, copy, kernel, kernels, span, steps, write_capture
 
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
-from capture.traces import annotation, capture, kernel, span
 from instrument.capture import Capture
 from instrument.report.notebook import _few_modules, device, outline, unmarked
 from instrument.report.text import render
@@ -30,7 +29,7 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
     assert "<p>Operators, 3 of 3, by self_device_ns; share: self, of " in shown
     assert 'title="100,000 ns">100.000 µs</td>' in shown
     assert (
-        ', <code title="Every event with a duration, and memory, as columns.">events</code>, '
+        ', <code title="Every event with a duration, and the allocations and frees, as columns.">events</code>, '
         in shown
     )
 
@@ -141,11 +140,7 @@ def test_completion_finds_every_view() -> None:
     )
 
 
-def call(name, start, duration, correlation):
-    return span(name, start, duration, cat="cuda_runtime", correlation=correlation)
-
-
-LAUNCH, WAIT, COPY = "cudaLaunchKernel", "cudaDeviceSynchronize", "Memcpy HtoD (Pinned -> Device)"
+LAUNCH, WAIT = "cudaLaunchKernel", "cudaDeviceSynchronize"
 # Each lasts 100 µs.
 BOUND = {
     "Device-bound: 91%": [
@@ -160,18 +155,18 @@ BOUND = {
     ],
     "Bound by synchronization: 70%": [
         *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
-        call(WAIT, -5, 60, 0),
+        call(WAIT, -5, 60),
         kernel("a", 0, 20, correlation=1),
         kernel("b", 90, 10, correlation=2),
     ],
     "Waiting for data: 60%": [
         *(call(LAUNCH, at, 2, number) for at, number in ((-9, 1), (88, 2))),
-        span("enumerate(DataLoader)#_Iter.__next__", 20, 60, cat="user_annotation"),
+        annotation("enumerate(DataLoader)#_Iter.__next__", 20, 60),
         kernel("a", 0, 20, correlation=1),
         kernel("b", 90, 10, correlation=2),
     ],
     "Bound by communication: 60%": [kernel("a", 0, 40), kernel("ncclDevKernel_AllReduce", 20, 80)],
-    "Bound by copies: 60%": [kernel("a", 0, 40), span(COPY, 40, 60, cat="gpu_memcpy", tid=101)],
+    "Bound by copies: 60%": [kernel("a", 0, 40), copy(40, 60)],
 }
 
 

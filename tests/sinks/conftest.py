@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 
 from instrument.capture import Capture
 
@@ -22,5 +22,5 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def capture(write: Write) -> Capture:
-    """The capture that `made_captures.steps` tells of."""
+    """The capture that `builders.steps` tells of."""
     return write(steps())

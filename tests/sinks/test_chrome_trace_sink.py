@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import record, steps, write_capture
+from builders import steps, write_capture
+from recording import record
 
 from instrument.capture import Capture
 from instrument.config import user_metadata
@@ -165,7 +166,6 @@ def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"gzipped": False}, "The chrome_trace sink has no option 'gzipped'; did you mean 'gzip'?"),
         (
             {"metadata": {"traceEvents": []}},
             "The chrome_trace sink's metadata cannot hold 'traceEvents': torch writes that key.",

@@ -10,28 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_captures import CPU, annotation, record, steps, write_capture
+from builders import Event, allocation, annotation, steps, write_capture
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import ConfigError
 from instrument.sinks.memory import Memory
 
 MIB = 1024**2
 
 
-def allocation(at_us: int, mebibytes: int, address: int, total: int) -> dict[str, Any]:
-    arguments = {"Device Type": 1, "Device Id": 0, "Bytes": mebibytes * MIB, "Addr": address}
-    arguments |= {"Total Allocated": total * MIB, "Total Reserved": 64 * MIB}
-    return {"ph": "i", "s": "t", "name": "[memory]", "ts": at_us, "args": arguments, **CPU}
+def memory(at_us: int, mebibytes: int, address: int, total: int) -> Event:
+    size, total = mebibytes * MIB, total * MIB
+    return allocation(at_us, size, address, total, device=0, reserved=64 * MIB)
 
 
 MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before
-    allocation(260, 24, 1, 32),
-    allocation(650, 6, 2, 38),
-    allocation(900, -24, 1, 14),
-    allocation(1300, 10, 3, 24),
-    allocation(1500, -8, 9, 16),
+    memory(260, 24, 1, 32),
+    memory(650, 6, 2, 38),
+    memory(900, -24, 1, 14),
+    memory(1300, 10, 3, 24),
+    memory(1500, -8, 9, 16),
 ]
 
 
@@ -160,7 +159,7 @@ def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
     assert {path.name for path in capture.folder.iterdir()} - before == {"memory.html"}
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     assert "By operator: " in text
-    assert "What lived at the peak, by operator, 1 of 3" in text
+    assert "In use at the peak, by operator, 1 of 3" in text
     assert [row[0] for row in Page(text).rows if row[0].startswith(("aten", "["))] == ["aten::mm"]
 
 
@@ -174,8 +173,8 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     Page(text)
     assert "<b>30.00 MiB</b>more than at the start, at the peak" in text
-    assert "The trace has no addresses: what was alive is not known." in text
-    assert "What lived at the peak" not in text
+    assert "The trace holds no addresses, so what used the memory is not known." in text
+    assert "In use at the peak" not in text
 
 
 def test_a_recording_of_torchs(tmp_path: Path) -> None:
@@ -198,20 +197,9 @@ def record_like_a_user() -> None:
     torch.ones(1000) + torch.ones(1000)
 
 
-def test_without_memory_events_nothing_is_written(tmp_path: Path) -> None:
-    capture = Capture.load(record(tmp_path / "bare.json"))
-    with pytest.raises(
-        CaptureError,
-        match=r"^The trace holds no memory events; record it with profile_memory=true\.$",
-    ):
-        Memory().write(capture, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["bare.json"]
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"form": ["json"]}, "The memory sink has no option 'form'; did you mean 'forms'?"),
         (
             {"by": "modul"},
             "The memory sink's option 'by' cannot be 'modul'; did you mean 'module'?",

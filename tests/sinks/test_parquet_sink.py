@@ -18,10 +18,12 @@ from typing import Any
 import duckdb
 import polars
 import pytest
-from made_captures import (
+from builders import (
+    allocation,
     annotation,
+    call,
+    kernel,
     kernels,
-    record,
     span,
     steps,
     synchronous_steps,
@@ -29,10 +31,11 @@ from made_captures import (
     write_rank,
 )
 from pyarrow import dataset, parquet
+from recording import record
 
+from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
-from instrument.errors import ConfigError, MissingPackage
 from instrument.runs.run import Run
 from instrument.sinks.parquet import Parquet
 
@@ -46,25 +49,6 @@ needs_traces = pytest.mark.skipif(
 def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
     """The rows of a query that calls the dataset `lake`."""
     return duckdb.sql(query.replace("lake/", f"{folder}/")).fetchall()
-
-
-def allocation(at_us: int, size: int, total: int) -> dict[str, Any]:
-    args = {
-        "Bytes": size,
-        "Device Type": 1,
-        "Device Id": 2,
-        "Total Allocated": total,
-        "Total Reserved": 0,
-    }
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": 1,
-        "ts": at_us,
-        "args": args,
-    }
 
 
 def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> None:
@@ -90,7 +74,7 @@ def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> No
 
 def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(
-        write([*steps(), *kernels(), allocation(260, 512, 2048)]), tmp_path
+        write([*steps(), *kernels(), allocation(260, 512, total=2048, device=2)]), tmp_path
     )
     (path,) = (tmp_path / "lake").rglob("*.parquet")
     rows = parquet.ParquetFile(path).read().to_pylist()
@@ -130,14 +114,14 @@ def test_work_belongs_to_what_is_around_its_call_or_to_the_operator_that_it_name
 ) -> None:
     events = [
         annotation("block", 0, 100),
-        span("aten::mm", 10, 50, **{"External id": 9}),
-        span("cudaLaunchKernel", 20, 30, "cuda_runtime"),
+        span("aten::mm", 10, 50, External_id=9),
+        call("cudaLaunchKernel", 20, 30),
         span("cuLaunchKernel", 25, 10, "cuda_driver", correlation=5),
-        span("gemm", 30, 7, "kernel", correlation=5),
-        span("cudaLaunchKernel", 70, 5, "cuda_runtime", correlation=6, **{"External id": 9}),
-        span("around", 80, 7, "kernel", correlation=6, **{"External id": 9}),
-        span("named", 80, 7, "kernel", correlation=8, **{"External id": 9}),
-        span("bare", 90, 7, "kernel", correlation=7),
+        kernel("gemm", 30, 7, correlation=5),
+        call("cudaLaunchKernel", 70, 5, correlation=6, External_id=9),
+        kernel("around", 80, 7, correlation=6, External_id=9),
+        kernel("named", 80, 7, correlation=8, External_id=9),
+        kernel("bare", 90, 7, correlation=7),
     ]
     Parquet(dir=str(tmp_path / "lake")).write(write(events), tmp_path)
     found = ask(
@@ -337,9 +321,7 @@ def test_an_empty_window_is_a_file_without_rows(write: Write, tmp_path: Path) ->
 
 
 def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path) -> None:
-    capture = write(
-        [span("aten::mm", 0, 1, **{"Concrete Inputs": ["a?b"]}), span("aten::relu", 5, 1)]
-    )
+    capture = write([span("aten::mm", 0, 1, Concrete_Inputs=["a?b"]), span("aten::relu", 5, 1)])
     (capture.folder / "trace.json.gz").write_bytes(
         gzip.compress(gzip.decompress(capture.trace_path.read_bytes()).replace(b"a?b", b"a\xffb"))
     )
@@ -350,47 +332,15 @@ def test_an_argument_that_is_no_utf8_keeps_the_rest(write: Write, tmp_path: Path
     assert found == [("aten::mm", '["a\N{REPLACEMENT CHARACTER}b"]'), ("aten::relu", None)]
 
 
-def test_the_docstring_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
+def test_the_schema_names_every_column_and_its_type(write: Write, tmp_path: Path) -> None:
     Parquet(dir=str(tmp_path / "lake")).write(write(steps()), tmp_path)
     described = ask(
         tmp_path / "lake",
         "DESCRIBE SELECT * EXCLUDE (run, rank, \"window\") FROM 'lake/**/*.parquet'",
     )
-    told = {}
-    for names, kind in re.findall(
-        r"^ *\| (`.*?`) \| (\w+) \|", Parquet.__doc__ or "", re.MULTILINE
-    ):
-        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
+    told = {name: re.match(r"\((\w+)\)", doc)[1] for name, doc in EVENTS}
     kinds = {"VARCHAR": "string", "BIGINT": "int64", "BOOLEAN": "bool"}
     assert {name: kinds[kind] for name, kind, *_ in described} == told
-
-
-def test_a_missing_package_and_a_wrong_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError) as wrong:
-        Parquet(rnak=3)
-    assert str(wrong.value) == "The parquet sink has no option 'rnak'; did you mean 'rank'?"
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as missing:
-        Parquet()
-    assert (
-        str(missing.value)
-        == "The parquet sink needs the package pyarrow: pip install 'torch-instrument[parquet]'."
-    )
-
-
-def test_writing_loads_no_torch(write: Write) -> None:
-    code = """if True:
-        import sys
-        from instrument.capture import Capture
-        from instrument.sinks.parquet import Parquet
-        capture = Capture.load(sys.argv[1])
-        Parquet().write(capture, capture.folder)
-        print("torch" in sys.modules)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(write(steps()).folder)], capture_output=True, text=True
-    )
-    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @needs_traces

@@ -6,27 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from made_captures import kernels, record, span, steps, write_capture
+from builders import frame, kernels, steps, write_capture
+from recording import record
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 from instrument.sinks.stacks import Stacks
 
 
-def frame(
-    name: str, start_us: int, length_us: int, number: int, parent: int | None = None
-) -> dict[str, object]:
-    return span(
-        name,
-        start_us,
-        length_us,
-        "python_function",
-        **{"Python id": number, "Python parent id": parent},
-    )
-
-
 def by_hand(output: Path, events: list[dict[str, object]], name: str = "stacked") -> Capture:
-    return write_capture(output, [frame("train.py(1): main", 0, 2500, 1), *events], name)
+    return write_capture(output, [frame("train.py(1): main", 0, 2500, Python_id=1), *events], name)
 
 
 def lines(folder: Path) -> dict[str, int]:
@@ -98,7 +87,7 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
         CaptureError, match=r"^The trace holds no device activity, so it has no device stacks; "
     ):
         Stacks(metric="device").write(cpu, cpu.folder)
-    short = write_capture(tmp_path, [frame("train.py(1): main", 0, 0, 1)], "short")
+    short = write_capture(tmp_path, [frame("train.py(1): main", 0, 0, Python_id=1)], "short")
     with pytest.raises(CaptureError) as error:
         Stacks().write(short, short.folder)
     assert (

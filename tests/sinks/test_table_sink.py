@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from builders import allocation, annotation, call, kernels, span, steps
 from collected import Log
-from made_captures import CPU, annotation, kernels, record, span, steps
+from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.table import TORCH_NAMES
@@ -26,6 +27,7 @@ from instrument.report.text import (
 from instrument.sinks.table import TableSink
 
 Write = Callable[..., Capture]
+MIB = 1024**2
 
 EXPECTED = """\
 steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
@@ -148,9 +150,9 @@ def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_
         *steps(),
         annotation("enumerate(DataLoader)#_Iter.__next__", 150, 20),
         annotation("a moment (mark)", 180, 1),
-        span("cudaDeviceSynchronize", 2500, 300, "cuda_runtime"),
-        span("hipMemcpyWithStream", 2900, 200, "cuda_runtime"),
-        span("cudaLaunchKernel", 3200, 50, "cuda_runtime"),
+        call("cudaDeviceSynchronize", 2500, 300),
+        call("hipMemcpyWithStream", 2900, 200),
+        call("cudaLaunchKernel", 3200, 50),
     ]
     capture = write(events)
     assert names(render(capture)) == [
@@ -179,10 +181,10 @@ def test_backward_is_shown_where_there_was_any(write: Write) -> None:
     node = {"Sequence number": 5, "Fwd thread id": 1}
     events = [
         *steps(),
-        span("aten::t", 210, 5, **{"Sequence number": 5}),
+        span("aten::t", 210, 5, Sequence_number=5),
         span("TBackward0", 1700, 60, **node),
     ]
-    unknown = span("AddBackward0", 1770, 7, **{"Sequence number": 99, "Fwd thread id": 1})
+    unknown = span("AddBackward0", 1770, 7, Sequence_number=99, Fwd_thread_id=1)
     text = render(write([*events, unknown]))
     assert headings(text, "Ranges")[-5:] == ["share", "self total", "total", "forward", "backward"]
     assert [re.split(r"  +", line.strip())[-5:] for line in block(text, "Ranges")] == [
@@ -267,7 +269,7 @@ def test_a_sort_key_that_was_not_recorded(capture: Capture) -> None:
 
 
 def test_by_input_shapes(write: Write) -> None:
-    other = span("aten::mm", 2000, 750, **{"Input Dims": [[2, 2], [2, 2]]})
+    other = span("aten::mm", 2000, 750, Input_Dims=[[2, 2], [2, 2]])
     text = render(write([*steps(), other]), by="input_shapes", sort="self_cpu_ns", rows=3)
     shown = [re.split(r"  +", line.strip())[:3] for line in block(text, "Operators")]
     assert shown == [
@@ -366,28 +368,15 @@ def test_lines_stay_narrow_whatever_the_names(write: Write) -> None:
     assert text.count("…") == 2
 
 
-def memory(time_us: int, size: int, device: int) -> dict[str, Any]:
-    args = {
-        "Device Type": device,
-        "Device Id": 0,
-        "Bytes": size,
-        "Total Allocated": size,
-        "Total Reserved": 0,
-        "Addr": 1,
-    }
-    return {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "ts": time_us,
-        "s": "t",
-        "args": args,
-        **CPU,
-    }
-
-
 def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(write: Write) -> None:
-    capture = write([*steps(), *kernels(), memory(300, 4096, 0), memory(310, 3 * 1024**2, 1)])
+    capture = write(
+        [
+            *steps(),
+            *kernels(),
+            allocation(300, 4096, 1, 4096),
+            allocation(310, 3 * MIB, 1, 3 * MIB, device=0),
+        ]
+    )
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
     assert headings(text)[-4:] == ["device", "self CPU memory", "self device memory", "flops"]
@@ -438,7 +427,6 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"row": 3}, "The table sink has no option 'row'; did you mean 'rows'?"),
         (
             {"rows": 0},
             "The table sink's option 'rows' should be a positive number, or -1 for all, not 0.",

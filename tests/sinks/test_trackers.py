@@ -14,19 +14,17 @@ from threading import Event
 from typing import Any
 
 import pytest
+from builders import steps
 from collected import Log, errors_in
 from installed import need
 from loguru import logger
-from made_captures import steps
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.errors import CaptureError, MissingPackage
+from instrument.errors import CaptureError
 from instrument.sinks import tracker
-from instrument.sinks.mlflow import MLflow
 from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
-from instrument.sinks.wandb import WandB
 from instrument.worker import capture_queue
 
 Write = Callable[..., Capture]
@@ -35,7 +33,7 @@ TRAIN = """
 import json, os, sys, time
 from pathlib import Path
 import torch
-from made_captures import steps, write_capture
+from builders import steps, write_capture
 from instrument import Session, profiled
 
 HERE = Path(sys.argv[1])
@@ -425,19 +423,6 @@ def test_what_is_known_of_a_window_is_not_read_again(write: Write) -> None:
     sink.write(Capture.load(capture.folder or ""), capture.folder or Path())
     sink.close()
     assert (sink._got[0].values, sink._got[0].step) == ({"profile/window/steps": 2}, 4)
-
-
-@pytest.mark.parametrize(("sink", "package"), [(WandB, "wandb"), (MLflow, "mlflow")])
-def test_a_missing_package_is_told_when_the_sink_is_built(
-    monkeypatch: pytest.MonkeyPatch, sink: type[Tracker], package: str
-) -> None:
-    monkeypatch.setattr("instrument.errors.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as error:
-        sink()
-    assert str(error.value) == (
-        f"The {package} sink needs the package {package}: pip install "
-        f"'torch-instrument[{package}]'."
-    )
 
 
 def test_failures_of_the_last_window_come_out_at_the_end(write: Write) -> None:

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from instrument.fx import NodeProfiler, profile_graph
 
-RESNET = Path(__file__).parents[2] / "examples" / "resnet_inference.py"
+RESNET = Path(__file__).parents[1] / "examples" / "resnet_inference.py"
 NODES = 300
 
 

@@ -20,7 +20,7 @@ import torch
 from loguru import logger
 from rounds import Row, report
 
-sys.path.append(str(Path(__file__).parent.parent / "integrations"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "integrations"))
 
 from trainers import TRAINERS, Job, Trainer
 

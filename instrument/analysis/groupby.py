@@ -1,0 +1,140 @@
+"""Rows put into groups, and the sum, minimum and quantiles of each group, in exact integers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from instrument.trace.columns import Interned
+from instrument.trace.events import Codes, Flags, Ints
+
+
+def intern(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
+    """Number values in the order in which they occur first.
+
+    Returns:
+        The number of each value, and the distinct values.
+    """
+    every, numbers = list(values), Interned()
+    return numbers.codes(every, len(every)).astype(np.int64), list(numbers)
+
+
+def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
+    """Group rows by an integer.
+
+    Returns:
+        The key of each group, in increasing order, and the groups.
+
+    Cost: a sort; less where the keys are at least 0 and no larger than there are rows.
+    """
+    if keys.min(initial=0) < 0 or keys.max(initial=0) > len(keys):
+        distinct, of = np.unique(keys, return_inverse=True)
+        return distinct.astype(np.int64), Groups(of, len(distinct))
+    occurs = np.bincount(keys) > 0
+    distinct = np.flatnonzero(occurs)
+    return distinct, Groups((np.cumsum(occurs) - 1)[keys], len(distinct))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The group of each row: `of` holds a number from 0 to `count` - 1 for each row."""
+
+    of: Ints
+    count: int
+
+    @cached_property
+    def size(self) -> Ints:
+        """The number of rows in each group."""
+        return np.bincount(self.of, minlength=self.count)
+
+    def number(self, where: Flags) -> Ints:
+        """The number of rows in each group for which a mask holds."""
+        return np.bincount(self.of[where], minlength=self.count)
+
+    def sum(self, values: Ints, where: Flags | None = None) -> Ints:
+        """The sum of each group, of the rows for which a mask holds if one is given."""
+        of = self.of
+        if where is not None:
+            of, values = of[where], values[where]
+        total = np.zeros(self.count, np.int64)
+        np.add.at(total, of, values)  # not bincount: its sums are floats
+        return total
+
+    def min(self, values: Ints) -> Ints:
+        """The least value of each group; the largest 64-bit integer where a group is empty."""
+        least = np.full(self.count, np.iinfo(np.int64).max)
+        np.minimum.at(least, self.of, values)
+        return least
+
+    def cells(self, values: Ints | None, known: Flags | None = None) -> list[int | None]:
+        """A quantity of each group as cells of a table; None where it is not known."""
+        return [None] * self.count if values is None else cells(values, known)
+
+    def sums(self, values: Ints | None, where: Flags | None = None) -> list[int | None]:
+        """The sums as cells of a table.
+
+        A cell is None where `values` is None, and where the mask holds for no row of the group.
+        """
+        total = None if values is None else self.sum(values, where)
+        return self.cells(total, None if where is None else self.number(where) > 0)
+
+    def renumbered(self, order: Ints) -> Groups:
+        """The same groups in another order."""
+        number = np.empty(self.count, np.int64)
+        number[order] = np.arange(self.count)
+        return Groups(number[self.of], self.count)
+
+    def sorted_by(self, *values: Ints) -> SortedGroups:
+        """The rows of each group by increasing value; where values are equal, by the next ones."""
+        order = np.lexsort((*values[::-1], self.of))
+        return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
+
+    def rows(self) -> list[Ints]:
+        """The rows of each group, in order."""
+        return self.sorted_by().rows()
+
+
+@dataclass(frozen=True, slots=True)
+class SortedGroups:
+    """The rows of groups one after the other: `order[start : start + size]` are those of one."""
+
+    order: Ints
+    start: Ints
+    size: Ints
+
+    def row(self, percent: int) -> Ints:
+        """The row of each group at a percentile, by nearest rank; -1 where a group is empty.
+
+        0 is the first row, 50 the median (of two the lower one), 100 the last row.
+        """
+        rank = np.maximum(-(-percent * self.size // 100), 1) - 1
+        at = np.where(self.size > 0, self.start + rank, len(self.order))
+        found: Ints = np.append(self.order, -1)[at]
+        return found
+
+    def rows(self) -> list[Ints]:
+        """The rows of each group."""
+        return np.split(self.order, self.start[1:])[: len(self.start)]
+
+    def ordinals(self) -> Ints:
+        """The index of each row in its group, from 0."""
+        found = np.zeros(len(self.order), np.int64)
+        found[self.order] = np.arange(len(self.order)) - np.repeat(self.start, self.size)
+        return found
+
+
+def at(values: Ints, rows: Ints) -> list[int | None]:
+    """The values of some rows as cells of a table; None for the row -1."""
+    return cells(np.append(values, 0)[rows], rows >= 0)
+
+
+def cells(values: Ints, known: Flags | None = None) -> list[int | None]:
+    """A column of integers as cells of a table; None where a value is not known."""
+    found: list[int | None] = values.tolist()
+    if known is None or known.all():
+        return found
+    return [cell if is_known else None for cell, is_known in zip(found, known.tolist())]

@@ -1,0 +1,249 @@
+"""Every view of a device on one small training, whose numbers are worked out by hand; all but kernels on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from builders import (
+    REDUCES,
+    Event,
+    allocation,
+    annotation,
+    call,
+    capture,
+    copy,
+    frame,
+    kernel,
+    made,
+    node,
+    span,
+    step,
+    write_rank,
+    write_trace,
+)
+
+from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
+from capture.test_real_traces import device_backward
+from instrument.analysis.collectives import collectives
+from instrument.analysis.operators import UNLAUNCHED_ROW
+from instrument.capture import Capture
+from instrument.runs.rank_summary import read
+from instrument.runs.run import Run
+
+LAUNCH = "cudaLaunchKernel"
+
+
+def flow(number: int, tail_us: float, head_us: float) -> list[Event]:
+    """torch's own arrow from an operator on thread 1 to its backward on thread 2."""
+    common = {"cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "id": number}
+    return [
+        {**common, "ph": "s", "tid": 1, "ts": tail_us},
+        {**common, "ph": "f", "bp": "e", "tid": 2, "ts": head_us},
+    ]
+
+
+# What ran on the device, with the end of its call: gemm 35–60 (30), its backward 95–130 (90), the all-reduce 132–168
+# (130), sgd 164–174 (160), a copy 180–190 (175); in step 8 gemm 220–230 (215).
+TRAINING = [
+    frame("train.py(3): main", 0, 300, Python_id=1),
+    step(7, 0, 200),
+    annotation("forward", 10, 60),
+    made("aten::linear", 20, 20, 1),
+    span("aten::addmm", 22, 15, External_id=2, Input_Dims=[[4], [8, 3], [3, 4]]),
+    call(LAUNCH, 25, 5, 1, External_id=2),
+    node("AddmmBackward0", 80, 35, 1),
+    span("AddmmBackward0", 82, 31, tid=2, External_id=3),
+    call(LAUNCH, 85, 5, 2, tid=2, External_id=3),
+    annotation("nccl:all_reduce", 120, 15, tid=2),  # its kernel names the operator before it
+    call(LAUNCH, 125, 5, 3, tid=2, External_id=3),
+    annotation("Optimizer.step#SGD.step", 150, 30),
+    call(LAUNCH, 155, 5, 4),
+    call("cudaMemcpyAsync", 170, 5, 5),
+    call("cudaDeviceSynchronize", 185, 10),
+    step(8, 200, 100),
+    span("aten::mm", 205, 20, External_id=4),
+    call(LAUNCH, 210, 5, 6, External_id=4),
+    kernel("gemm", 35, 25, correlation=1, External_id=2),
+    kernel("gemm_backward", 95, 35, correlation=2, External_id=3),
+    kernel(REDUCES, 132, 36, tid=9, correlation=3, External_id=3, Process_Group_Ranks="[0, 1]"),
+    kernel("sgd", 164, 10, correlation=4),
+    copy(180, 10, correlation=5, bytes=5000),
+    kernel("gemm", 220, 10, correlation=6, External_id=4),
+    allocation(26, 1024, 1, 1024, device=0, reserved=4096),
+    allocation(86, 512, 2, 1536, device=0, reserved=4096),
+    allocation(156, -1024, 1, 512, device=0, reserved=4096),
+    *flow(1, 21, 81),
+]
+ROWS = {
+    # compute 35–60, 95–130, 164–174, 220–230; the all-reduce overlaps sgd for 4; 195 from 35 to 230
+    "breakdown": (
+        "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns",
+        [(80, 32, 10, 73, 195, 36, 10, 4)],
+    ),
+    "kernels": (
+        "name kind calls device_ns min_ns mean_ns max_ns launch_ns short_calls",
+        [
+            (REDUCES, "communication", 1, 36, 36, 36, 36, 5, 0),
+            ("gemm", "kernel", 2, 35, 10, 17.5, 25, 10, 0),
+            ("gemm_backward", "kernel", 1, 35, 35, 35, 35, 5, 0),
+            ("sgd", "kernel", 1, 10, 10, 10, 10, 5, 0),
+        ],
+    ),
+    # delays from the call's end to the start of what it launched: 5, 5, 2, 4, 5
+    "launches": (
+        "name calls device_calls launch_ns device_ns median_delay_ns max_delay_ns short_calls",
+        [(LAUNCH, 5, 5, 25, 116, 5, 5, 0), ("cudaMemcpyAsync", 1, 1, 5, 10, 5, 5, 0)],
+    ),
+    "copies": (
+        "name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second",
+        [("Memcpy HtoD (Pinned -> Device)", 1, 10, 10, 10, 10, 5000, 500_000_000)],
+    ),
+    "streams": (
+        "device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns",
+        [(0, 7, 4, 80, 80, 0, 0, 115), (0, 9, 1, 36, 0, 36, 0, 0), (0, 8, 1, 10, 0, 0, 10, 0)],
+    ),
+    # step 7 launched all but the last; it waited for launches until 30, 90 and 175, from 190 on for the CPU's waiting
+    "steps": (
+        "number compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns overlap_ns"
+        " clipped_compute_ns clipped_idle_ns launch_wait_ns gap_wait_ns sync_wait_ns unknown_wait_ns",
+        [
+            (7, 70, 32, 10, 43, 155, 4, 70, 88, 30 + 30 + 1, 5 + 5 + 2 + 5, 10, 0),
+            (8, 10, 0, 0, 0, 10, 0, 10, 90, 70, 5, 15, 0),
+        ],
+    ),
+    "ranges": (
+        "path calls device_ns self_device_ns device_busy_ns device_idle_ns backward_ns",
+        [
+            ("forward", 1, 25 + 35, 25, 25 + 35, 60 - 25, 35),
+            ("nccl:all_reduce", 1, 36, 36, 36, 15 - 10 - 3, 0),
+            ("Optimizer.step#SGD.step", 1, 20, 20, 20, 30 - 18 - 6, 0),
+        ],
+    ),
+    "operators": (
+        "name calls device_ns self_device_ns",
+        [
+            ("aten::linear", 1, 25, 0),
+            ("aten::addmm", 1, 25, 25),
+            ("AddmmBackward0", 1, 35, 35),
+            ("nccl:all_reduce", 1, 36, 36),
+            ("Optimizer.step#SGD.step", 1, 20, 20),
+            ("aten::mm", 1, 10, 10),
+        ],
+    ),
+    # the range of the all-reduce counts as communication too: 130–132 before its kernel; step 8 looks cut off
+    "overview": (
+        "number duration_ns kernel_ns memcpy_ns communication_ns",
+        [(7, 200, 70, 10, 32 + 2)],
+    ),
+    "devices": (
+        "device kernels busy_ns total_ns utilization occupancy",
+        [(0, 5, 102, 200, 0.51, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("view", ROWS)
+def test_the_view_of_a_device_by_hand(tmp_path, view: str) -> None:
+    columns, expected = ROWS[view]
+    found = [
+        tuple(
+            value / 1000 if column.endswith("_ns") and value is not None else value
+            for column in columns.split()
+            for value in [getattr(row, column)]
+        )
+        for row in getattr(capture(tmp_path, TRAINING), view)
+    ]
+    if view in ("operators", "ranges"):
+        found = [row for row in found if row[0] in {row[0] for row in expected}]
+    assert found == expected
+
+
+def test_the_backward_is_where_the_traces_own_arrows_lead(tmp_path) -> None:
+    path = write_trace(tmp_path, TRAINING)
+    assert backward_by_flows(path) == {"forward": 35_000, "ProfilerStep#7": 35_000}
+    assert device_backward_by_flows(path) == {"forward": 35_000, "ProfilerStep#7": 35_000}
+    found = Capture.load(path)
+    assert {row.name: row.backward_ns for row in found.ranges if row.backward_ns} == {
+        "forward": 35_000
+    }
+    assert device_backward(found) == {"forward": 35_000}
+
+
+def test_the_parts_are_the_whole(tmp_path) -> None:
+    """On the CPU two steps, and on the thread of the engine a node of 35 and a range of 15."""
+    found = capture(tmp_path, TRAINING)
+    parts = found.ranges.parts
+    assert sum(parts.column("cpu_ns")) == top_level_ns(found.events) == 350_000
+    on_device = sum(found.operators.column("self_device_ns"))
+    assert sum(parts.column("device_ns")) == on_device == 126_000
+    assert sum(stack.value_ns for stack in found.stacks("device")) == on_device
+    assert sum(row.device_share or 0 for row in found.operators) == pytest.approx(1)
+    assert UNLAUNCHED_ROW not in found.operators.column("name")
+    by_stream = Counter(found.events.thread[found.work.event].tolist())
+    assert sorted(row.calls for row in found.streams) == sorted(by_stream.values())
+
+
+def test_memory_of_the_device_is_what_the_allocator_says(tmp_path) -> None:
+    memory = capture(tmp_path, TRAINING).memory
+    (row,) = memory.devices
+    assert (row.device, row.allocations, row.frees, row.net_bytes) == ("cuda:0", 2, 1, 512)
+    assert (row.peak_bytes, row.peak_net_bytes, row.reserved_bytes) == (1536, 1536, 4096)
+    line = memory.timeline("cuda:0")
+    assert line.allocated_bytes is not None
+    assert line.allocated_bytes.tolist() == [1024, 1536, 512]
+    assert memory.live("range").where(name="forward")[0].bytes == 1024
+
+
+OLD = {
+    "cpu_op": "Operator",
+    "user_annotation": "Operator",
+    "cuda_runtime": "Runtime",
+    "kernel": "Kernel",
+    "gpu_memcpy": "Memcpy",
+}
+
+
+def test_what_torch_1_9_wrote_in_another_way_says_the_same(tmp_path) -> None:
+    """Its categories have other names, ids are small letters, and threads and correlations are as they were."""
+    old = []
+    for event in TRAINING:
+        args = {
+            "external id" if key == "External id" else key: value
+            for key, value in event.get("args", {}).items()
+        }
+        old.append({**event, "cat": OLD.get(event["cat"], event["cat"]), "args": args})
+    (tmp_path / "old").mkdir()
+    found, same = capture(tmp_path / "old", old), capture(tmp_path, TRAINING)
+    for view in ("breakdown", "kernels", "launches", "copies", "streams", "steps"):
+        assert list(getattr(found, view)) == list(getattr(same, view)), view
+    times = {row.name: row.device_ns for row in found.operators}
+    assert times == {row.name: row.device_ns for row in same.operators}
+
+
+def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives(tmp_path) -> None:
+    """The broadcast is left out: it ends on each rank as it likes."""
+    events = [*TRAINING, kernel("ncclDevKernel_Broadcast_RING_LL()", 240, 5, correlation=6)]
+    path = write_trace(tmp_path, events, distributedInfo={"rank": 1, "world_size": 2})
+    found = Capture.load(path)
+    assert (found.events.rank, found.events.world_size) == (1, 2)
+    (row,) = collectives(found.events, found.work)
+    assert tuple(row) == (REDUCES.partition("(")[0], "[0, 1]", 7, 0, 132_000, 168_000)
+    assert set(read(path).collectives["group"]) == {"[0, 1]"}
+
+
+def test_ranks_differ_in_what_they_wait_for(tmp_path) -> None:
+    """The all-reduce of the second rank began 20 later, and ended with the other's, as both clocks have it."""
+    late = [
+        {**event, "ts": event["ts"] + 20, "dur": event["dur"] - 20}
+        if event["name"] == REDUCES
+        else event
+        for event in TRAINING
+    ]
+    for rank, events in enumerate((TRAINING, late)):
+        write_rank(tmp_path, rank, events, 2)
+    (window,) = Run.load(tmp_path).windows
+    exposed = [(row.rank, row.exposed_communication_ns, row.idle_ns) for row in window.breakdown]
+    assert exposed == [(0, 32_000, 73_000), (1, 12_000, 93_000)]
+    assert window.clocks.column("matched") == [1, 1]
+    assert window.clocks.column("offset_ns") == [0, 0]

@@ -1,0 +1,334 @@
+"""What every sink that ships does, found through the config group so that a new one is tried too."""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import json
+import os
+import pickle
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders import Event, allocation, annotation, frame, kernels, steps, write_capture
+from collected import Log
+from installed import need
+from omegaconf import OmegaConf
+
+import instrument.sinks
+from instrument.capture import Capture
+from instrument.config.instantiate import like_of, rebuilt_sink, sink_of
+from instrument.config.presets import shipped
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
+from instrument.sinks import Sink
+from instrument.sinks.tracker import Sent, Tracker
+from instrument.worker.finish import finish
+
+GROUP = files("instrument") / "conf" / "profiler" / "sinks"
+SHIPPED = shipped("sinks")
+PACKAGES = {
+    "parquet": "pyarrow",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+}
+TRACKERS = ("wandb", "mlflow")
+# With its defaults this one leaves the trace as it is.
+OPTIONS: dict[str, dict[str, Any]] = {"chrome_trace": {"metadata": {"run": "a7"}}}
+HOSTILE = "e é\x1b]0;owned\x07\x1b[2J\x9b31m\nforged  9\r\u202e</script><b>%s{x}"
+# What a trace without any events lacks.
+NOTHING_IN = {
+    "memory": "The trace holds no memory events; record it with profile_memory=true.",
+    "stacks": "holds no Python frames",
+}
+REFUSES_CUT = ("chrome_trace", "tensorboard")
+
+
+def events(name: str = "block") -> list[Event]:
+    """Something for every sink: ranges, operators, kernels, Python frames, memory."""
+    return [
+        *steps(),
+        *kernels(),
+        annotation(name, 650, 20),
+        frame(f"train.py(1): {name}", 0, 2500, Python_id=1),
+        allocation(260, 4096, 1, 4096, device=0),
+    ]
+
+
+@pytest.fixture(params=SHIPPED)
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param in PACKAGES:
+        need(PACKAGES[request.param])
+    return str(request.param)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
+    """What trackers have sent; test_trackers.py has their libraries."""
+    found: list[Sent] = []
+    for tracker in TRACKERS:
+        kind = getattr(
+            import_module(f"instrument.sinks.{tracker}"), SHIPPED[tracker].split(".")[-1]
+        )
+        monkeypatch.setattr(kind, "send", lambda self, each: found.append(each))
+        monkeypatch.setattr(kind, "end", lambda self: None)
+    return found
+
+
+@pytest.fixture
+def sink(name: str, sent: list[Sent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """The sink as a config names it; the home and the working directory are empty folders."""
+    for place in ("home", "here"):
+        (tmp_path / place).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    return sink_of(name, {"_target_": SHIPPED[name], **OPTIONS.get(name, {})})
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "profile"
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def written(sink: Sink, capture: Capture) -> dict[str, bytes]:
+    """The files below the captures' folder that writing made or changed."""
+    assert capture.folder is not None
+    output = capture.folder.parent
+    before = contents(output)
+    try:
+        sink.write(capture, capture.folder)
+    finally:
+        sink.close()
+    return {path: data for path, data in contents(output).items() if before.get(path) != data}
+
+
+def is_harmless(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def one_sentence(error: BaseException) -> str:
+    text = str(error)
+    assert is_harmless(text)
+    assert "\n" not in text
+    return text
+
+
+def test_every_sink_has_a_config_file() -> None:
+    found = set()
+    for module in pkgutil.iter_modules(instrument.sinks.__path__):
+        for kind in vars(import_module(f"instrument.sinks.{module.name}")).values():
+            if inspect.isclass(kind) and issubclass(kind, Sink) and kind not in (Sink, Tracker):
+                found.add(f"{kind.__module__}.{kind.__qualname__}")
+    assert found == {*SHIPPED.values()}
+
+
+def test_a_config_file_lists_every_option_with_its_default(name: str) -> None:
+    text = (GROUP / f"{name}.yaml").read_text(encoding="utf-8")
+    loaded = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(loaded, dict)
+    assert list(loaded) == [name]
+    built = sink_of(name, loaded[name])
+    options = dict(loaded[name])
+    assert (
+        options.pop("_target_")
+        == SHIPPED[name]
+        == f"{type(built).__module__}.{type(built).__name__}"
+    )
+    assert options == built.model_dump()
+    assert list(options) == list(type(built).model_fields)
+    assert "@package" not in text
+    assert all("#" in line for line in text.splitlines()[3:]), "every option is told"
+
+
+def test_what_it_needs_is_an_option_of_the_recording(sink: Sink) -> None:
+    fields = ProfilerConfig.model_fields
+    assert [flag for flag in sink.needs if fields[flag].annotation is not bool] == []
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "truncated", "hostile"])
+def test_it_writes_below_the_captures_folder_and_nowhere_else(
+    sink: Sink, kind: str, output: Path, sent: list[Sent], tmp_path: Path, log: Log
+) -> None:
+    hostile = kind == "hostile"
+    window = {"first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 9}
+    cut = {"truncated": kind == "truncated", "reason": HOSTILE if hostile else "exception"}
+    about = {"window": window | cut, "versions": {"torch": HOSTILE if hostile else "2.13.0"}}
+    capture = write_capture(
+        output,
+        events(HOSTILE if hostile else "block"),
+        HOSTILE.replace("/", "") if hostile else "steps_3-4",
+        **about,
+    )
+    made = written(sink, capture)
+    if isinstance(sink, Tracker):
+        (each,) = sent
+        assert (each.name, each.step, each.values["profile/window/steps"]) == (capture.name, 4, 2)
+        assert made == {}
+    else:
+        assert made
+    for path, data in made.items():
+        if path.endswith((".txt", ".html", ".svg")):
+            assert is_harmless(data.decode()), path
+            assert b"</script><b>" not in data or path.endswith(".txt"), path
+    assert is_harmless("\n".join(log))
+    assert [*contents(tmp_path / "home"), *contents(tmp_path / "here")] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "here", "profile"}
+    rows = [tuple(row) for row in Capture.load(capture.folder or "").operators]
+    assert rows == [tuple(row) for row in capture.operators], "the trace says the same as before"
+
+
+def test_what_is_empty_is_written_or_refused_in_a_sentence(
+    sink: Sink, name: str, output: Path, sent: list[Sent]
+) -> None:
+    capture = write_capture(output, [])
+    if name in NOTHING_IN:
+        with pytest.raises(InstrumentError) as error:
+            written(sink, capture)
+        assert NOTHING_IN[name] in one_sentence(error.value)
+        assert len(contents(output)) == 2, "nothing is left of it"
+    else:
+        assert written(sink, capture) or sent
+
+
+def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
+    sink: Sink, name: str, output: Path, sent: list[Sent]
+) -> None:
+    """As a copy that was interrupted leaves it; the sinks that hand the file itself on refuse it."""
+    capture = write_capture(output, [*events(), *steps()])
+    assert capture.trace_path is not None
+    packed = capture.trace_path.read_bytes()
+    capture.trace_path.write_bytes(packed[: len(packed) * 3 // 4])
+    before = contents(output)
+    if name in REFUSES_CUT:
+        with pytest.raises(EOFError):
+            written(sink, Capture.load(capture.folder or ""))
+        assert contents(output) == before
+    elif name not in NOTHING_IN:
+        assert written(sink, Capture.load(capture.folder or "")) or sent
+
+
+def test_a_trace_that_has_been_dropped_is_told_in_a_sentence(
+    sink: Sink, output: Path, sent: list[Sent]
+) -> None:
+    capture = write_capture(output, events())
+    assert capture.trace_path is not None
+    capture.trace_path.unlink()
+    before = contents(output)
+    with pytest.raises(CaptureError, match=r"dropped|keep=true") as error:
+        written(sink, Capture.load(capture.folder or ""))
+    one_sentence(error.value)
+    assert sent == []
+    assert contents(output) == before
+
+
+def test_a_second_time_changes_nothing(sink: Sink, output: Path, sent: list[Sent]) -> None:
+    capture = write_capture(output, events())
+    written(sink, capture)
+    first = contents(output)
+    written(sink, Capture.load(capture.folder or ""))
+    again = contents(output)
+    for each in (first, again):  # a key that is written twice is one
+        packed = [path for path in each if path.endswith("trace.json.gz")]
+        each |= {path: json.loads(gzip.decompress(each[path])) for path in packed}
+    assert again == first
+    assert [each.values for each in sent[1:]] == [each.values for each in sent[:1]]
+
+
+def test_two_ranks_stay_out_of_each_others_way(sink: Sink, output: Path, sent: list[Sent]) -> None:
+    ranks = [
+        write_capture(output, events(), f"steps_3-4_rank{rank}", rank=rank, world_size=2, pid=rank)
+        for rank in (0, 1)
+    ]
+    first, second = (written(sink, capture) for capture in ranks)
+    assert not first.keys() & second.keys()
+    assert len(first) == len(second)
+    tags = [{*each.values} for each in sent]
+    assert tags == [] or not tags[0] & tags[1]
+
+
+def test_another_process_can_build_its_like(sink: Sink) -> None:
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    described = like_of(sink, None)
+    if sink.inline:
+        assert described is sink, "it stays in the training process"
+    else:
+        assert rebuilt_sink(json.loads(json.dumps(described))) == sink
+
+
+def test_where_it_fails_the_raw_trace_is_kept(
+    sink: Sink, name: str, output: Path, log: Log
+) -> None:
+    log.errors_expected = True
+    raw = b'"traceEvents": [{"ph": "X", "na'
+    queued = output / ".steps_3-4.queued"
+    queued.mkdir(parents=True)
+    (queued / "trace.json").write_bytes(b"{" + raw)
+    (queued / "capture.json").write_text(json.dumps({"format": 1, "name": "steps_3-4"}))
+    failed: set[str] = set()
+    folder = finish(queued, {name: sink}, failed=failed)
+    assert folder == output / "steps_3-4"
+    assert raw in gzip.decompress((folder / "trace.json.gz").read_bytes())
+    for line in log.at("ERROR"):
+        assert line.startswith(f"The {name} sink failed on steps_3-4: ")
+        assert "\n" not in line
+    assert len(log.at("ERROR")) == (name in failed) == (name != "chrome_trace")
+
+
+def test_an_unknown_option_gets_one_sentence(name: str, sink: Sink) -> None:
+    option = next(iter(type(sink).model_fields))
+    wrong = option[:-1] + option[-1] * 2
+    for given, end in ((wrong, f"; did you mean {option!r}?"), ("zzzz", f"; it knows {option!r}")):
+        with pytest.raises(ConfigError) as error:
+            sink_of(name, {given: 3})
+        start = f"{type(sink).spoken()} has no option {given!r}{end}"
+        assert one_sentence(error.value).startswith(start)
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder"])
+def test_a_missing_package_is_told_when_it_is_built(
+    name: str, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("instrument.errors.find_spec", lambda package: spec)
+    if name not in PACKAGES:
+        sink_of(name, {})
+        return
+    with pytest.raises(MissingPackage) as error:
+        sink_of(name, {})
+    assert one_sentence(error.value).lower() == (
+        f"the {name} sink needs the package {PACKAGES[name]}: pip install 'torch-instrument[{name}]'."
+    )
+
+
+def test_writing_loads_no_torch_and_starts_no_thread(output: Path) -> None:
+    capture = write_capture(output, events())
+    code = """if True:
+        import sys, threading
+        from instrument.capture import Capture
+        from instrument.config.instantiate import build_sink
+        capture = Capture.load(sys.argv[1])
+        for name in sys.argv[2:]:
+            build_sink(name, {}).write(capture, capture.folder)
+            print(name, *{"torch", "tensorflow"} & {*sys.modules}, threading.active_count())
+    """
+    names = [name for name in SHIPPED if name not in TRACKERS]
+    command = [sys.executable, "-c", code, str(capture.folder), *names]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "LOGURU_LEVEL": "ERROR"}
+    )
+    assert (done.stdout, done.stderr) == ("".join(f"{name} 1\n" for name in names), "")
