@@ -17,7 +17,8 @@ from instrument.errors import ConfigError
 # A pattern has about one state per character. The cache of steps is cleared when it is full.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
-    r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[dDwWsSnrtfva]|[^0-9A-Za-z]))
+    r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]
+        |\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[dDwWsSnrtfva]|[^0-9A-Za-z]))
     |(?P<edge>\^|\$|\\[AZbB])
     |(?P<open>\((?:\?:|\?P<\w+>|(?!\?)))
     |(?P<close>\))|(?P<or>\|)

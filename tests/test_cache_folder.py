@@ -206,7 +206,8 @@ for turn in range(60):
         file.write(content[:1000])
         file.flush()
         file.write(content[1000:])
-    kept = cache.folder_of(f"{cache.FETCHED}{turn % 3:032x}", lambda place: (place / "f").write_text("whole"))
+    fetched = f"{cache.FETCHED}{turn % 3:032x}"
+    kept = cache.folder_of(fetched, lambda place: (place / "f").write_text("whole"))
     assert (kept / "f").read_text() == "whole"
     if turn % 20 == 19:
         cache._keep_in_bounds()

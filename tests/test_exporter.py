@@ -1,4 +1,4 @@
-"""Windows finished in another process: what arrives, what it says, and what happens when it fails."""
+"""Windows finished by the worker: the captures, the log messages, and failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ SINKS = """
         word: str = "noted"
         def write(self, capture, folder):
             print("a sink that prints disturbs nothing")
-            logger.info("{} by {}", self.word, "the trainer" if os.getpid() == capture.metadata["pid"] else "another")
+            is_trainer = os.getpid() == capture.metadata["pid"]
+            logger.info("{} by {}", self.word, "the trainer" if is_trainer else "another")
             (folder / "note.txt").write_text(f"{self.word} {os.getpid()}")
 
     class Lines(Sink):
@@ -55,7 +56,8 @@ SINKS = """
         step: int
         unless: str = ""
         def write(self, capture, folder):
-            if capture.metadata["window"]["first_step"] == self.step and not Path(self.unless).is_file():
+            is_step = capture.metadata["window"]["first_step"] == self.step
+            if is_step and not Path(self.unless).is_file():
                 os.kill(os.getpid(), signal.SIGKILL)
 
     class SleepsOn(Sink):
@@ -383,7 +385,7 @@ def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
     log.errors_expected = True
     session = run(profiler, steps=1, sinks={"takes": Takes()})
     assert session.captures == []
-    assert [line for line in log.at("ERROR") if "What the exporter said cannot be taken in" in line]
+    assert [line for line in log.at("ERROR") if "A message of the exporter failed here" in line]
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
 
@@ -624,7 +626,8 @@ def test_a_queued_window_that_somebody_removed_is_not_waited_for(
     session = run(profiler, export_timeout_s=100_000)
     assert names(session) == ALL[1:]
     assert log.at("ERROR") == [
-        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: somebody removed it."
+        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: somebody removed "
+        "it."
     ]
 
 
@@ -646,7 +649,10 @@ def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
     monkeypatch.setattr(threading.Thread, "start", start)
     session = run(profiler, sinks={"table": {}})
     assert names(session) == ALL
-    said = "No thread can be started (can't start new thread), so training waits while windows are finished."
+    said = (
+        "No thread can be started (can't start new thread), so training waits while windows are "
+        "finished."
+    )
     assert log.at("WARNING").count(said) == 1
     assert all(
         (capture.folder or Path()).joinpath("table.txt").exists() for capture in session.captures

@@ -1,4 +1,4 @@
-"""What can happen around a window, really done to a training process, and what is left on disk afterwards."""
+"""Faults around a window, caused in a real training process, and the files left on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ HEAD = """
     import torch
     from instrument import Session
     out = Path(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs without
+    # a shell starts background jobs without this handler
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     def say(word):
         print(word, flush=True)
     def train():
@@ -160,7 +161,8 @@ def test_what_is_finished_when_the_interpreter_ends_has_its_summary_and_tables(
     tmp_path: Path,
 ) -> None:
     body = """
-        session = Session(output_dir=str(out), active=1000, export="inline", sinks=["table"]).start()
+        given = {"active": 1000, "export": "inline", "sinks": ["table"]}
+        session = Session(given, output_dir=str(out)).start()
         train()
         session.step()
     """
@@ -219,7 +221,9 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
     trainer = Trainer(
         tmp_path,
         """
-        signal.signal(signal.SIGTERM, lambda *_: say(f"theirs, with {len(list(out.glob('.*.queued')))} on disk"))
+        def theirs(*_):
+            say(f"theirs, with {len(list(out.glob('.*.queued')))} on disk")
+        signal.signal(signal.SIGTERM, theirs)
         before = signal.getsignal(signal.SIGTERM)
         with Session(output_dir=str(out), active=4, repeat=2, wait=1) as session:
             for step in range(20):
@@ -339,8 +343,9 @@ def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
 
 GATED = """
     sys.path.insert(0, str(out.parent))
-    with Session(output_dir=str(out), active=1, sinks={"gate": {"_target_": "gate.Gate", "folder": str(out.parent)}},
-                 export_timeout_s=60) as session:
+    gate = {"_target_": "gate.Gate", "folder": str(out.parent)}
+    given = {"active": 1, "sinks": {"gate": gate}, "export_timeout_s": 60}
+    with Session(given, output_dir=str(out)) as session:
         train()
         session.step()
         say("recorded")
@@ -376,8 +381,8 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
         tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass"
     ).ended()
     assert (
-        "An earlier run left steps_000000-000000_rank0 recorded but without its tables: `instrument ex"
-        in following
+        "An earlier run left steps_000000-000000_rank0 recorded but without its tables: "
+        "`instrument ex" in following
     )
     done = subprocess.run(
         [sys.executable, "-m", "instrument", "export", str(queued)],

@@ -1,4 +1,4 @@
-"""Folders from anybody: what `instrument export` does with them is what the user or his own run has asked for."""
+"""`instrument export` does only what the user or the user's run asked for, whatever the folder."""
 
 from __future__ import annotations
 
@@ -208,8 +208,8 @@ def test_a_sink_named_by_the_user_finishes_what_is_queued(
     assert main(["export", str(tmp_path / "download"), "--sink", "table", "rows=1"]) == 0
     names = [WINDOW, "whole"]
     assert (
-        told(capsys)
-        == f"The table sink ran on {', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
+        told(capsys) == "The table sink ran on "
+        f"{', '.join(str(tmp_path / 'download' / name) for name in names)}.\n"
     )
     for name in names:
         assert (tmp_path / "download" / name / "table.txt").exists()
@@ -227,7 +227,8 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     )
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys, torch; from instrument import Session; from instrument.worker import process\n"
+        "import os, signal, sys, torch; from instrument import Session; from instrument.worker "
+        "import process\n"
         "process.Exporter.submit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
         "    torch.ones(2) + 1\n"

@@ -1,4 +1,4 @@
-"""Finished captures sent to a URL: to a real S3 server on this machine, to folders; what arrives, and what is kept."""
+"""Uploads to a real S3 server on this machine and to folders: what arrives, and what is kept."""
 
 from __future__ import annotations
 
@@ -282,7 +282,8 @@ def test_captures_are_sent_elsewhere_by_hand(
         assert command.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
     assert capsys.readouterr().out == (
         f"Sent {second}/{capture.name}.\n"
-        f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add --sink NAME.\n"
+        f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add "
+        "--sink NAME.\n"
     )
     assert capture.folder
     assert {file.name for file in (tmp_path / "second" / capture.name).iterdir()} - {
@@ -356,10 +357,12 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument export {output}` "
+        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument "
+        f"export {output}` "
     )
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {output}` sends what has not arrived."
+        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {output}` sends what has "
+        "not arrived."
     ], "another exporter has sent the second"
     assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
     assert command.main(["export", str(output)]) == 0
@@ -424,7 +427,8 @@ def test_where_training_fails_uploads_are_not_waited_for(
             assert reached.wait(60)
             1 / 0  # noqa: B018
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not arrived."
+        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not "
+        "arrived."
     ]
     assert command.main(["export", str(here)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"

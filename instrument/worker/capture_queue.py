@@ -180,22 +180,21 @@ class CaptureQueue:
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
-                "Left to the exporter, which goes on by itself: {}. Should it not come to an end, "
-                "`instrument export {}` finishes what there is.",
+                "Left to the exporter, which goes on by itself: {}. If it does not finish them, "
+                "`instrument export {}` does.",
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
             )
         if unsent := self._unsent():
-            alone = (
-                "The exporter goes on by itself; later "
-                if self.exporter and self.exporter.sending
-                else ""
-            )
-            what = (
+            is_sending = self.exporter is not None and self.exporter.sending
+            logger.warning(
                 "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not "
-                "arrived."
+                "arrived.",
+                self._config.upload_to,
+                ", ".join(unsent),
+                "The exporter goes on by itself; later " if is_sending else "",
+                self.output_dir,
             )
-            logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
 
     def _choose_inline_sinks(self) -> dict[str, Any]:
         """The sinks that only this process can run; if any, followed by the sinks with `last`."""
@@ -215,9 +214,8 @@ class CaptureQueue:
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
         """Finish a window here if no thread can be started; log an error if no worker can be."""
         if isinstance(error, RuntimeError):  # no thread can be started
-            if (
-                "shutdown" not in str(error) and "thread" not in self._failed
-            ):  # else the interpreter just ends
+            is_shutdown = "shutdown" in str(error)
+            if not is_shutdown and "thread" not in self._failed:
                 self._failed.add("thread")
                 logger.warning(
                     "No thread can be started ({}), so training waits while windows are finished.",
@@ -246,17 +244,16 @@ class CaptureQueue:
 
     def _unsent(self) -> list[str]:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
-        folders = [
-            capture.folder
-            for capture in self._captures
-            if capture.folder and capture.folder.exists()
-        ]
-        return sorted(folder.name for folder in folders if self._is_unsent(folder))
+        folders = (capture.folder for capture in self._captures)
+        return sorted(
+            folder.name
+            for folder in folders
+            if folder and folder.exists() and self._is_unsent(folder)
+        )
 
     def _is_unsent(self, folder: Path) -> bool:
-        return self._config.upload_to is not None and not upload.has_arrived(
-            folder, self._config.upload_to
-        )
+        url = self._config.upload_to
+        return url is not None and not upload.has_arrived(folder, url)
 
     def _remove_oldest(self) -> None:
         """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`."""

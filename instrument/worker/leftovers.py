@@ -46,14 +46,10 @@ def finish_all(path: Path | str, url: str | None) -> str:
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
     finished, notes, errors = finish_queued(folders)
-    whole = (
-        []
-        if path in folders
-        else [path]
-        if (path / METADATA_FILE).exists()
-        else captures_below(path)
-    )
-    sent, not_sent, unsent = _send([*finished, *whole], url)
+    captures: Iterable[Path] = []
+    if path not in folders:
+        captures = [path] if (path / METADATA_FILE).exists() else captures_below(path)
+    sent, not_sent, unsent = _send([*finished, *captures], url)
     if errors or unsent:
         count = len(folders) + len(sent) + len(unsent)
         reasons = "; ".join([*errors, *unsent])
@@ -65,8 +61,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
             f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
         ]
         return "\n".join([*done, *not_sent])
-    said = {"Finished": [str(place) for place in finished], "Sent": sent}
-    done = [f"{what} {', '.join(places)}." for what, places in said.items() if places]
+    paths = {"Finished": [str(folder) for folder in finished], "Sent": sent}
+    done = [f"{what} {', '.join(each)}." for what, each in paths.items() if each]
     return "\n".join([*done, *notes, *not_sent])
 
 

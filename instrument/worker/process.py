@@ -126,11 +126,10 @@ class Exporter:
                 waiting.wait(
                     self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter"
                 )
-        finally:  # also where Ctrl-C ends the waiting
+        finally:  # also if Ctrl-C ends the wait
             if self._process is not None:
-                _write(
-                    self._process, _END
-                )  # closing the pipe is not enough: forked workers hold it too
+                # Closing the pipe would not end the input: forked data loaders hold it too.
+                _write(self._process, _END)
         with self._changed:
             if self._process is not None and not self._pending and not self._sending:
                 self._changed.wait_for(
@@ -190,7 +189,7 @@ class Exporter:
                 try:
                     self._take(json.loads(line))
                 except Exception:
-                    logger.exception("What the exporter said cannot be taken in: {}", line.strip())
+                    logger.exception("A message of the exporter failed here: {}", line.strip())
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:

@@ -115,7 +115,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a new file of a partial folder; not atomic, as nobody reads it before the rename."""
+    """Create a file of a partial folder, through no link; not atomic, as nobody reads it yet."""
     with path.open("xb") as file:
         file.write(text.encode("utf-8", "replace"))
 

@@ -172,11 +172,13 @@ def test_a_trace_larger_than_a_chunk(write: Callable[..., Capture]) -> None:
         ),
         (
             {"metadata": {"when": {1, 2}}},
-            "The chrome_trace sink's metadata 'when' is of type set, which JSON cannot hold; give it as text.",
+            "The chrome_trace sink's metadata 'when' is of type set, which JSON cannot hold; give "
+            "it as text.",
         ),
         (
             {"metadata": {"loss": float("nan")}},
-            "The chrome_trace sink's metadata 'loss' is nan, which JSON cannot hold; give it as text.",
+            "The chrome_trace sink's metadata 'loss' is nan, which JSON cannot hold; give it as "
+            "text.",
         ),
     ],
 )
@@ -196,7 +198,7 @@ def test_torch_writes_no_key_that_metadata_may_hold(tmp_path: Path) -> None:
 def test_negative_times_become_json(
     tmp_path: Path, looked_at: int, metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Kineto writes them where the clock is set back while it records; what only looks like one stays."""
+    """Kineto writes them if the clock is set back while it records; similar text stays."""
     monkeypatch.setattr(trace_rewrite, "_PIECE", looked_at)
     times = [
         '"ts": 5.000, "dur": -1918637.-566',

@@ -1,4 +1,4 @@
-"""What every sink that ships does, found through the config group so that a new one is tried too."""
+"""What every built-in sink does; the config group lists them, so a new one is tested too."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_is_empty_is_written_or_refused_in_a_sentence(
 def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
     sink: Sink, name: str, output: Path, sent: list[Sent]
 ) -> None:
-    """As a copy that was interrupted leaves it; the sinks that hand the file itself on refuse it."""
+    """Like an interrupted copy; the sinks that pass on the file itself refuse it."""
     capture = write_capture(output, [*events(), *steps()])
     assert capture.trace_path is not None
     packed = capture.trace_path.read_bytes()
@@ -311,7 +311,8 @@ def test_a_missing_package_is_told_when_it_is_built(
     with pytest.raises(MissingPackage) as error:
         sink_of(name, {})
     assert one_sentence(error.value).lower() == (
-        f"the {name} sink needs the package {PACKAGES[name]}: pip install 'torch-instrument[{name}]'."
+        f"the {name} sink needs the package {PACKAGES[name]}: pip install "
+        f"'torch-instrument[{name}]'."
     )
 
 

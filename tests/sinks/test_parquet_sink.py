@@ -1,4 +1,4 @@
-"""The Parquet dataset, asked by DuckDB, and by Arrow and polars where they read partitions in ways of their own."""
+"""The Parquet dataset, read by DuckDB, Arrow and polars, which read partitions differently."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_each_rank_and_window_is_a_partition(write: Write, tmp_path: Path) -> No
     ]
     rows = ask(
         beside,
-        """SELECT rank, "window", count(*), run FROM 'lake/**/*.parquet' GROUP BY ALL ORDER BY ALL""",
+        """SELECT rank, "window", count(*), run FROM 'lake/**/*.parquet'
+        GROUP BY ALL ORDER BY ALL""",
     )
     assert rows[0] == (0, "steps_3-4_rank0", 10, tmp_path.name)
     assert [row[0] for row in rows] == [0, 0, 1, 1]
@@ -81,12 +82,13 @@ def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     step, forward, attention, product, *_ = rows
     launch, kernel = rows[10:12]
     assert step == {
-        "event": 0, "category": "user_annotation", "name": "ProfilerStep#3", "process": "1", "thread": "1",
-        "start_ns": 0, "start_unix_ns": None, "duration_ns": 1_000_000, "self_ns": 350_000, "parent": None,
-        "launched_by": None, "correlation": None, "external_id": None, "sequence": None, "forward_thread": None,
-        "finished": True, "input_shapes": None, "input_types": None, "concrete_inputs": None, "python_id": None,
-        "python_parent": None, "size_bytes": None, "device_type": None, "device_index": None, "allocated_bytes": None,
-        "reserved_bytes": None,
+        "event": 0, "category": "user_annotation", "name": "ProfilerStep#3",
+        "process": "1", "thread": "1", "start_ns": 0, "start_unix_ns": None,
+        "duration_ns": 1_000_000, "self_ns": 350_000, "parent": None, "launched_by": None,
+        "correlation": None, "external_id": None, "sequence": None, "forward_thread": None,
+        "finished": True, "input_shapes": None, "input_types": None, "concrete_inputs": None,
+        "python_id": None, "python_parent": None, "size_bytes": None, "device_type": None,
+        "device_index": None, "allocated_bytes": None, "reserved_bytes": None,
     }  # fmt: skip
     assert (forward["parent"], forward["self_ns"]) == (0, 200_000)
     assert (attention["parent"], attention["self_ns"]) == (1, 100_000)
@@ -95,13 +97,15 @@ def test_what_a_row_says(write: Write, tmp_path: Path) -> None:
     assert (launch["parent"], launch["correlation"], launch["launched_by"]) == (3, 3, None)
     kernel = {name: value for name, value in kernel.items() if value is not None}
     assert kernel == {
-        "event": 11, "category": "kernel", "name": "gemm", "process": "0", "thread": "7", "start_ns": 300_000,
-        "duration_ns": 70_000, "launched_by": 3, "correlation": 3, "external_id": 3, "finished": True,
+        "event": 11, "category": "kernel", "name": "gemm", "process": "0", "thread": "7",
+        "start_ns": 300_000, "duration_ns": 70_000, "launched_by": 3, "correlation": 3,
+        "external_id": 3, "finished": True,
     }  # fmt: skip
     memory = {name: value for name, value in rows[-1].items() if value is not None}
     assert memory == {
-        "event": 14, "category": "memory", "name": "[memory]", "process": "1", "thread": "1", "start_ns": 260_000,
-        "size_bytes": 512, "device_type": 1, "device_index": 2, "allocated_bytes": 2048,
+        "event": 14, "category": "memory", "name": "[memory]", "process": "1", "thread": "1",
+        "start_ns": 260_000, "size_bytes": 512, "device_type": 1, "device_index": 2,
+        "allocated_bytes": 2048,
     }  # fmt: skip
 
 
@@ -152,7 +156,8 @@ def of_ranks(tmp_path: Path) -> Path:
     return tmp_path
 
 
-KERNELS = """SELECT rank, sum(CASE WHEN name LIKE '%nccl%' THEN duration_ns END) AS communication_ns,
+KERNELS = """SELECT rank,
+sum(CASE WHEN name LIKE '%nccl%' THEN duration_ns END) AS communication_ns,
     sum(CASE WHEN name NOT LIKE '%nccl%' THEN duration_ns END) AS compute_ns, count(*) AS kernels
     FROM lake WHERE category = 'kernel' GROUP BY rank ORDER BY rank"""
 
@@ -180,9 +185,10 @@ SPARK = """
 import json, sys
 from pyspark.sql import SparkSession
 
-quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1", "spark.sql.warehouse.dir": sys.argv[3]}
+quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+quiet |= {"spark.sql.warehouse.dir": sys.argv[3], "spark.driver.bindAddress": "127.0.0.1"}
 builder = SparkSession.builder.master("local[1]")
-for key, value in {**quiet, "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}.items():
+for key, value in {**quiet, "spark.driver.host": "127.0.0.1"}.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 spark.read.parquet(sys.argv[1]).createOrReplaceTempView("lake")
@@ -217,8 +223,10 @@ def test_launch_delay_by_hand(write: Write, tmp_path: Path) -> None:
         Parquet().write(capture, capture.folder)
     query = """
         SELECT rank, avg(kernel.start_ns - launch.start_ns - launch.duration_ns)
-        FROM 'lake/**/*.parquet' kernel JOIN 'lake/**/*.parquet' launch USING (run, rank, "window", correlation)
-        WHERE kernel.category = 'kernel' AND launch.category = 'cuda_runtime' GROUP BY ALL ORDER BY ALL
+        FROM 'lake/**/*.parquet' kernel JOIN 'lake/**/*.parquet' launch
+        USING (run, rank, "window", correlation)
+        WHERE kernel.category = 'kernel' AND launch.category = 'cuda_runtime'
+        GROUP BY ALL ORDER BY ALL
     """
     assert ask(tmp_path / "profile" / "parquet", query) == [(0, 30_000), (1, 70_000)]
 
@@ -348,13 +356,16 @@ def test_a_real_trace_answers_as_the_capture_does(tmp_path: Path, name: str) -> 
     expected = Counter((e["name"], str(e["pid"]), str(e["tid"])) for e in events if e["ph"] == "X")
     found = ask(
         tmp_path,
-        "SELECT name, process, thread, count(*) FROM 'lake/**/*.parquet' WHERE category != 'memory' GROUP BY ALL",
+        "SELECT name, process, thread, count(*) FROM 'lake/**/*.parquet' WHERE category != "
+        "'memory' GROUP BY ALL",
     )
     assert {row[:3]: row[3] for row in found} == expected
     device = ask(
         tmp_path,
-        """SELECT sum(work.duration_ns) FROM 'lake/**/*.parquet' work JOIN 'lake/**/*.parquet' operator
-        ON work.launched_by = operator.event WHERE operator.category IN ('cpu_op', 'user_annotation')""",
+        """SELECT sum(work.duration_ns)
+        FROM 'lake/**/*.parquet' work JOIN 'lake/**/*.parquet' operator
+        ON work.launched_by = operator.event
+        WHERE operator.category IN ('cpu_op', 'user_annotation')""",
     )
     launched = capture.operators.where(lambda row: row.name != UNLAUNCHED_ROW)
     assert device == [(sum(launched.column("self_device_ns")),)]
@@ -373,7 +384,8 @@ def test_the_query_of_the_documentation_finds_the_ranks_that_the_others_wait_for
     known = json.loads((Path(str(TRACES)) / "expected.json").read_text())
     for rank, communication_ms, computation_ms in found:
         about = known[f"a100_megatron_tp8_rank{rank}"]
-        # no two kernels of these traces run at once, so that the sums are the times of the exact sweep and of HTA
+        # no two kernels of these traces run at once, so that the sums are the times of the exact
+        # sweep and of HTA
         assert communication_ms == pytest.approx(about["exact"]["exposed_comm_time"])
         assert computation_ms * 1e3 == pytest.approx(about["hta_temporal_us"]["compute_time(us)"])
     assert len(found) == 8

@@ -58,7 +58,8 @@ class Letter(Sink):
         ),
         (
             {"to": "ann", "copies": "many"},
-            "The Letter sink's option 'copies' should be a valid integer, unable to parse string as an integer, "
+            "The Letter sink's option 'copies' should be a valid integer, unable to parse string "
+            "as an integer, "
             "not 'many'.",
         ),
         (

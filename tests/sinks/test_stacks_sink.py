@@ -19,7 +19,7 @@ def by_hand(output: Path, events: list[dict[str, object]], name: str = "stacked"
 
 
 def lines(folder: Path) -> dict[str, int]:
-    """Path -> value, as flamegraph.pl reads a line: what is before the last blank, and the number behind it."""
+    """Path -> value, as flamegraph.pl reads a line: the last word is the value."""
     read = {}
     for line in (folder / "stacks.txt").read_text(encoding="utf-8").splitlines():
         path, value = re.fullmatch(r"(\S+) (\d+)", line).groups()

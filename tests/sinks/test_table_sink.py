@@ -133,7 +133,8 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
         return render(write([*steps(), *kernels(), stray], folder))
 
     assert (
-        "Of 500.000 µs on the device, 400.000 µs (80.0%) has no launch in the trace, as what was launched before the "
+        "Of 500.000 µs on the device, 400.000 µs (80.0%) has no launch in the trace, as what was "
+        "launched before the "
         "recording began: it is in no range, and among the operators is [no launch]."
         in shown("much", 400)
     )

@@ -30,7 +30,7 @@ STARTED_NS = 1767323045678901000
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Tag -> (step, value), read from the event files of a folder in the order TensorBoard takes them."""
+    """Tag -> (step, value), from the event files of a folder in TensorBoard's order."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     read: dict[str, list[tuple[int, float]]] = {}
@@ -187,7 +187,7 @@ def served(logdir: Path, output: Path) -> Iterator[str]:
 
 
 def until(ready: Callable[[], Any], output: Path) -> Any:
-    """What `ready` answers once that is something; the limit only keeps a broken TensorBoard from hanging the suite."""
+    """The first true result of `ready`; the limit is for a broken TensorBoard."""
     for _ in range(300):
         if answer := ready():
             return answer

@@ -1,4 +1,4 @@
-"""Windows in Weights & Biases and MLflow: the real libraries, offline, read back from what they stored."""
+"""Windows in Weights & Biases and MLflow: the real libraries, offline; reads their files."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ os.chdir(HERE)
 
 
 def train(sink, log=lambda number: None, **options):
-    \"\"\"Steps 2-3 and 6-7 are recorded; waits for each window, so that the program's own log comes between them.\"\"\"
+    \"\"\"Steps 2-3 and 6-7 are recorded; waits for each window: the program logs in between.\"\"\"
     sent = []
-    config = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "output_dir": str(HERE / options.pop("folder"))}
+    config = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
+    config["output_dir"] = str(HERE / options.pop("folder"))
     with Session(config, sinks={"table": {"rows": 3}, sink: options}) as session:
         tracker = session.config.sinks[sink]
         vars(tracker)["send"] = lambda each, send=tracker.send: (send(each), sent.append(each))
@@ -88,10 +89,12 @@ import mlflow
 uri = f"sqlite:///{HERE}/mlflow.db"
 mlflow.set_tracking_uri(uri)
 with mlflow.start_run(run_name="live") as run:
-    train("mlflow", lambda number: mlflow.log_metric("loss", number * 1.5, step=number), folder="live")
+    log = lambda number: mlflow.log_metric("loss", number * 1.5, step=number)
+    train("mlflow", log, folder="live")
     assert mlflow.active_run().info.run_id == run.info.run_id
     mlflow.log_metric("after", 1.0, step=8)
-train("mlflow", tracking_uri=uri, experiment="own", name="profiles", artifact="tables", folder="own")
+own = {"tracking_uri": uri, "experiment": "own", "name": "profiles", "artifact": "tables"}
+train("mlflow", **own, folder="own")
 other = write_capture(HERE / "ranks", steps(), rank=1)
 from instrument.sinks.mlflow import MLflow
 
@@ -108,16 +111,21 @@ client, found = mlflow.MlflowClient(), {}
 for experiment in client.search_experiments():
     for run in client.search_runs([experiment.experiment_id]):
         id = run.info.run_id
-        histories = {n: [(p.step, p.value) for p in client.get_metric_history(id, n)] for n in run.data.metrics}
-        folders = [folder.path for folder in client.list_artifacts(id, "profile")]
-        files = {folder: [file.path for file in client.list_artifacts(id, folder)] for folder in folders}
+        histories = {
+            name: [(point.step, point.value) for point in client.get_metric_history(id, name)]
+            for name in run.data.metrics
+        }
+        files = {
+            folder.path: [file.path for file in client.list_artifacts(id, folder.path)]
+            for folder in client.list_artifacts(id, "profile")
+        }
         found[run.info.run_name] = [experiment.name, run.info.status, histories, files]
 print(json.dumps(found))
 """
 
 
 def story(tmp_path: Path, code: str) -> str:
-    """What a program prints that runs in a folder of its own, where it finds no account of anybody's."""
+    """The output of a program that runs in its own folder, without any account."""
     quiet = {
         "WANDB_SILENT": "true",
         "HOME": str(tmp_path),
@@ -136,7 +144,7 @@ def story(tmp_path: Path, code: str) -> str:
 
 
 def expected(folder: Path, name: str) -> dict[str, float]:
-    """What is to be found of a capture: what TensorBoard would be told, whose numbers are tested there."""
+    """The expected scalars of a capture: those of TensorBoard, whose values are tested there."""
     found = {f"profile/{tag}": value for tag, value in scalars(Capture.load(folder / name))}
     assert found["profile/window/steps"] == 2
     assert found["profile/ranges/forward (é)/calls"] == 2
@@ -144,7 +152,7 @@ def expected(folder: Path, name: str) -> dict[str, float]:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of wandb's own file: LevelDB's log format in blocks of 32 KiB, behind a header of 7 bytes."""
+    """The records of wandb's file: LevelDB's log format, blocks of 32 KiB, a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, whole = file.read_bytes(), 7, b""
@@ -163,7 +171,7 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def wandb_run(folder: Path, project: str) -> tuple[list[dict[str, Any]], dict[str, set[str]], Any]:
-    """The rows of an offline run's history, its artifacts' files by alias, and the run's own record."""
+    """The rows of an offline run's history, its artifacts' files by alias, and the run's record."""
     for file in folder.glob("wandb/offline-run-*/*.wandb"):
         rows, artifacts, run = [], {}, None
         for record in records(file):
@@ -300,7 +308,10 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
         "steps_000001-000001_rank0",
     ]
     (said,) = log.at("ERROR")
-    start = "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers.timeout_s is 0.01): "
+    start = (
+        "in close(): The Remembers sink is still sending after 0.01 s (profiler.sinks.Remembers."
+        "timeout_s is 0.01): "
+    )
     assert start in said
     names = [capture.folder for capture in session.captures]
     for name in names:
@@ -324,7 +335,8 @@ def test_it_is_said_what_the_end_waits_for(
     logger.remove(handler)
     (said,) = [line for line in log.at("INFO") if "has yet to send" in line]
     assert said == (
-        "The Remembers sink has yet to send steps_000000-000000_rank0, steps_000001-000001_rank0: the end of the run "
+        "The Remembers sink has yet to send steps_000000-000000_rank0, steps_000001-000001_rank0: "
+        "the end of the run "
         "waits for it, at most 60 s in all."
     )
     assert [sent.step for sent in sink._got] == [0, 1]
@@ -381,9 +393,12 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
     # with the window after it, or at the end where its thread was late
     assert said.startswith(
         (
-            "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, and could not send the "
-            "one before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is kept in ",
-            "The tracker sink failed in close(): The Remembers sink could not send steps_000000-000000_rank0 "
+            "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, "
+            "and could not send the "
+            "one before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
+            "kept in ",
+            "The tracker sink failed in close(): The Remembers sink could not send "
+            "steps_000000-000000_rank0 "
             "(ConnectionError: nobody answers)",
         )
     )

@@ -1,4 +1,4 @@
-"""Many windows in one process: memory, open files and folders must not grow. `make soak` runs it."""
+"""Many windows in one process: memory, open files and folders must not grow (`make soak`)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resident_mb(process: str) -> float:
 
 @pytest.mark.parametrize(("export", "windows"), [("inline", 10_000), ("process", 200)])
 def test_many_windows_leave_nothing_behind(tmp_path: Path, export: str, windows: int) -> None:
-    """Nothing may grow after the first fifth of the windows, in which everything is created once."""
+    """Nothing may grow after the first fifth of the windows, which creates everything once."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     options = {
         "wait": 1,

@@ -14,7 +14,7 @@ from instrument.triggers.file import File, ask
 
 
 def touch(path: Path) -> None:
-    """As the command touch does, at a time that differs from all before, whatever the file system's clock does."""
+    """Like the command touch, at a time that differs from all before, whatever the clock does."""
     stamp = path.stat().st_mtime_ns + 1_000_000_000
     os.utime(path, ns=(stamp, stamp))
 

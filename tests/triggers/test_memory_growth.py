@@ -99,7 +99,8 @@ def test_its_windows_record_memory_and_those_of_others_do_not(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_the_resident_size_is_that_which_the_system_tells() -> None:
     code = (
-        "from pathlib import Path; from instrument.triggers.memory_growth import _resident_bytes as now\n"
+        "from pathlib import Path; from instrument.triggers.memory_growth import _resident_bytes "
+        "as now\n"
         "keep = b'x' * (300 * 2**20)\n"
         "status = Path('/proc/self/status').read_text()\n"
         "print(now() / 1024 / int(status.partition('VmRSS:')[2].split()[0]))"

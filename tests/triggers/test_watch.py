@@ -1,4 +1,4 @@
-"""What every trigger gets: cooldown, cap, a reason, its place off the training thread; and the triggers' group."""
+"""What all triggers share: cooldown, limit, reason, polling thread; and the triggers' group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
         8,
     ]
     assert log.at("WARNING") == [
-        "The trigger mine fires again, but has had all windows that its max_windows allows: none is recorded."
+        "The trigger mine fires again, but has had all windows that its max_windows allows: none "
+        "is recorded."
     ]
     assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
         0,
