@@ -1,12 +1,12 @@
-"""Profile a training loop of Accelerate's, and send what was found to its trackers.
+"""Profile a training loop with Accelerate, and send the results to its trackers.
 
     pip install 'torch-instrument[accelerate,tensorboard]'
     python examples/accelerate_loop.py
 
-A plain `Session` is all that such a loop needs: `session.steps(loader)` makes each batch a step, whatever the number of
-batches whose gradients are accumulated. The sink `Trackers` logs the ranges of each window by `accelerator.log`: they
-become curves beside the loss in whatever tracker is in use, here TensorBoard, in `./runs/`. The captures lie in
-`./profile/`.
+Such a loop needs a plain `Session`: `session.steps(loader)` makes each batch a step, however many
+batches are accumulated. The sink `Trackers` logs the ranges of each window by `accelerator.log`, so
+that they become curves beside the loss in any tracker, here TensorBoard, in `./runs/`. The captures
+are in `./profile/`.
 """
 
 import torch
@@ -49,9 +49,8 @@ def main() -> None:
 
     for capture in session.captures:
         (backward,) = capture.ranges.where(name="backward")
-        print(
-            f"{capture.name}: backward took {backward.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step"
-        )
+        milliseconds = backward.cpu_ns / len(capture.steps) / 1e6
+        print(f"{capture.name}: backward took {milliseconds:.3f} ms a step")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Everything that can be marked, on one page; then the ranges that a window shows of it.
+"""All kinds of marks on one page, and the ranges that a window records for them.
 
     python examples/annotate_everything.py
-    INSTRUMENT_DISABLE=1 python examples/annotate_everything.py     # the marks hand back the very objects they got
+    INSTRUMENT_DISABLE=1 python examples/annotate_everything.py   # marks return objects unchanged
 
-Names come from the code, from the mark, or from the arguments of the call. A coroutine or generator has a range for
-each slice between two suspensions, so it never counts what others do while it waits. What runs inside a compiled region
-is listed with the region, not timed.
+The name of a range comes from the code, from the mark, or from the arguments of the call. A
+coroutine or generator has a range for each slice between two suspensions, so it does not count the
+time of others while it waits. Ranges inside a compiled region are listed with the region and not
+timed.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ def a_generator(n: int) -> Iterator[int]:
 @profiled
 async def a_coroutine(name: str) -> str:
     a_function(torch.ones(4))
-    await asyncio.sleep(0)  # the other one's turn
+    await asyncio.sleep(0)  # the other coroutine runs
     return name
 
 
@@ -116,9 +117,8 @@ def main() -> None:
     x = torch.ones(4, 8, requires_grad=True)
     layers = nn.Sequential(Layer(0), Layer(1))
     one_instance = profiled("one instance")(nn.Linear(8, 8))
-    untouched = instrument_model(
-        nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    )  # not one line of it was edited
+    # No line of this model is edited.
+    untouched = instrument_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     partial = profiled("partial")(functools.partial(torch.add, other=1))
     compiled = torch.compile(another, backend="eager")
     compiled(x)  # compile before the window

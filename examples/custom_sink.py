@@ -1,11 +1,13 @@
-"""A sink of your own: one class that writes each window's ranges as CSV.
+r"""A sink of your own: a class that writes the ranges of each window as CSV.
 
     python examples/custom_sink.py
 
-Prints the two files that it wrote in `./profile/`, one with the sink given as an instance and one with it named in a
-config by `_target_`. In a Hydra application the same takes no code, only the class in a module that can be imported:
+It prints the two files that the sink writes in `./profile/`: once the sink is given as an instance,
+once a config names it by `_target_`. A Hydra application needs only the class in an importable
+module:
 
-    python train.py +profiler.sinks.csv._target_=my_package.RangesCsv "+profiler.sinks.csv.separator=';'"
+    python train.py +profiler.sinks.csv._target_=my_package.RangesCsv \
+        "+profiler.sinks.csv.separator=';'"
 """
 
 import csv
@@ -18,7 +20,7 @@ from instrument import Capture, Session, Sink, profiled
 
 
 class RangesCsv(Sink):
-    """Writes `ranges.csv`: a line for each range of the window, with its calls and its times in nanoseconds."""
+    """Writes `ranges.csv`: a line for each range, with its calls and its times in nanoseconds."""
 
     separator: str = ","  # every field is an option, checked before the first step
 
@@ -49,7 +51,7 @@ def train(session: Session) -> None:
 
 def main() -> None:
     in_python = Session(wait=2, active=3, sinks={"csv": RangesCsv()})
-    # `_target_` is an import path; that of a class in the script that runs begins with __main__
+    # `_target_` is an import path; for a class in this script it begins with __main__.
     sinks = {"csv": {"_target_": f"{__name__}.RangesCsv", "separator": ";"}}
     by_name = Session({"wait": 2, "active": 3, "sinks": sinks})
     for session in (in_python, by_name):

@@ -1,10 +1,10 @@
-"""Many ranks: DDP under torchrun, every rank recording the same steps into one folder.
+"""Many ranks: with DDP under torchrun, each rank records the same steps into one folder.
 
     torchrun --nproc-per-node 2 examples/ddp_ranks.py
     torchrun --nproc-per-node 4 examples/ddp_ranks.py first_per_node
 
-Each rank that records prints how long its steps took and how much of that was gradients on their way to the others;
-rank 1 has more to do, so that the others wait for it. The captures are in `./profile/`.
+Each recorded rank prints how long its steps took, and how much of that was the all-reduce of
+gradients. Rank 1 has more work, so the others wait for it. The captures are in `./profile/`.
 """
 
 import sys
@@ -30,18 +30,17 @@ def train(session: Session, rank: int) -> None:
 
 
 def report(capture: Capture, rank: int) -> None:
-    """One line about a window of this rank."""
+    """Print one line about a window of this rank."""
     numbers = capture.steps.column("number")
     (reduced,) = capture.operators.where(name="gloo:all_reduce")
     step_ms = sum(capture.steps.column("duration_ns")) / len(numbers) / 1e6
     reduced_ms = reduced.cpu_ns / len(numbers) / 1e6
-    print(
-        f"rank {rank}, steps {numbers}: {step_ms:.3f} ms a step, {reduced_ms:.3f} ms of it in all_reduce"
-    )
+    times = f"{step_ms:.3f} ms a step, {reduced_ms:.3f} ms of it in all_reduce"
+    print(f"rank {rank}, steps {numbers}: {times}")
 
 
 def main() -> None:
-    """Train and report; the ranks that record are all, or what the command line says."""
+    """Train and report; all ranks record, or those that the command line names."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"

@@ -1,8 +1,8 @@
-"""Where the time of a ResNet-18 goes, node by node of its `torch.fx` graph.
+"""The time of a ResNet-18, node by node of its `torch.fx` graph.
 
     python examples/graph_nodes.py
 
-The model is that of `resnet_inference.py`, as it is. On the GPU where there is one.
+The model is that of `resnet_inference.py`, without changes. It runs on the GPU if there is one.
 """
 
 import torch
@@ -18,7 +18,7 @@ def main() -> None:
         profile = profile_graph(model, x, runs=5, warmup=1)
     print(profile)
 
-    print("\nThe slowest, and the lines they come from:\n")
+    print("\nThe slowest nodes, with their source lines:\n")
     slowest = profile.nodes.sort("median_ns").head(5)
     print(slowest.select(["name", "median_ns", "share", "flops_per_second", "intensity", "source"]))
 

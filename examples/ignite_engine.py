@@ -1,11 +1,11 @@
-"""Profile an Ignite engine, and the evaluator that runs in between.
+"""Profile an Ignite engine and its evaluator.
 
     pip install 'torch-instrument[ignite]'
     python examples/ignite_engine.py
 
-A step is an iteration. The evaluator is attached to the same session as its phase `validation`, whose iterations are
-counted by themselves and recorded where `phases` names them. The log shows a table for each window; the captures lie in
-`./profile/`.
+A step is an iteration. The evaluator is attached to the same session as its phase `validation`. It
+counts its own iterations, and they are recorded as `phases` names the phase. The log shows a table
+for each window; the captures are in `./profile/`.
 """
 
 import torch

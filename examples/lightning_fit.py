@@ -3,9 +3,10 @@
     pip install 'torch-instrument[lightning]'
     python examples/lightning_fit.py
 
-The callback takes what `Session` takes: here a preset by its name and one option on top. Each submodule is a range by
-itself, under its qualified name, and so are the parts of a step, from `data` to `optimizer_step`; only the loss is
-marked. The log shows a table of the ranges and operators of batches 5 to 7, and the capture lies in `./profile/`.
+The callback takes the arguments of `Session`: here a preset by name and one option. Each submodule
+is a range with its qualified name, and so is each part of a step, from `data` to `optimizer_step`;
+only the loss is marked in the code. The log shows a table of the ranges and operators of batches 5
+to 7. The capture is in `./profile/`.
 """
 
 import lightning

@@ -1,14 +1,15 @@
-"""A job of hours that records nothing until somebody asks, or until something looks odd.
+"""A long job that records nothing until somebody asks for it or something unusual happens.
 
     python examples/long_job.py
 
-While it trains, from another shell, or another node that sees the folder:
+While it trains, run one of these in another shell, or on another node that shares the folder:
 
     instrument trigger profile --steps 5      # records five steps
-    touch profile/record                      # the same, of as many steps as profiler.active says
-    kill -USR2 PID                            # the same, with the number that it prints at its start
+    touch profile/record                      # records profiler.active steps
+    kill -USR2 PID                            # the same; the job prints its PID at the start
 
-The loader stalls once, which the trigger slow_step finds by itself. Ctrl-C ends the job and says what was recorded.
+The loader stalls once, and the trigger slow_step notices it. Ctrl-C ends the job, which then prints
+what was recorded.
 """
 
 import os
@@ -31,7 +32,7 @@ TRIGGERS = {
 
 
 def batches(stalls_at=STALLS_AT):
-    """Points of the plane and how far they are from its origin, without end."""
+    """Yield points of the plane and their distances from the origin, without end."""
     number = 0
     while True:
         if number == stalls_at:
@@ -47,7 +48,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     print(f"kill -USR2 {os.getpid()} records the next steps", flush=True)
 
-    # at_steps=[]: no window on schedule, only what triggers ask for
+    # at_steps=[]: no scheduled windows, only those that triggers request
     session = Session(
         at_steps=[], warmup=1, active=3, sinks={"table": {"rows": 5}}, triggers=TRIGGERS
     )

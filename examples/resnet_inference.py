@@ -1,10 +1,10 @@
-"""The eight steps of PyTorch's profiler recipe, on a ResNet-18, with `instrument`.
+"""The eight steps of PyTorch's profiler recipe on a ResNet-18, with `instrument`.
 
     python examples/resnet_inference.py
 
-Each step prints what it shows: where the time of one forward pass goes, by operator and by input shape; where its
-memory goes; the trace; the Python lines behind the operators; stacks for a flame graph; and windows of a longer run.
-The model runs on the GPU where there is one. The captures lie in `./profile/`, a folder for each.
+Each step prints its result: the time of a forward pass by operator and by input shape, its memory,
+the trace, the Python lines behind the operators, stacks for a flame graph, and windows of a longer
+run. The model runs on the GPU if there is one. The captures are in `./profile/`, each in a folder.
 """
 
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from instrument import Capture, Session, profiled
 
 @profiled("basic_block")
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions, added to what came in; a 1×1 convolution fits the input where the shape changes."""
+    """Two 3×3 convolutions, added to their input; a 1×1 convolution adapts it to a new shape."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ResNet18(nn.Module):
 
 
 def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:
-    """One forward pass, recorded after one that warms up: the first under a profiler can take several times as long."""
+    """Record one forward pass after one for warm-up, which can take several times as long."""
     session = Session(warmup=1, active=1, **options)
     predict = session.record(model.__call__, name="model_inference")
     for _ in range(2):
@@ -83,7 +83,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, instrument {version('torch-instrument')}")
 
     heading("2. Make a ResNet-18 and its input")
-    where = "device" if torch.cuda.is_available() else "cpu"  # whose times and memory are looked at
+    where = "device" if torch.cuda.is_available() else "cpu"  # whose times and memory are shown
     device = torch.device("cuda" if where == "device" else "cpu")
     model = ResNet18().eval().to(device)
     inputs = torch.randn(5, 3, 224, 224, device=device)
@@ -96,20 +96,14 @@ def main() -> None:
         where == "device"
     )
     print(operators.sort(f"{where}_ns").head(10).select(times))
-    print("\nBy input shape, those with the most time of their own:\n")
-    print(
-        operators.by("input_shapes")
-        .sort(f"self_{where}_ns")
-        .head(10)
-        .select([*times, "input_shapes"])
-    )
+    print("\nBy input shape, those with the most self time:\n")
+    by_shape = operators.by("input_shapes").sort(f"self_{where}_ns").head(10)
+    print(by_shape.select([*times, "input_shapes"]))
 
     heading("4. Memory")
     operators = record(model, inputs, profile_memory=True).operators
     memory = ["name", "calls", f"self_{where}_bytes", f"{where}_bytes"]
-    print(
-        "What each operator itself allocated and did not free, and with the operators that it called:\n"
-    )
+    print("Allocated and not freed, by each operator itself and with those that it called:\n")
     print(operators.sort(f"self_{where}_bytes").head(10).select(memory))
 
     heading("5. Trace")
@@ -127,9 +121,8 @@ def main() -> None:
     print("Open it in https://www.speedscope.app, or draw it: flamegraph.pl stacks.txt > flame.svg")
 
     heading("8. Long-running jobs")
-    print(
-        "One step waits, one warms up, two are recorded, and all that twice; the table sink logs each window.\n"
-    )
+    print("One step waits, one warms up, two are recorded, all of it twice.")
+    print("The table sink logs each window.\n")
     session = Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}})
     predict = session.record(model.__call__, name="model_inference")
     for _ in range(8):

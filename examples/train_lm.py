@@ -1,16 +1,17 @@
-"""Train a small language model on the source code of Python's standard library, and see where the time goes.
+"""Train a small language model on the source code of Python's standard library, and profile it.
 
-    python examples/train_lm.py                                   # one window of three steps, as a table
-    python examples/train_lm.py profiler=disabled                 # nothing recorded, same code
+    python examples/train_lm.py                        # one window of three steps, as a table
+    python examples/train_lm.py profiler=disabled      # nothing recorded, same code
     python examples/train_lm.py profiler.active=5 profiler.record_shapes=true
-    python examples/train_lm.py 'profiler/sinks=[table,stacks]' profiler.with_stack=true profiler.sinks.table.rows=30
     python examples/train_lm.py '~profiler.sinks.table'           # the trace and nothing else
+    python examples/train_lm.py 'profiler/sinks=[table,stacks]' profiler.with_stack=true
 
-The log shows the loss going down and, when the window closes, a table of the ranges marked below. The recorded window
-lies in `outputs/DATE/TIME/profile/`: open its `trace.json.gz` in https://ui.perfetto.dev, or print its tables again
-with `instrument show FOLDER`.
+The log shows the loss and, when the window closes, a table of the ranges that are marked below. The
+recorded window is in `outputs/DATE/TIME/profile/`. Open its `trace.json.gz` in
+https://ui.perfetto.dev, or print its tables again with `instrument show FOLDER`.
 
-What the profiler asks of a training script: the `@profiled` marks, the `Session`, and the loop over its `steps`.
+A training script needs three things for it: the `@profiled` marks, the `Session`, and a loop over
+its `steps`.
 """
 
 import logging
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @profiled("attention_block")
 class Attention(nn.Module):
-    """Multi-head self-attention that looks back only."""
+    """Multi-head self-attention with a causal mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Attention(nn.Module):
 
 @profiled("mlp_block")
 class MLP(nn.Module):
-    """Two linear layers, four times as wide in between."""
+    """Two linear layers, four times as wide between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class MLP(nn.Module):
 
 @profiled("transformer_block")
 class Block(nn.Module):
-    """Attention, then an MLP, each on normalised input and added to what came in."""
+    """Attention, then an MLP, each on normalised input and added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class LanguageModel(nn.Module):
 
 
 class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
-    """The standard library's modules end to end, cut into pieces of `context` bytes and the bytes that follow them."""
+    """The source of the standard library: pieces of `context` bytes, and the bytes that follow."""
 
     def __init__(self, context: int) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -114,7 +115,7 @@ class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
 
 @profiled
 def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
-    """How badly the next bytes were predicted, in nats per byte; ln 256 = 5.55 is guessing."""
+    """The cross-entropy of the next bytes in nats per byte; guessing gives ln 256 = 5.55."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

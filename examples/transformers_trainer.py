@@ -3,10 +3,10 @@
     pip install 'torch-instrument[transformers]'
     python examples/transformers_trainer.py
 
-A step is one of the optimizer, here with the gradients of two batches. Nothing is marked: the waits for data, the
-forward and backward passes, the optimizer and the submodules are ranges by themselves, and evaluation is a phase of its
-own. The model is a tiny GPT-2 with random weights, so that nothing is downloaded. The log shows a table of steps 4 to
-6, and the capture lies in `./profile/`.
+A step is an optimizer step, here with the gradients of two batches. No code is marked: the waits
+for data, the forward and backward passes, the optimizer and the submodules are ranges without that,
+and evaluation is a phase of its own. The model is a tiny GPT-2 with random weights, so nothing is
+downloaded. The log shows a table of steps 4 to 6; the capture is in `./profile/`.
 """
 
 import torch
@@ -43,9 +43,8 @@ def main() -> None:
             lambda row: row.name in ("data", "forward", "backward", "optimizer")
         ):
             if row.depth == 0:
-                print(
-                    f"{capture.name}: {row.name} took {row.cpu_ns / len(capture.steps) / 1e6:.3f} ms a step"
-                )
+                milliseconds = row.cpu_ns / len(capture.steps) / 1e6
+                print(f"{capture.name}: {row.name} took {milliseconds:.3f} ms a step")
 
 
 if __name__ == "__main__":
