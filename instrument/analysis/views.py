@@ -87,7 +87,7 @@ VIEWS = {
     "steps": View(
         "steps:STEPS",
         "steps",
-        "each step, what the device did for it, and what its idle time waited for",
+        "each step, the device's work for it, and what its idle time waited for",
     ),
     "moments": View(
         "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
@@ -104,7 +104,7 @@ VIEWS = {
     "memory_categories": View(
         "memory_categories:MEMORY_CATEGORIES",
         "memory-categories",
-        "what memory was for, where profiler.memory_categories was on",
+        "memory by torch's categories, if profiler.memory_categories was on",
     ),
     "breakdown": View(
         "breakdown:BREAKDOWN",
