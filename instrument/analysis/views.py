@@ -418,9 +418,9 @@ def files_of(folder: Path) -> list[str]:
     from instrument.trace.capture_json import METADATA_FILE
 
     left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
-    inner = (file.relative_to(folder) for file in files.regular_files(folder))
+    relative = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
-        each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)
+        each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
     ]
     kept = (file for file in found if file not in left_out)
     return sorted(kept, key=lambda file: (file == METADATA_FILE, file))
