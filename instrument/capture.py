@@ -1,4 +1,4 @@
-"""`Capture`: all that can be understood of one recorded window, in one place; without torch."""
+"""`Capture`: a recorded window, its tables and its report, without torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ __all__ = ["Capture"]
 
 
 class Capture(Views):
-    """One recorded window on one rank, or a bare trace file: its metadata, the views on its events, and its report.
+    """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
-    The trace is read at the first view and kept; a view is computed once. `folder` is None for a bare trace. In a
-    notebook a capture shows its ranges and operators, and each view that is a `Table` shows itself. `metadata` is the
-    content of `capture.json`, and `about` the part of it that the views use, typed.
+    The trace is read when a view first needs it, and kept; a view is computed once. In a notebook a
+    capture shows its ranges and operators, and each view that is a `Table` shows itself.
+
+    Attributes:
+        trace_path: the trace file; None where the capture holds none.
+        folder: the capture's folder; None for a trace file alone.
+        metadata: the content of `capture.json`; `about` is the part of it that the views use, as
+            types.
+        communication: the regular expression for names of communication kernels that was given to
+            `load`; None where none was.
     """
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what was recorded, the range tree and the costliest operators; reads the trace."""
+        """The page of a notebook: heading, range tree and costliest operators; reads the trace."""
         return to_html(self)

@@ -500,7 +500,7 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
         ([broken, "--columns", "cals"], "The table has no column 'cals'; did you mean 'calls'?"),
         (
             [broken, "--ranges", "--by", "step"],
-            "--by step groups operators, which are not asked for: add --ops, or leave it out.",
+            "--by step groups operators, which are not shown: add --ops, or remove --by.",
         ),
         (
             [capture.folder, "--by", "stack"],

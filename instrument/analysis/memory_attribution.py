@@ -56,8 +56,8 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
     bare = np.ones(len(memory), np.bool_)
     for nodes, instants in _lanes(call_tree, memory):
         times = memory.time_ns[instants]
-        begun = np.searchsorted(np.sort(call_tree.start_ns[nodes]), times, "right")
-        bare[instants] = begun == np.searchsorted(np.sort(call_tree.end_ns[nodes]), times, "left")
+        started = np.searchsorted(np.sort(call_tree.start_ns[nodes]), times, "right")
+        bare[instants] = started == np.searchsorted(np.sort(call_tree.end_ns[nodes]), times, "left")
     return np.flatnonzero(bare)
 
 

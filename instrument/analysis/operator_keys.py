@@ -100,7 +100,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     """The devices that worked for the call, such as "0", or "0,1" for two; None for none."""
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
-    working = np.flatnonzero(by_node.any(axis=0))  # few, and what follows is slow
+    working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
     names = [
         ",".join(device for device, is_used in zip(used, column) if is_used)

@@ -225,8 +225,8 @@ def _kinds(events: Events) -> Ints:
         "wait": runtime & events.named(is_wait),
     }
     kinds = np.zeros(len(events), np.int64)
-    for kind, those in chosen.items():
-        kinds[those] = KINDS.index(kind)
+    for kind, mask in chosen.items():
+        kinds[mask] = KINDS.index(kind)
     return kinds
 
 

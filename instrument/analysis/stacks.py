@@ -115,8 +115,8 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
     hidden &= (
         np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
     )  # outermost frames stay
-    kept, inner = call_tree.only(~hidden)
-    return kept, Groups(inner, len(kept)).sum(values)
+    kept, nearest = call_tree.only(~hidden)
+    return kept, Groups(nearest, len(kept)).sum(values)
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:

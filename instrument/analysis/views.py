@@ -87,7 +87,7 @@ VIEWS = {
     "steps": View(
         "steps:STEPS",
         "steps",
-        "each step, what the device did for it, and what its idle time waited for",
+        "each step, the device's work for it, and what its idle time waited for",
     ),
     "moments": View(
         "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
@@ -104,7 +104,7 @@ VIEWS = {
     "memory_categories": View(
         "memory_categories:MEMORY_CATEGORIES",
         "memory-categories",
-        "what memory was for, where profiler.memory_categories was on",
+        "memory by torch's categories, if profiler.memory_categories was on",
     ),
     "breakdown": View(
         "breakdown:BREAKDOWN",
@@ -418,9 +418,9 @@ def files_of(folder: Path) -> list[str]:
     from instrument.trace.capture_json import METADATA_FILE
 
     left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
-    inner = (file.relative_to(folder) for file in files.regular_files(folder))
+    relative = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
-        each.as_posix() for each in inner if not any(part.startswith(".") for part in each.parts)
+        each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
     ]
     kept = (file for file in found if file not in left_out)
     return sorted(kept, key=lambda file: (file == METADATA_FILE, file))

@@ -6,17 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-# How many rows of each table are shown unasked.
+# Rows shown of each table by default.
 ROWS = 15
 
 
 def path_or_url(text: str) -> Path | str:
-    """A path, or a URL as it is."""
+    """Return a path, or a URL as text."""
     return text if "://" in text else Path(text)
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Return an integer of 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
@@ -24,10 +24,10 @@ def positive(text: str) -> int:
 
 
 def row_count(text: str) -> int:
-    """How many rows; all for -1, as in torch's `row_limit`."""
+    """Return a number of rows; the largest integer for -1, as in torch's `row_limit`."""
     return sys.maxsize if text == "-1" else positive(text)
 
 
 def column_names(text: str) -> list[str]:
-    """The names in a list such as `calls,cpu_ns`."""
+    """Return the names in a list such as `calls,cpu_ns`."""
     return [name.strip() for name in text.split(",") if name.strip()]

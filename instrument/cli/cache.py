@@ -1,4 +1,4 @@
-"""`instrument cache`: where the cache is and what it holds; removes it, and what older versions have left."""
+"""`instrument cache`: show or clear the cache, and files that older versions left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from instrument.errors import ConfigError
 from instrument.units import size
 
-HELP = "show or clear what is kept to read traces faster"
+HELP = "show or clear the cache that makes reading faster"
 
 _KINDS = {
     "columns-": "columns of traces",
@@ -21,11 +21,12 @@ _KINDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Print where the cache is, how many entries and bytes it has, and what older versions have left. All of it can "
-        "be made again. XDG_CACHE_HOME moves it; INSTRUMENT_CACHE_BYTES bounds it (2 GiB)."
+        "Print where the cache is, its entries and bytes, and files that older versions left. "
+        "Everything in it can be made again. XDG_CACHE_HOME moves it; INSTRUMENT_CACHE_BYTES "
+        "limits its size (2 GiB)."
     )
     add = parser.add_argument
-    where = "also look for the files that older versions wrote beside traces, at or below PATH"
+    where = "also find files that older versions wrote beside traces, at or below PATH"
     add("path", metavar="PATH", type=Path, nargs="?", help=where)
     add("--clear", action="store_true", help="remove all of it")
 
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return what the cache holds, or what was removed.
 
     Raises:
-        ConfigError: there is nothing at the path, or `INSTRUMENT_CACHE_BYTES` is no number.
+        ConfigError: nothing is at the path, or `INSTRUMENT_CACHE_BYTES` is no number.
         OSError: the cache cannot be used.
     """
     from instrument import cache

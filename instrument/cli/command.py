@@ -1,7 +1,8 @@
-"""The command `instrument`: the parser over its commands, and what becomes of their errors.
+"""The command `instrument`: its parser, and how errors of commands are shown.
 
-Each command is a module with a line for the list of commands (`HELP`), a function that adds its arguments, and one that
-runs it and returns its text, whole or in parts. Importing them loads neither torch nor numpy.
+Each command is a module with a line for the list of commands (`HELP`), a function that adds its
+arguments, and a function that runs it and returns text or parts. Importing them loads neither torch
+nor numpy.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, or 2 with one line on stderr for what the user can mend.
+    """Run one command and return its exit status.
 
-    `argv` is without the program's name; None takes the process's own. Nothing here loads torch.
+    The status is 0, or 2 after an error that the user can fix, which is one line on stderr. `argv`
+    is without the program's name; None takes that of the process.
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -41,15 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}"
         )
     arguments.options = options
-    with suppress(
-        AttributeError, ValueError
-    ):  # a stdout that is no text file of Python's keeps its ways
+    with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         show_result(arguments.run(arguments))
-    except (
-        BrokenPipeError
-    ):  # `| head` has seen enough; what is left goes nowhere when Python flushes at its exit
+    except BrokenPipeError:  # as of `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")

@@ -1,4 +1,4 @@
-"""`instrument export`: finish what a run has left, or run a sink on captures that were recorded before."""
+"""`instrument export`: finish what a run left, or run a sink on recorded captures."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-HELP = "run a sink on captures or traces recorded before"
+HELP = "finish what a run left, or run a sink on recorded captures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Without --sink, finish what a run has recorded but not exported, and send what has not arrived: as the run "
-        "was configured, if you ran it here, else with the sinks table, chrome_trace, stacks and memory. What a "
-        "capture itself asks for is never done. With --sink, run a sink on a capture, on all captures below a folder, "
-        "or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for what is nested: rows=30 "
-        "'columns=[calls, cpu_ns]' metadata.model=vit."
+        "Without --sink, export the captures that a run recorded and did not export, and upload "
+        "those that were not uploaded. The run's own configuration is used if you ran it on this "
+        "machine, else the sinks table, chrome_trace, stacks and memory; instructions inside a "
+        "capture are ignored. With --sink, run a sink on a capture, on all captures below a "
+        "folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for nested "
+        "ones: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
     )
     parser.set_defaults(options=[])
     add = parser.add_argument
@@ -35,19 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sink",
         metavar="NAME",
-        help="one that ships, such as parquet, or a class: package.module.Class",
+        help="the name of a sink, such as parquet, or a class: package.module.Class",
     )
     add(
         "--upload-to",
         metavar="URL",
-        help="without --sink: where captures are sent, in place of profiler.upload_to",
+        help="without --sink: where captures are uploaded, instead of profiler.upload_to",
     )
-    where = "where each capture gets its folder (the capture's own; a trace or one at a URL gets one of its name here)"
+    where = (
+        "write to a folder for each capture below this one (default: the capture's own; for a "
+        "trace or a URL one of its name in the current folder)"
+    )
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return which captures were finished, or on which ones the sink ran.
+    """Return which captures were finished, or on which the sink ran.
 
     Raises:
         CaptureError: a capture could not be exported; the others were.
@@ -67,9 +71,8 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.sinks import Sink
     from instrument.worker.leftovers import finish_queued, queued_at
 
-    with (
-        importable_here() if "." in arguments.sink else nullcontext()
-    ):  # a class in a file that lies here
+    # A class may be in a file of the current folder.
+    with importable_here() if "." in arguments.sink else nullcontext():
         sink = sink_of_class(arguments.sink, parse_options(arguments.options))
     path, to = arguments.path, arguments.to
     failures: list[str] = []
@@ -92,10 +95,10 @@ def run(arguments: argparse.Namespace) -> str:
             own = Path(inner) if isinstance(path, str) else capture.folder
             _write(sink, capture, to / inner if to else own or Path(capture.name))
         except (InstrumentError, OSError) as error:
-            says_it_all = len(chosen) == 1 and isinstance(error, InstrumentError)
+            is_complete = len(chosen) == 1 and isinstance(error, InstrumentError)
             failures.append(
                 str(error)
-                if says_it_all
+                if is_complete
                 else f"The {arguments.sink} sink failed on {each}: {error}"
             )
     try:
@@ -115,7 +118,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:
-    """Run a sink with a folder that is there, and gone if the sink wrote elsewhere or nothing."""
+    """Run a sink with an existing folder, which is removed if it stays empty."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         sink.write(capture, folder)

@@ -1,4 +1,4 @@
-"""What `instrument graph` does: make a model and its inputs, and time its nodes."""
+"""The torch half of `instrument graph`: make a model and its inputs, and time its nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """The table of a model's nodes as the command's options ask for it, with what it cost under it.
+    """Return the table of a model's nodes, as the options ask, and remarks below it.
 
     Raises:
         ConfigError: there is no such model, input, or column, or the picture cannot be written.
@@ -38,20 +38,20 @@ def report(options: argparse.Namespace) -> Parts:
     table = profile.roofline(machine) if options.roofline else table
     try:
         table = table.sort(options.sort) if options.sort else table
-        usual = table.columns if options.by or options.roofline else SHOWN
-        columns = table.columns if is_every_column(options.columns) else options.columns or usual
+        default = table.columns if options.by or options.roofline else SHOWN
+        columns = table.columns if is_every_column(options.columns) else options.columns or default
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    said = [profile.foot]
-    said += [f"The bounds follow from the rates of {machine}."] if options.roofline else []
-    said += (
+    remarks = [profile.foot]
+    remarks += [f"The bounds follow from the rates of {machine}."] if options.roofline else []
+    remarks += (
         [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
     )
     chosen = options.columns is not None
     return [
         Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None),
-        "\n".join(said),
+        "\n".join(remarks),
     ]
 
 
@@ -59,12 +59,15 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
     try:
         return profile.save_html(path, machine)
     except OSError as error:
-        why = f"--html {path} cannot be written ({error.strerror}): name a file in a folder that is there."
+        why = (
+            f"--html {path} cannot be written ({error.strerror}): "
+            "name a file in a folder that is there."
+        )
         raise ConfigError(why) from None
 
 
 def named_model(name: str) -> nn.Module:
-    """The model that `module:name` names: one that is there, or what a class or function makes when it is called.
+    """Return the model that `module:name` names; a class or function is called to make it.
 
     Raises:
         ConfigError: there is none.
@@ -85,7 +88,8 @@ def named_model(name: str) -> nn.Module:
     made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"{name!r} gives a {type(made).__name__}: name an nn.Module, its class, or what makes it."
+            f"{name!r} gives a {type(made).__name__}: "
+            "name an nn.Module, its class, or what makes it."
         )
     return made
 
@@ -94,17 +98,21 @@ def _called(name: str, found: Callable[..., Any]) -> Any:
     try:
         signature(found).bind()
     except TypeError as error:
-        why = f"{name!r} cannot be called without arguments ({error}): name a function that makes the model."
+        why = (
+            f"{name!r} cannot be called without arguments ({error}): "
+            "name a function that makes the model."
+        )
         raise ConfigError(why) from None
-    except ValueError:  # it tells no signature
+    except ValueError:  # it has no signature, as some built-ins
         pass
     return found()
 
 
 def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
-    """Inputs such as `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`, by place and by name.
+    """Make inputs from `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`.
 
-    Floats are random; whole numbers are 0, which any embedding knows, and booleans true.
+    Returns positional and keyword arguments. Floats are random; integers are 0, which every
+    embedding has, and booleans true.
 
     Raises:
         ConfigError: one is written another way.
@@ -129,16 +137,15 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         dtype = None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
         raise ConfigError(
-            f"--input {text} is no shape and type: write it as 1,3,224,224 or input_ids=8,128:int64."
+            f"--input {text} is no shape and type: write it as 1,3,224,224 or "
+            "input_ids=8,128:int64."
         )
     try:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, dtype=dtype, device=device)
         return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
-    except (
-        RuntimeError,
-        TypeError,
-    ) as error:  # a type without random numbers, or more than there is memory
+    # A type may have no random numbers, or the memory may not suffice.
+    except (RuntimeError, TypeError) as error:
         why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
         raise ConfigError(why) from None
 

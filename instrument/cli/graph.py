@@ -1,4 +1,4 @@
-"""`instrument graph`: time a model node by node; what it does with torch is in `instrument.cli.fx`."""
+"""`instrument graph`: time a model node by node; `instrument.cli.fx` does the part with torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from instrument.cli.output import Parts
 
 HELP = "time a model node by node of its torch.fx graph"
 
-# What `graph --by` groups nodes by, as `NodeTable.by`, whose module loads torch; a test holds both equal.
+# The groupings of `NodeTable.by`, whose module loads torch; a test compares both.
 GROUPINGS = ("module_path", "module_type", "target", "op", "source")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
-    parser.description = "Run a model node by node of its graph, on made-up inputs; print what each took and computed."
+    parser.description = (
+        "Run a model node by node of its torch.fx graph, on generated inputs; print the time and "
+        "the FLOPs of each node."
+    )
     add, alone = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add(
         "model",
         metavar="MODULE:NAME",
-        help="a module, its class, or what makes it, such as my_package.models:build",
+        help="a module, its class, or a function that makes it: my_package.models:build",
     )
-    shape = "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, input_ids=8,128:int64"
+    shape = (
+        "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, "
+        "input_ids=8,128:int64"
+    )
     add(
         "--input",
         metavar="SHAPE",
@@ -39,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--train",
         action="store_true",
-        help="as in training: in its mode and with gradients (for inference)",
+        help="run in training mode, with gradients (default: inference)",
     )
     add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
     add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone(
         "--roofline",
         action="store_true",
-        help="what limits each node on this machine, and its time at that limit",
+        help="show what limits each node on this machine, and its time at that limit",
     )
     add(
         "--depth",
@@ -60,18 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (the most telling); all: every one",
+        help="columns to show (default: the main ones); all: every column",
     )
     add(
         "--html",
         metavar="FILE",
         type=Path,
-        help="write the picture of the graph too, with a row for each node",
+        help="also write a picture of the graph, with a row for each node",
     )
     add(
         "--refresh",
         action="store_true",
-        help="measure anew what the machine can do (measured once, then remembered)",
+        help="measure the machine's rates again (they are measured once and cached)",
     )
 
 
@@ -84,5 +90,5 @@ def run(arguments: argparse.Namespace) -> Parts:
     """
     from instrument.cli.fx import report
 
-    sys.path.insert(0, str(Path.cwd()))  # a model in a file that lies here, as for python -m
+    sys.path.insert(0, str(Path.cwd()))  # finds a model in the current folder, as python -m does
     return report(arguments)

@@ -1,4 +1,4 @@
-"""What a command prints: its result on stdout, fitted to a terminal if it is one, and remarks on stderr."""
+"""Print a command's result on stdout, fitted to a terminal, and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from instrument.printable import printable_lines
 if TYPE_CHECKING:
     from instrument.report.section import Section
 
-# What a command returns that shows tables.
+# The result of a command that shows tables.
 Parts: TypeAlias = "Sequence[str | Section]"
 
 
 def show_result(result: str | Parts) -> None:
-    """Print text as it is, and parts with tables as the place they go to can show them.
+    """Print text unchanged, and parts with tables as the destination can show them.
 
-    A file, a pipe and a terminal that only knows text (TERM=dumb) get plain text.
+    A file, a pipe and a terminal without control sequences (TERM=dumb) get plain text.
     """
     if isinstance(result, str):
         print(printable_lines(result), flush=True)
@@ -34,5 +34,5 @@ def show_result(result: str | Parts) -> None:
 
 
 def say(text: str) -> None:
-    """Print on stderr, with every control character as an escape."""
+    """Print on stderr, with control characters escaped."""
     print(printable_lines(text), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The captures that a path or URL on the command line stands for."""
+"""Find the captures at a path or URL of the command line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# How many captures and the like are named beside the one that is shown.
+# How many others are listed besides the one that is shown.
 _OTHERS = 10
 
 
 def newest_capture(path: Path | str) -> Capture:
-    """The capture at a path or URL; where there are several the newest, which is told on stderr."""
+    """Return the newest capture at a path or URL; if there are several, list them on stderr."""
     from instrument.capture import Capture
 
     *others, newest = captures_at(path)
@@ -27,7 +27,7 @@ def newest_capture(path: Path | str) -> Capture:
 
 
 def captures_at(path: Path | str) -> Sequence[Path | str]:
-    """The captures at or below a path or URL, the newest last.
+    """Return the captures at or below a path or URL, the newest last.
 
     Raises:
         CaptureError: there are none.
@@ -44,14 +44,14 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
 
 
 def _is_one(path: Path) -> bool:
-    """Whether a path is one capture or trace, and no folder of captures."""
+    """Whether a path is one capture or trace, not a folder of captures."""
     return not path.is_dir() or any(
         exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json")
     )
 
 
 def captures_in(folder: Path) -> list[Path]:
-    """The folders of the captures below one.
+    """Return the folders of the captures below a folder.
 
     Raises:
         CaptureError: there are none.
@@ -61,13 +61,14 @@ def captures_in(folder: Path) -> list[Path]:
     found = list(captures_below(folder))
     if not found:
         raise CaptureError(
-            f"{folder} holds no capture: give a capture's folder, a folder above it, or a trace file."
+            f"{folder} holds no capture: "
+            "give a capture's folder, a folder above it, or a trace file."
         )
     return found
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
-    """Say on stderr which of several is shown, and name the newest of the others."""
+    """Say on stderr which of several is shown, and list the newest of the others."""
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""

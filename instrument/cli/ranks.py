@@ -1,4 +1,4 @@
-"""`instrument ranks`: the ranks of a run side by side, and their traces in one file."""
+"""`instrument ranks`: compare the ranks of a run, and merge their traces."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ HELP = "compare the ranks of a run, and merge their traces"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Compare the ranks of a run's newest window: each one's step, who holds the others up, the ranges over all "
-        "ranks. RUN_FOLDER may also be captures, or the traces of several ranks, whoever recorded them."
+        "Compare the ranks of a run's newest window: the step of each rank, the stragglers, and "
+        "the ranges over all ranks. RUN_FOLDER may also be captures, or traces of several ranks, "
+        "whoever recorded them."
     )
     add = parser.add_argument
     of = "a folder of captures, traces by rank, or a URL"
@@ -24,28 +25,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--window",
         metavar="NAME",
-        help="another window than the newest, such as steps_000010-000012",
+        help="a window other than the newest, such as steps_000010-000012",
     )
     add(
         "--rows",
         metavar="N",
         type=row_count,
         default=ROWS,
-        help="rows of each table at most; -1: all (%(default)s)",
+        help="rows of each table at most; -1: all rows (%(default)s)",
     )
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add(
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns of the ranges to show; all: every known one",
+        help="columns of the ranges to show; all: every column with values",
     )
     add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
     add(
         "--trace",
         metavar="FILE",
         type=Path,
-        help="also write the ranks' traces as one, for Perfetto; .gz packs it",
+        help="also merge the ranks' traces into this file, for Perfetto; .gz compresses it",
     )
 
 

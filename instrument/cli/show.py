@@ -1,4 +1,4 @@
-"""`instrument show`: the tables of a capture, of a trace, or of a file of timings."""
+"""`instrument show`: print tables of a capture, of a trace, or of a timings file."""
 
 from __future__ import annotations
 
@@ -25,43 +25,46 @@ GROUPINGS = ("name", *get_args(Grouping))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
-    parser.description = "Print the range tree and the costliest operators of a capture, or those views that are named."
+    parser.description = (
+        "Print the range tree and the costliest operators of a capture, or the views that are "
+        "named."
+    )
     add = parser.add_argument
     of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
     add("path", metavar="PATH", type=path_or_url, help=of)
     add(
         "--sort",
         metavar="KEY",
-        help="column to sort by, torch's names too (operators: self time; others as they are)",
+        help="column to sort by, also by torch's names (operators: self time; others unsorted)",
     )
     add(
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows shown of each table at most; -1: all ({ROWS}, with --json all)",
+        help=f"rows of each table at most; -1: all rows ({ROWS}, with --json all)",
     )
-    add("--by", choices=GROUPINGS, default="name", help="group operators by it besides their name")
+    add("--by", choices=GROUPINGS, default="name", help="group operators by their name and this")
     add(
         "--stack-depth",
         metavar="N",
         type=positive,
         default=5,
-        help="frames that make a stack (%(default)s)",
+        help="frames of a stack (%(default)s)",
     )
     add(
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (the usual ones); all: every known one",
+        help="columns to show (default: the main ones); all: every column with values",
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
-    told = "what profiler.timings has written of the whole run, alone; also by its file as PATH"
-    add("--timings", action="store_true", help=told)
+    timings = "the timings of the whole run by profiler.timings, alone; PATH may be the file"
+    add("--timings", action="store_true", help=timings)
     add(
         "--json",
         action="store_true",
-        help="the views as JSON, all columns of each, times in nanoseconds",
+        help="the views as JSON, with all columns, times in nanoseconds",
     )
 
 
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text or JSON.
 
     Raises:
-        CaptureError: there is no capture, or the trace holds nothing of what to group by.
+        CaptureError: there is no capture, or the trace does not hold what operators are grouped by.
         ConfigError: an option names no column, or fits no view that is shown.
         TraceError: the trace cannot be read.
     """
@@ -79,7 +82,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     chosen = arguments.views or ["ranges", "operators"]
     if arguments.by != "name" and (timings or "operators" not in chosen):
         raise ConfigError(
-            f"--by {arguments.by} groups operators, which are not asked for: add --ops, or leave it out."
+            f"--by {arguments.by} groups operators, which are not shown: add --ops, or remove --by."
         )
     if timings:
         return _timings(arguments)
@@ -120,7 +123,7 @@ def _timings(arguments: argparse.Namespace) -> Parts:
 
 
 def _timings_file(path: Path | str) -> Path:
-    """The file of timings at a path; in a folder that holds several the newest, which is told on stderr."""
+    """Return the timings file at a path; in a folder the newest, with the others on stderr."""
     if isinstance(path, str):
         from instrument.storage import fetch
 

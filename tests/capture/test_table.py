@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 
 from instrument.analysis import table
-from instrument.analysis.table import Table, to_text
+from instrument.analysis.table import GroupableTable, Table, to_text
 from instrument.capture import Capture
 from instrument.errors import MissingPackage
 
@@ -62,6 +62,16 @@ def test_a_cells_test_is_not_asked_about_what_is_unknown() -> None:
     assert names(
         TABLE.where(lambda row: row.name > "a", self_cpu_time_total=lambda ns: ns > 1000)
     ) == ["b"]
+
+
+def test_a_table_that_is_grouped_anew_keeps_its_rows_their_order_and_its_begin() -> None:
+    cells = {"name": ["a", "b", "c"], "cpu_ns": [1, 3, 2]}
+    table = GroupableTable(cells, "abc", begin_ns=5)
+    chosen = table.where(cpu_ns=lambda ns: ns > 1).sort("cpu_time_total").select(["name"])
+    assert isinstance(chosen, GroupableTable)
+    again = chosen._regrouped({"name": ["c", "a", "b"], "cpu_ns": [7, 8, 9]}, "cab")
+    assert (names(again), again._begin_ns) == (["b", "c"], 5)
+    assert names(table._regrouped({"name": ["c", "a"]}, "ca")) == ["c", "a"], "never sorted"
 
 
 def test_an_unknown_column_is_named_with_those_there_are() -> None:

@@ -1,0 +1,56 @@
+"""Groups of rows: exact sums, percentiles by nearest rank, cells that are None where nothing is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instrument.analysis.groupby import Groups, at, groupby, intern
+
+# Two rows in group 0, none in group 1, three in group 2.
+GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)
+VALUES = np.array([5, 2**53 + 1, 3, 1, 9])
+
+
+def test_values_are_numbered_in_the_order_of_their_first_occurrence() -> None:
+    codes, values = intern(iter(["b", None, "a", "b"]))
+    assert (codes.tolist(), values) == ([0, 1, 2, 0], ["b", None, "a"])
+    assert intern([])[1] == []
+
+
+@pytest.mark.parametrize(
+    "keys", [[3, 0, 3, 1], [3, -1, 3, 0], [2**40, 0, 2**40, 7], [], [-1, -1]], ids=str
+)
+def test_keys_may_be_dense_sparse_or_negative(keys: list[int]) -> None:
+    column = np.array(keys, np.int64)
+    distinct, groups = groupby(column)
+    assert distinct.tolist() == sorted(set(keys))
+    assert groups.count == len(distinct)
+    assert distinct[groups.of].tolist() == keys
+
+
+def test_sums_are_exact_and_unknown_where_nothing_counts() -> None:
+    assert GROUPS.size.tolist() == [2, 0, 3]
+    assert GROUPS.sum(VALUES).tolist() == [2**53 + 2, 0, 17], "a float would lose the last digit"
+    where = np.array([True, False, False, False, True])
+    assert GROUPS.sums(VALUES, where) == [None, None, 14]
+    assert GROUPS.sums(None, where) == [None] * 3
+    assert GROUPS.sums(VALUES) == [2**53 + 2, 0, 17]
+    assert GROUPS.number(where).tolist() == [0, 0, 2]
+    assert GROUPS.min(VALUES).tolist() == [1, np.iinfo(np.int64).max, 3]
+
+
+def test_percentiles_are_rows_by_nearest_rank() -> None:
+    by_value = GROUPS.sorted_by(VALUES)
+    assert at(VALUES, by_value.row(0)) == [1, None, 3]
+    assert at(VALUES, by_value.row(50)) == [1, None, 5], "the lower of two medians"
+    assert at(VALUES, by_value.row(95)) == at(VALUES, by_value.row(100)) == [2**53 + 1, None, 9]
+    assert [rows.tolist() for rows in by_value.rows()] == [[3, 1], [], [2, 0, 4]]
+    assert by_value.ordinals().tolist() == [1, 1, 0, 0, 2]
+    ties = Groups(np.zeros(3, np.int64), 1).sorted_by(np.array([7, 7, 7]), np.array([2, 3, 1]))
+    assert ties.order.tolist() == [2, 0, 1]
+
+
+def test_groups_can_be_numbered_anew() -> None:
+    assert GROUPS.renumbered(np.array([2, 0, 1])).sum(VALUES).tolist() == [17, 2**53 + 2, 0]
+    assert [rows.tolist() for rows in GROUPS.rows()] == [[1, 3], [], [0, 2, 4]]
