@@ -8,6 +8,7 @@
 ## make soak    record ten thousand windows and look for what is left of them: some minutes
 ## make mutants  try 300 random edits of the core modules against their tests: an hour or more; ONLY, COUNT and SEED choose
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
+## make wheel   build the sdist and the wheel into dist/, and run the first pages with the wheel from an empty folder
 ## make clean   remove .venv and caches; what runs wrote stays
 ##
 ## Each makes the virtual environment it needs; a second run installs nothing.
@@ -30,7 +31,7 @@ INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.
 # Named by the second, so that no demo overwrites another's files.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check docs bench older compat soak mutants mutants-planted clean
+.PHONY: help demo test check docs bench older compat soak wheel mutants mutants-planted clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -77,6 +78,10 @@ compat:
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
+
+# TAG=v0.1.0 also checks that the tag, pyproject.toml and CHANGELOG.md name the same version.
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python tests/release.py $(TAG)
 
 # Not run by CI. ONLY="links/launches analysis/steps" names modules by parts of their paths.
 mutants: $(VENV)/.installed-dev

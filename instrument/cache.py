@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from instrument.errors import ConfigError
-from instrument.files import exists, is_folder, open_regular, regular_files, replacing
+from instrument.files import (
+    exists,
+    folder_bytes,
+    is_folder,
+    open_regular,
+    regular_files,
+    replacing,
+)
 
 DEFAULT_BYTES = 2 << 30
 BYTES_VARIABLE = "INSTRUMENT_CACHE_BYTES"
@@ -216,19 +223,10 @@ def entries() -> list[Entry]:
 def _entry(path: Path) -> Entry | None:
     try:
         about = path.lstat()
-        return Entry(
-            path, _size(path) if stat.S_ISDIR(about.st_mode) else about.st_size, about.st_mtime_ns
-        )
+        size = folder_bytes(path) if stat.S_ISDIR(about.st_mode) else about.st_size
+        return Entry(path, size, about.st_mtime_ns)
     except OSError:  # removed by another process
         return None
-
-
-def _size(folder: Path) -> int:
-    size = 0
-    for file in regular_files(folder):
-        with suppress(OSError):
-            size += file.lstat().st_size
-    return size
 
 
 def _keep_in_bounds() -> None:

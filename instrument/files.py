@@ -13,7 +13,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -192,6 +192,19 @@ def importable_here() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
+
+
+def folder_bytes(folder: Path | str) -> int:
+    """The bytes of the regular files in a folder and below it; no link is followed."""
+    size = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # removed meanwhile
+                if entry.is_dir(follow_symlinks=False):
+                    size += folder_bytes(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    size += entry.stat(follow_symlinks=False).st_size
+    return size
 
 
 def regular_files(folder: Path) -> list[Path]:

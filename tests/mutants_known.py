@@ -31,7 +31,8 @@ TESTS = {
         "tests/test_exporter.py::test_half_a_character_does_not_make_capture_json_unreadable",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
-    "instrument/worker/retention.py": [
+    "instrument/worker/retention.py": _top("delivery", "upload"),
+    "instrument/worker/capture_queue.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
     ],
@@ -136,15 +137,15 @@ PLANTED = [
     Planted(
         "retention removes the newest of those it may",
         "instrument/worker/retention.py",
-        "oldest = removable.pop(0)",
-        "oldest = removable.pop()",
+        "for folder in captures[:-1]:",
+        "for folder in reversed(captures[:-1]):",
         "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
     ),
     Planted(
         "retention removes the last capture",
         "instrument/worker/retention.py",
-        "list(self._sizes)[:-1]",
-        "list(self._sizes)",
+        "for folder in captures[:-1]:",
+        "for folder in captures:",
         "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
     ),
     Planted(
@@ -161,9 +162,9 @@ PLANTED = [
     Planted(
         "the worker reports a capture before its sinks have run",
         "instrument/worker/process.py",
-        "        _tell(answers, folder=str(folder))\n",
-        "        _tell(answers, folder=str(folder))\n"
-        "        _tell(answers, folder=str(folder), finished=str(folder))\n",
+        "        _answer(answers, began=str(folder))\n",
+        "        _answer(answers, began=str(folder))\n"
+        "        _answer(answers, done=str(folder), place=str(folder))\n",
         "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
     ),
     Planted(

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
 from instrument import ProfilerConfig, Session, Sink
-from instrument.config.instantiate import build_sink
+from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import _yaml, preset, presets, shipped
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
@@ -413,11 +413,11 @@ def test_every_sink_that_ships_is_built_the_same_by_name_and_by_config(name: str
     if name in ("wandb", "mlflow"):
         need(name)
     by_config = ProfilerConfig(with_stack=True, profile_memory=True, sinks={name: {}}).sinks[name]
-    assert build_sink(name, {}) == by_config
+    assert sink_of_class(name, {}) == by_config
 
 
 def test_a_sink_of_the_users_is_built_by_its_path() -> None:
-    assert build_sink(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
+    assert sink_of_class(f"{__name__}.Loud", {"volume": 3}) == Loud(volume=3)
 
 
 @pytest.mark.parametrize("name", shipped("triggers"))

@@ -278,25 +278,24 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_sink_is_told_to_hurry_where_training_failed(tmp_path: Path, fails: bool) -> None:
-    told: list[str] = []
+def test_a_sink_has_five_seconds_to_close_where_training_failed(
+    tmp_path: Path, fails: bool
+) -> None:
+    calls: list[tuple[str, float | None]] = []
 
-    class Told(Sink):
+    class Records(Sink):
         def write(self, capture: Capture, folder: Path) -> None:
-            told.append("write")
+            calls.append(("write", None))
 
-        def hurry(self) -> None:
-            told.append("hurry")
+        def close(self, timeout_s: float | None = None) -> None:
+            calls.append(("close", timeout_s))
 
-        def close(self) -> None:
-            told.append("close")
-
-    options: dict[str, Any] = {"active": 1, "export": "inline", "sinks": {"told": Told()}}
+    options: dict[str, Any] = {"active": 1, "export": "inline", "sinks": {"records": Records()}}
     with suppress(ZeroDivisionError), Session(options, output_dir=tmp_path) as session:
         session.step()
-        assert told == ["write"]
+        assert calls == [("write", None)]
         assert 1 / (not fails)
-    assert told == (["write", "hurry", "close"] if fails else ["write", "close"])
+    assert calls == [("write", None), ("close", 5.0 if fails else None)]
 
 
 def test_what_a_sink_needs_is_kept_until_it_is_closed(tmp_path: Path) -> None:
@@ -308,7 +307,7 @@ def test_what_a_sink_needs_is_kept_until_it_is_closed(tmp_path: Path) -> None:
         def busy_with(self, folder: Path) -> bool:
             return not closed
 
-        def close(self) -> None:
+        def close(self, timeout_s: float | None = None) -> None:
             assert len(list(tmp_path.glob("steps_*"))) == 3
             closed.append(True)
 

@@ -42,7 +42,7 @@ SINKS = """
         file: str
         def write(self, capture, folder):
             self._seen = [*getattr(self, "_seen", []), capture.name]
-        def close(self):
+        def close(self, timeout_s):
             Path(self.file).write_text(f"{os.getpid()} {' '.join(self._seen)}")
 
     class Plain:
@@ -403,7 +403,7 @@ LINGERS = """
                 threading.Thread(target=time.sleep, args=(600,)).start()
             elif self.how == "write":
                 time.sleep(600)
-        def close(self):
+        def close(self, timeout_s):
             if self.how == "close":
                 time.sleep(600)
 """
@@ -452,14 +452,14 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
     assert session.loop.run is not None
-    assert session.loop.run.delivery.exporter is not None
-    return session.loop.run.delivery.exporter._process
+    assert session.loop.run.capture_queue.exporter is not None
+    return session.loop.run.capture_queue.exporter._process
 
 
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     lingers: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_HURRIED_S", 0.05)
+    monkeypatch.setattr(process, "_AFTER_FAILURE_S", 0.05)
     lingers["sinks"]["lingers"]["how"] = "write"
     session = Session(lingers, export_timeout_s=100_000)
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
@@ -490,7 +490,7 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
     def late(self: process.Exporter, folder: Path) -> None:
         if self._process is not None:
             process._write(self._process, "")
-            while folder not in self._early:
+            while folder.exists():
                 time.sleep(0.01)
         submit(self, folder)
 

@@ -342,7 +342,7 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     }
     with Session(active=1, repeat=2, **given) as session:
         assert session.loop.run is not None
-        exporter = session.loop.run.delivery.exporter
+        exporter = session.loop.run.capture_queue.exporter
         assert exporter is not None
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
@@ -574,7 +574,14 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
             (folder / "here.txt").write_text(str(os.getpid()))
 
     url = f"file://{tmp_path}/there"
-    record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
+    session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
+    run = session.loop.run
+    assert run is not None
+    assert run.capture_queue.exporter is not None
+    assert run.capture_queue.exporter._job.upload_to is None, "the worker sends nothing"
+    assert run.capture_queue.exporter._job.owner == os.getuid(), (
+        "and takes only folders of this user"
+    )
     assert {"here.txt", "table.txt", "capture.json"} <= set(names(tmp_path / "there" / ALL[0]))
 
 

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
 
         return finish_all(arguments.path, arguments.upload_to)
     from instrument.capture import Capture
-    from instrument.config.instantiate import build_sink, parse_options
+    from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
     from instrument.sinks import Sink
     from instrument.worker.leftovers import finish_queued, queued_at
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> str:
     with (
         importable_here() if "." in arguments.sink else nullcontext()
     ):  # a class in a file that lies here
-        sink = build_sink(arguments.sink, parse_options(arguments.options))
+        sink = sink_of_class(arguments.sink, parse_options(arguments.options))
     path, to = arguments.path, arguments.to
     failures: list[str] = []
     chosen: Sequence[Path | str]

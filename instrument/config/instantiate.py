@@ -1,4 +1,9 @@
-"""What a config names by `_target_`: built, described so that another process can build its like, and built again."""
+"""Sinks and triggers from their `_target_` mappings, and the mappings of those that are built.
+
+`_target_`, the import path of a class, is the only registry; those that ship may be called by their names. A config's
+mapping is built by Hydra, since it may hold interpolations and further `_target_` mappings. The command line and the
+job of a worker hold neither, and are built by `sink_of_class`, which calls nothing but classes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel
@@ -15,51 +20,41 @@ from pydantic import BaseModel
 from instrument.config.presets import shipped
 from instrument.errors import ConfigError, InstrumentError, suggestion
 
-_SINK_METHOD = ("write", "write(self, capture, folder)")
+_METHODS = {
+    "sink": ("write", "write(self, capture, folder)"),
+    "trigger": ("fires", "fires(self, step) -> bool"),
+}
 
 
-def sink_of(name: str, given: Any) -> Any:
-    """The sink that `profiler.sinks.NAME` describes: an instance, a `_target_` mapping, the options of one that ships.
+def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
+    """Build what `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
+
+    Args:
+        kind: which of the two.
+        name: its name in the config.
+        given: a `_target_` mapping, the options of one that ships, or an instance, which is returned as it is.
 
     Raises:
-        ConfigError: it is none of these, or cannot be built.
+        ConfigError: it is none of these, cannot be built, or lacks the method that its kind must have.
     """
-    return _built(f"profiler.sinks.{name}", _with_target("sink", name, given), *_SINK_METHOD)
-
-
-def trigger_of(name: str, given: Any) -> Any:
-    """The trigger that `profiler.triggers.NAME` describes, in any of the ways in which a sink is.
-
-    Raises:
-        ConfigError: as for a sink.
-    """
-    given = _with_target("trigger", name, given)
-    return _built(f"profiler.triggers.{name}", given, "fires", "fires(self, step) -> bool")
-
-
-def _with_target(kind: str, name: str, given: Any) -> Any:
-    """What was given, with the `_target_` that one which ships needs not name."""
-    if not isinstance(given, Mapping) or "_target_" in given:
-        return given
-    known = shipped(f"{kind}s")
-    if name not in known:
+    path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
+    if isinstance(given, Mapping):
+        if "_target_" not in given:
+            known = shipped(f"{kind}s")
+            if name not in known:
+                raise ConfigError(
+                    f"{path} is no {kind} that ships (those are {', '.join(known)}), and has no _target_"
+                    f"{suggestion(name, known) or ', the class to build.'}"
+                )
+            given = {"_target_": known[name], **given}
+        given = instantiated(path, given)
+    if inspect.isclass(given):
         raise ConfigError(
-            f"profiler.{kind}s.{name} is no {kind} that ships (those are {', '.join(known)}), and has no _target_"
-            f"{suggestion(name, known) or ', the class to build.'}"
+            f"{path} is the class {given.__name__}: give an instance, {given.__name__}()."
         )
-    return {"_target_": known[name], **given}
-
-
-def _built(path: str, given: Any, method: str, signature: str) -> Any:
-    """The instance that a `_target_` mapping describes, or the instance given; checked for the method it must have."""
-    instance = instantiated(path, given) if isinstance(given, Mapping) else given
-    if inspect.isclass(instance):
-        raise ConfigError(
-            f"{path} is the class {instance.__name__}: give an instance, {instance.__name__}()."
-        )
-    if not callable(getattr(instance, method, None)):
-        raise ConfigError(f"{path} is {instance!r}, but it must have a method {signature}.")
-    return instance
+    if not callable(getattr(given, method, None)):
+        raise ConfigError(f"{path} is {given!r}, but it must have a method {signature}.")
+    return given
 
 
 def instantiated(path: str, given: Mapping[str, Any]) -> Any:
@@ -85,28 +80,33 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def build_sink(name: str, options: Mapping[str, Any]) -> Any:
-    """A sink that ships, by its name, or one of anybody's by its import path, with these options; without Hydra.
+def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
+    """Build a sink without Hydra, for the command line and the worker: only a class that can be a sink is called.
+
+    Args:
+        target: the name of a sink that ships, or the import path of a class.
+        options: the keyword arguments of the class.
 
     Raises:
-        ConfigError: there is no such sink, it has no method `write`, or an option cannot work.
+        ConfigError: there is no such class, it has no method `write`, or an option cannot work.
         MissingPackage: the sink needs a package that is not installed.
     """
-    known = shipped("sinks")
-    target = known.get(name, name)
-    module, _, attribute = target.rpartition(".")
-    if not module:
-        hint = suggestion(name, known) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{name!r} is no sink that ships (those are {', '.join(known)}){hint}")
+    known, (method, signature) = shipped("sinks"), _METHODS["sink"]
+    if target not in known and "." not in target:
+        hint = suggestion(target, known) or "; give one of these, or the import path of a class."
+        raise ConfigError(f"{target!r} is no sink that ships (those are {', '.join(known)}){hint}")
     try:
-        return _built(
-            f"The sink {name}", getattr(import_module(module), attribute)(**options), *_SINK_METHOD
-        )
+        found = _found(known.get(target, target))
+        if not inspect.isclass(found) or not callable(getattr(found, method, None)):
+            raise ConfigError(
+                f"{target!r} is no class of a sink, which must have a method {signature}."
+            )
+        return found(**options)
     except InstrumentError:
         raise
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"The sink {name} cannot be built: {' '.join(str(error).split())}"
+            f"The sink {target} cannot be built: {' '.join(str(error).split())}"
         ) from error
 
 
@@ -128,63 +128,43 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
-def described(instance: Any, given: Any = None) -> dict[str, Any]:
-    """What `_target_` mapping makes the like of a sink or trigger; of a plain object made elsewhere, only its class."""
-    target = _path_of(type(instance))
+def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
+    """The `_target_` mapping that describes a sink or trigger, which was built from `given`.
+
+    Of a plain object that the user made it holds the class alone.
+    """
+    target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
         with suppress(Exception):  # a field of the user's that JSON cannot hold
             return {"_target_": target, **instance.model_dump(mode="json")}
     return dict(given) if isinstance(given, Mapping) else {"_target_": target}
 
 
-def _can_be_rebuilt(sink: Any, given: Any) -> bool:
-    """Whether another process can make the like of a sink that was built from `given`, or given as it is."""
+def for_any_process(sink: Any, given: Any) -> Any:
+    """The mapping from which any process builds the same sink; the sink itself where only this process can run it."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
-        return False
+        return sink
     try:
-        options = _options_of(about := described(sink, given))
+        mapping = as_mapping(sink, given)
+        options = {name: value for name, value in mapping.items() if name != "_target_"}
         written = json.dumps(options)
         if isinstance(sink, BaseModel):
             same = bool(kind(**options) == sink)
         else:  # from a mapping without anything that only Hydra understands
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
-        return same and _found(about["_target_"]) is kind
+        return mapping if same and _found(mapping["_target_"]) is kind else sink
     except Exception:  # whatever a class of the user's does
-        return False
-
-
-def like_of(sink: Any, given: Any) -> Any:
-    """The mapping that makes the like of a sink in any process; the sink itself where none does."""
-    return described(sink, given) if _can_be_rebuilt(sink, given) else sink
-
-
-def rebuilt_sink(about: Mapping[str, Any]) -> Any:
-    """A sink from its description in a job; nothing but a class that can be a sink is ever called.
-
-    Raises:
-        ConfigError: it cannot be found or built here.
-    """
-    target = str(about.get("_target_"))
-    found = _found(target)
-    if not inspect.isclass(found) or not callable(getattr(found, "write", None)):
-        raise ConfigError(f"{target!r} is no class of a sink that can be imported here.")
-    return found(**_options_of(about))
-
-
-def _options_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in about.items() if name != "_target_"}
-
-
-def _path_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+        return sink
 
 
 def _found(target: str) -> Any:
-    """What an import path leads to; None: nothing."""
+    """What an import path leads to.
+
+    Raises:
+        ImportError, AttributeError: nothing is there.
+        Exception: whatever the module raises while it loads.
+    """
     module, _, attribute = target.rpartition(".")
-    try:
-        return getattr(import_module(module), attribute)
-    except Exception:  # what a module of the user's raises while it loads
-        return None
+    return getattr(import_module(module), attribute)

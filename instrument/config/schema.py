@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from instrument.config import activities, schedule
 from instrument.config.activities import Activities
-from instrument.config.instantiate import described, instantiated, like_of, sink_of, trigger_of
+from instrument.config.instantiate import as_mapping, build, for_any_process, instantiated
 from instrument.config.options import Amount, Bytes, Count, must, unwrapped
 from instrument.config.presets import NO_GRAPH, preset
 from instrument.config.step_actions import StepActions
@@ -207,9 +207,7 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _like: dict[str, Any] = PrivateAttr(
-        default_factory=dict
-    )  # what makes the like of each sink; else the sink itself
+    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)  # of each sink `for_any_process`
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -228,12 +226,14 @@ class ProfilerConfig(BaseModel):
 
         They may hold secrets.
         """
-        return {name: dict(like) for name, like in self._like.items() if isinstance(like, Mapping)}
+        return {
+            name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
+        }
 
     @property
     def inline_sinks(self) -> list[str]:
         """The names of the sinks that only this process can run."""
-        return [name for name, like in self._like.items() if not isinstance(like, Mapping)]
+        return [name for name, each in self._portable.items() if not isinstance(each, Mapping)]
 
     @field_validator("activities", mode="before")
     @classmethod
@@ -324,9 +324,13 @@ class ProfilerConfig(BaseModel):
 
             storage.check(self.upload_to, "profiler.upload_to")
         given = self.sinks
-        self.sinks = {name: sink_of(name, each) for name, each in given.items()}
-        self._like = {name: like_of(sink, given[name]) for name, sink in self.sinks.items()}
-        self.triggers = {name: trigger_of(name, given) for name, given in self.triggers.items()}
+        self.sinks = {name: build("sink", name, each) for name, each in given.items()}
+        self._portable = {
+            name: for_any_process(sink, given[name]) for name, sink in self.sinks.items()
+        }
+        self.triggers = {
+            name: build("trigger", name, given) for name, given in self.triggers.items()
+        }
         if ignored := schedule.ignored_options(self):
             self._notes.append(ignored)
         for name, sink in self.sinks.items():
@@ -346,10 +350,10 @@ class ProfilerConfig(BaseModel):
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
         options["schedule"] = None if self.schedule is None else self.schedule.described()
         options["sinks"] = {
-            n: like if isinstance(like, Mapping) else described(like)
-            for n, like in self._like.items()
+            name: each if isinstance(each, Mapping) else as_mapping(each)
+            for name, each in self._portable.items()
         }
-        options["triggers"] = {name: described(value) for name, value in self.triggers.items()}
+        options["triggers"] = {name: as_mapping(value) for name, value in self.triggers.items()}
         kept = {
             "upload_options": public(self.upload_options),
             "upload_to": self.upload_to,
@@ -371,7 +375,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        sinks = source._like if source.enabled else source.sinks  # a disabled one has built none
+        # a disabled one has built none
+        sinks = source._portable if source.enabled else source.sinks
         given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {
             "sinks": sinks
         }

@@ -35,7 +35,7 @@ from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import blanked
 from instrument.trace.capture_json import FORMAT
 from instrument.worker import queue
-from instrument.worker.retention import Delivery
+from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -154,9 +154,11 @@ class Session:
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.tidy(self.output_dir)
-        delivery = Delivery(config, self.output_dir, self.captures, rank.rank, rank.world_size)
+        capture_queue = CaptureQueue(
+            config, self.output_dir, self.captures, rank.rank, rank.world_size
+        )
         metadata = _run_metadata(config, self.activities, rank)
-        metadata |= {"run": delivery.run, "sinks_inline": list(delivery.inline)}
+        metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         emitting = backends.backend_for(config.emit)
         if loop.may_record():
             import_early()
@@ -180,7 +182,7 @@ class Session:
             if config.triggers
             else None
         )
-        run = Run(self.activities, emitting, delivery, metadata, triggers, self.timings)
+        run = Run(self.activities, emitting, capture_queue, metadata, triggers, self.timings)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
         return self
 

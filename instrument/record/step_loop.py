@@ -29,7 +29,7 @@ from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request
 from instrument.worker import queue
-from instrument.worker.retention import Delivery
+from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class Run:
     Attributes:
         activities: what is recorded, as the config names it.
         emitting: what annotations open their ranges with.
-        delivery: takes the windows that have been saved.
+        capture_queue: takes the windows that have been saved.
         metadata: the part of `capture.json` that all windows of the run share.
         triggers: may request windows; None where the config has no triggers.
         timings: of the whole run; None where the config has none.
@@ -206,7 +206,7 @@ class Run:
 
     activities: list[str]
     emitting: backends.Backend
-    delivery: Delivery
+    capture_queue: CaptureQueue
     metadata: dict[str, Any]
     triggers: TriggerRunner | None
     timings: Timings | None
@@ -382,7 +382,7 @@ class StepLoop:
         run = self.run
         if not self.running or run is None:
             return
-        if not run.delivery.taken and not self._has_recorded_steps(reason):
+        if not run.capture_queue.taken and not self._has_recorded_steps(reason):
             entered = [
                 self._counters[each] for each in self.config.phases if each in self._counters
             ]
@@ -406,14 +406,14 @@ class StepLoop:
     def deliver(self, reason: str | None) -> None:
         """Finish and upload the captures, and wait for that as long as the config allows."""
         if self.run is not None:
-            self._guarded(self.run.delivery.close, reason)
+            self._guarded(self.run.capture_queue.close, reason)
 
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
             with uninterrupted():  # handles the signal after the last log line
                 self._guarded(self._finish, "SIGTERM", "")
-                self.run.delivery.say_what_is_left()
+                self.run.capture_queue.say_what_is_left()
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the run, its window and its signal handler to the parent."""
@@ -469,7 +469,7 @@ class StepLoop:
         for note in self.config.notes:
             logger.info(note)
         what, where = plan_text.in_words(self.config, self.train), " and ".join(run.activities)
-        logger.info("Profiler {} on {}, into {}", what, where, run.delivery.output_dir)
+        logger.info("Profiler {} on {}, into {}", what, where, run.capture_queue.output_dir)
         if sentence := plan_text.unreachable_window(self.config, self.train, self.total_steps):
             logger.warning("{}", sentence)
 
@@ -478,12 +478,15 @@ class StepLoop:
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """Count the step, end or continue a window, and begin the next; gives True."""
         counter.step_number += 1
-        busy, recorded = self.recorder is not None, self.recording
-        took_ns = counter.overhead.end_step(recorded=None if busy and not recorded else recorded)
+        recorder = self.recorder
+        recorded = recorder is not None and recorder.started_at is not None
+        warming_up = recorder is not None and not recorded
+        took_ns = counter.overhead.end_step(recorded=None if warming_up else recorded)
         self._guarded(self._end_step, counter)
         requested = None
         if run.triggers is not None and counter is self.train:
             number = counter.step_number - 1
+            busy = recorder is not None
             requested = self._guarded(run.triggers.after, number, took_ns, loss, busy)
         self._guarded(self._begin_next_step, requested)
         counter.overhead.resume()
@@ -546,9 +549,9 @@ class StepLoop:
 
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
-        delivery = self.run.delivery
-        if self.recorder is None and not delivery.has_room(
-            counter.folder_name(window.first, window.last, delivery.rank)
+        capture_queue = self.run.capture_queue
+        if self.recorder is None and not capture_queue.has_room(
+            counter.folder_name(window.first, window.last, capture_queue.rank)
         ):
             counter.advance()
             return
@@ -559,10 +562,10 @@ class StepLoop:
                 counter.look_ahead()
                 counter.overhead.begin_window()
                 self.owner = counter
-                delivery.lock.hold()
-                config, output_dir = self._config_of(window), delivery.output_dir
+                capture_queue.lock.hold()
+                config, output_dir = self._config_of(window), capture_queue.output_dir
                 self.recorder = Recorder(
-                    config, self.run.activities, self.run.emitting, output_dir, delivery.run
+                    config, self.run.activities, self.run.emitting, output_dir, capture_queue.run
                 )
                 with counter.overhead.pausing("start"):
                     self.recorder.prepare()
@@ -605,8 +608,8 @@ class StepLoop:
             finally:
                 if self.recorder is None:
                     counter.advance()
-        if run.delivery.exporter is None:
-            run.delivery.finish_inline()
+        if run.capture_queue.exporter is None:
+            run.capture_queue.finish_inline()
 
     def _stop(self, recorder: Recorder) -> RecordedWindow | None:
         if self._limits is not None:
@@ -628,16 +631,15 @@ class StepLoop:
             CaptureError: the trace cannot be saved.
             OSError: as for `CaptureError`.
         """
-        delivery, first = run.delivery, window.first
-        if delivery.sinks_here:
-            delivery.notice()
+        capture_queue, first = run.capture_queue, window.first
+        if capture_queue.sinks_here:
+            capture_queue.notice()
         ended = counter.step_number
         if window.last is not None:
             ended = min(ended, window.last + 1)
-        name = counter.folder_name(first, max(first, ended - 1), delivery.rank)
-        staging = queue.stage(
-            delivery.output_dir, name, delivery.run if delivery.lock.handle is not None else ""
-        )
+        name = counter.folder_name(first, max(first, ended - 1), capture_queue.rank)
+        run_id = capture_queue.run if capture_queue.lock.handle is not None else ""
+        staging = queue.stage(capture_queue.output_dir, name, run_id)
         try:
             quickly = reason is not None and reason.startswith(_PROCESS_ENDS)
             with counter.overhead.pausing("save"):
@@ -650,21 +652,21 @@ class StepLoop:
             metadata["cost"] = counter.overhead.window_cost() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size
             }
-            if not delivery.taken:
-                delivery.remember(staging)
+            if not capture_queue.taken:
+                capture_queue.remember(staging)
             folder = queue.queue(staging, metadata)
         except Exception:
             # half a trace takes space, and the lack of it may be the cause
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        delivery.taken += 1
-        if delivery.exporter is None:
-            delivery.to_finish.append(folder)
+        capture_queue.taken += 1
+        if capture_queue.exporter is None:
+            capture_queue.to_finish.append(folder)
             return
         try:
-            delivery.exporter.submit(folder)
+            capture_queue.exporter.submit(folder)
         except (OSError, RuntimeError) as error:
-            delivery.finish_without_exporter(folder, error)
+            capture_queue.finish_without_exporter(folder, error)
 
     def _window_metadata(
         self,

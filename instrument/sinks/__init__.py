@@ -66,17 +66,18 @@ class Sink(Options):
         """Whether it still needs the files of a capture whose `write` is over; until then none of them is removed."""
         return False
 
-    def hurry(self) -> None:
-        """Hear that `close`, which comes next, should wait seconds at most: training failed, and others may wait."""
-
     def notice(self) -> None:
         """Look at what only the training thread can tell: called there when a run starts and whenever a window ends.
 
         Of a sink that is not `inline` it is called with `profiler.export=inline` alone. Training waits for it.
         """
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """End what was kept open between windows; called where `write` was, once no more of them come.
 
         What it raises is logged.
+
+        Args:
+            timeout_s: how long it may wait at most, as training has failed and others may wait for this process to
+                end; None: as long as its own options say.
         """

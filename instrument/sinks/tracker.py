@@ -19,8 +19,8 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# How long the end of a run waits for a tracker without a word, and where training failed at all.
-_SILENT_S, _HURRIED_S = 2.0, 5.0
+# How long the end of a run waits for a tracker without a word.
+_SILENT_S = 2.0
 
 
 class Sent(NamedTuple):
@@ -61,7 +61,6 @@ class Tracker(Sink):
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)  # captures
     _failures: list[str] = PrivateAttr(default_factory=list)
-    _hurried: bool = PrivateAttr(False)
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
@@ -103,12 +102,8 @@ class Tracker(Sink):
         """Whether a capture waits to be sent."""
         return folder in self._unsent
 
-    def hurry(self) -> None:
-        """Have `close` wait no longer than five seconds."""
-        self._hurried = True
-
-    def close(self) -> None:
-        """Wait until everything is sent, but no longer than `timeout_s`; after two seconds say what for.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is sent, no longer than its own `timeout_s` and this one; after 2 s say what for.
 
         Raises:
             CaptureError: that was not long enough, or a window could not be sent.
@@ -119,8 +114,7 @@ class Tracker(Sink):
             self.end()
             return
         waiting.put(None)
-        timeout_s = min(self.timeout_s, _HURRIED_S) if self._hurried else self.timeout_s
-        self._hurried = False
+        timeout_s = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
         self._wait(thread, timeout_s)
         failures = self._told_failures()
         if thread.is_alive():

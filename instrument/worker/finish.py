@@ -16,7 +16,7 @@ from loguru import logger
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.config.instantiate import rebuilt_sink
+from instrument.config.instantiate import sink_of_class
 from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
@@ -59,9 +59,11 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         capture = Capture.load(folder)
         capture.metadata["cost"] = cost
         _summarize(capture, folder, failed)
-        for name, sink in sorted(
-            sinks.items(), key=lambda item: bool(getattr(item[1], "last", False))
-        ):
+        on_final = {
+            name: sink for name, sink in sinks.items() if getattr(sink, "needs_final_folder", False)
+        }
+        on_queued = [(name, sink) for name, sink in sinks.items() if name not in on_final]
+        for name, sink in sorted(on_queued, key=lambda item: bool(getattr(item[1], "last", False))):
             cost["export_ns"] = time.perf_counter_ns() - began  # until now
             run_sink(name, sink, capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
@@ -72,7 +74,10 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
-        return publish(folder, about)
+        place = publish(folder, about)
+    for name, sink in on_final.items():
+        run_sink(name, sink, Capture.load(place), place, failed)
+    return place
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
@@ -111,13 +116,23 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
 
 
 def tell_sinks(
-    sinks: Mapping[str, Any], what: Literal["notice", "hurry", "close"], failed: set[str]
+    sinks: Mapping[str, Any],
+    what: Literal["notice", "close"],
+    failed: set[str],
+    timeout_s: float | None = None,
 ) -> None:
-    """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`."""
+    """Call one of the methods that sinks have besides `write`; what it raises is logged, once for each in `failed`.
+
+    `timeout_s` is for `close`.
+    """
     for name, sink in sinks.items():
         try:
-            if isinstance(sink, Sink):  # another's `close` may mean anything
-                getattr(sink, what)()
+            if not isinstance(sink, Sink):  # another's `close` may mean anything
+                continue
+            if what == "notice":
+                sink.notice()
+            else:
+                sink.close(timeout_s)
         except BaseException as error:
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
@@ -137,7 +152,8 @@ def built(described: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[
     sinks = {}
     for name, about in described.items():
         try:
-            sinks[name] = rebuilt_sink(about)
+            options = {option: value for option, value in about.items() if option != "_target_"}
+            sinks[name] = sink_of_class(str(about.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)

@@ -31,7 +31,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The job of one rank of one run.
 
     Attributes:
-        run: the run's id, 32 hexadecimal digits, which each of its captures bears in capture.json.
+        run: the run's id, 32 hexadecimal digits, which stands in the capture.json of each capture.
         rank: whose captures they are.
         folder: the folder for captures.
         owner: the user id that the run's files have there; None where the system has none.
@@ -39,8 +39,7 @@ class Job(msgspec.Struct, kw_only=True):
         upload_to: the URL below which finished captures are sent; None: they are not.
         upload_options: fsspec's options for it.
         timeout_s: seconds that one capture may take.
-        given_up: folders that a worker before this one has died at.
-        unsent: finished captures that a worker before this one has not sent.
+        given_up: names of the queued folders and captures that a worker before this one has died at.
         world_size: how many ranks the run has; with more than one, the lowest that records writes their common table.
         ranks: which of them record, as `profiler.ranks` says it.
     """
@@ -54,7 +53,6 @@ class Job(msgspec.Struct, kw_only=True):
     upload_options: dict[str, Any] = {}
     timeout_s: float = 600.0
     given_up: list[str] = []
-    unsent: list[str] = []
     world_size: int = 1
     ranks: str | list[int] = "all"
 
@@ -84,7 +82,6 @@ def remember(job: Job) -> None:
             sinks=sinks,
             upload_options=public(job.upload_options),
             given_up=[],
-            unsent=[],
         )
         about = {"device": found.st_dev, "inode": found.st_ino, "job": msgspec.to_builtins(kept)}
         with files.replacing(folder / f"{job.run}.json", mode=0o600) as file:

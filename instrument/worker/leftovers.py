@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from instrument.analysis.views import METADATA_FILE
 from instrument.capture import Capture
-from instrument.config.instantiate import build_sink
+from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.files import importable_here
@@ -111,7 +111,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sinks that ship and write into the capture alone, but for those that need what was not recorded."""
-    sinks = {name: build_sink(name, {}) for name in _DEFAULTS}
+    sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
         for name, sink in sinks.items()

@@ -1,10 +1,17 @@
 """The worker: a process that finishes a run's captures while training goes on, and the trainer's handle on it.
 
-`main` reads one line from its standard input, its job (see `instrument.worker.job`). After that a
-line says only that there may be something new: what is to be done are the queued folders of its run and rank in the
-folder for captures. It finishes one after the other at low priority, and sends them on a thread. The word `end`, or the
-end of the input, says that no more of them come. It answers, a JSON object a line, where each capture came to lie,
-whether it has arrived, and with what is logged meanwhile.
+`main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each further line is
+empty and only wakes it: what is to be done are the queued folders of its run and rank in the output folder. The word
+`end`, or the end of the input, says that no more of them come. It finishes one after the other at low priority.
+
+It answers with JSON objects, one a line:
+
+- `text`, `level`: a log message;
+- `began`: the queued folder that it works on from now on, so that the trainer knows it should the process die;
+- `done`, `place`: the queued folder that it is through with, and its capture, or null where it could not be finished;
+- `sending`: all captures that are still to be sent;
+- `looked`: so many lines it has read, and after the last of them finished what was there;
+- `closed`: its sinks are closed.
 
 It loads no torch, ignores Ctrl-C and SIGTERM, which reach it with the trainer, and outlives the trainer until its queue
 is done. An alarm ends it when one capture, or what is left at the end, takes longer than the job allows.
@@ -24,59 +31,49 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
-import msgspec
 from loguru import logger
 
 from instrument import files
 from instrument.errors import reason_of
-from instrument.worker import queue, rank_report, run_lock, waiting
+from instrument.worker import queue, rank_report, retention, run_lock, waiting
 from instrument.worker.finish import built, finish, tell_sinks, traceback_of
 from instrument.worker.job import Job, from_line, to_line
 from instrument.worker.run_lock import RunLock
-from instrument.worker.upload import Uploader
+from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 
 _NICENESS = 10
 _END = "end"
 _GRACE_S = 1.0
 # How long the end of a run waits for the worker where training has failed; for its sinks to close; and for its end.
-_HURRIED_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
-_telling = Lock()
+_AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
+_answering = Lock()
 
 
 class Exporter:
-    """The trainer's side: `submit` tells of a queued folder, `finished` is called with each capture's folder.
+    """The trainer's side: has queued folders finished by the worker.
 
-    Where the job sends captures, `sent` hears of each whether it arrived there.
+    `on_finished` is called with the folder of each capture, on the thread that listens to the worker.
 
-    The process starts with the first window. Where it ends before its work is done, that is said once, the window it
-    was at is left queued, and the next window, or `close`, starts it again for the others.
+    The process starts with the first window. Where it dies before its work is done, one error says so, the window that
+    it worked on stays queued, and the next window, or `close`, starts another process for the rest.
 
     Cost for the training loop: starting the process once, some 2 ms, and a line in a pipe for each window.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        lock: RunLock,
-        finished: Callable[[Path], None],
-        sent: Callable[[Path, bool], None],
-    ) -> None:
-        self._job, self._lock = job, lock
-        self._finished, self._sent = finished, sent
+    def __init__(self, job: Job, lock: RunLock, on_finished: Callable[[Path], None]) -> None:
+        self._job, self._lock, self._on_finished = job, lock, on_finished
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        self._pending: dict[
-            Path, int
-        ] = {}  # submitted and not answered, in order: by which line it was told
-        self._told = 0  # lines to the present process
-        self._early: set[Path] = (
-            set()
-        )  # answered before they were submitted: the worker looks for itself
-        self._sending: list[Path] = []  # finished, and neither sent nor left
-        self._answered = False  # by the present process
-        self._closed = False  # whether it has closed its sinks
-        self._said_death = False
+        # in order, each with the number of the line that announced it
+        self._pending: dict[Path, int] = {}
+        self._sending: list[Path] = []
+        # Of the current process: lines written to it after the job, the folder that it works on,
+        # whether it has begun any, whether its sinks are closed.
+        self._lines = 0
+        self._current: Path | None = None
+        self._has_begun = self._closed = False
+        self._death_reported = False
 
     @property
     def pending(self) -> list[Path]:
@@ -96,11 +93,12 @@ class Exporter:
             RuntimeError: no thread can be started, as when the interpreter is ending.
         """
         with self._changed:
-            if folder in self._early:
-                return
-            self._pending[folder] = self._told + 1
+            capture = folder.with_name(queue.name_of(folder))
+            if capture.exists() and not folder.exists():
+                return  # the worker, which looks for itself, was faster
+            self._pending[folder] = self._lines + 1
             if self._process is not None:
-                self._told += 1
+                self._lines += 1
                 _write(self._process, "")
                 return
             try:
@@ -115,7 +113,7 @@ class Exporter:
         Where training has `failed`, wait two seconds at most, and not for what is to be sent: others may wait for this
         process to end. With what is still to be done then, the worker goes on by itself before it ends.
         """
-        timeout_s = min(_HURRIED_S, self._job.timeout_s) if failed else self._job.timeout_s
+        timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
             with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
                 waiting.wait(
@@ -171,97 +169,79 @@ class Exporter:
             process.kill()
             with suppress(OSError), process:  # closes the pipes and waits
                 raise
-        self._answered = self._closed = False
-        job = msgspec.structs.replace(self._job, unsent=[str(folder) for folder in self._sending])
-        _write(process, to_line(job).rstrip())
+        self._current, self._has_begun, self._closed = None, False, False
+        _write(process, to_line(self._job).rstrip())
         _write(process, "")
-        self._told = 1
+        self._lines = 1
         self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        at: Path | None = None
-        with (
-            suppress(BrokenPipeError),
-            process,
-        ):  # closes the pipes, one with words that nobody took, and waits
+        """Take in what a process answers until it ends, and then see what it has left undone."""
+        # leaving `process` closes the pipes, one with words that nobody took, and waits
+        with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 try:
-                    at = self._hear(json.loads(line), at)
+                    self._take(json.loads(line))
                 except Exception:
-                    at = None
                     logger.exception("What the exporter said cannot be taken in: {}", line.strip())
         with self._changed:
-            self._process = None
-            if at is None and self._pending and not self._answered:
-                at = next(
-                    iter(self._pending)
-                )  # one that cannot even begin is not asked again for the same window
-            if at in self._pending:
-                del self._pending[at]
-                self._job.given_up.append(at.name)
-            elif at is None and self._sending:
-                at = self._sending.pop(0)
-            if at is not None:
-                self._report_death(at, process.returncode)
+            self._process, failed_at = None, self._current
+            if failed_at is None and self._pending and not self._has_begun:
+                failed_at = next(iter(self._pending))  # else the next process may die of it too
+            if failed_at in self._pending:
+                del self._pending[failed_at]
+            elif failed_at is None and self._sending:
+                failed_at = self._sending.pop(0)
+            if failed_at is not None:
+                self._job.given_up.append(failed_at.name)
+                self._report_death(failed_at, process.returncode)
             self._changed.notify_all()
 
-    def _hear(self, answer: dict[str, Any], at: Path | None) -> Path | None:
-        """Take one answer in; gives the folder that the process is at."""
+    def _take(self, answer: dict[str, Any]) -> None:
+        """Take in one answer of the worker."""
         if "text" in answer:
             logger.log(answer["level"], "exporter: {}", answer["text"])
-            return at
-        if "closed" in answer:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-            return None
-        if "looked" in answer:
-            self._hear_looked(answer["looked"])
-            return None
-        self._answered, folder = True, Path(answer["folder"])
-        if "sent" in answer:
-            self._hear_sent(folder, answer["sent"])
-            return at
-        if "finished" not in answer:
-            return folder
-        try:
-            if answer["finished"] is not None:
-                if self._job.upload_to is not None:
-                    self._sending.append(Path(answer["finished"]))
-                self._finished(Path(answer["finished"]))
-        finally:
-            with self._changed:
-                if self._pending.pop(folder, None) is None:
-                    self._early.add(folder)
-                self._changed.notify_all()
-        return None
+        elif "began" in answer:
+            self._current, self._has_begun = Path(answer["began"]), True
+        elif "looked" in answer:
+            self._drop_lost(answer["looked"])
+        else:
+            try:
+                if answer.get("place") is not None:
+                    self._on_finished(Path(answer["place"]))
+            finally:
+                with self._changed:
+                    if "sending" in answer:
+                        self._sending = [Path(folder) for folder in answer["sending"]]
+                    if "done" in answer:
+                        self._current = None
+                        self._pending.pop(Path(answer["done"]), None)
+                    self._closed = self._closed or "closed" in answer
+                    self._changed.notify_all()
 
-    def _hear_looked(self, told: int) -> None:
-        """Wait no longer for what the worker has looked for and not found: nobody will finish it."""
+    def _drop_lost(self, lines: int) -> None:
+        """Wait no longer for folders that the worker has looked for and not found: nobody will finish them.
+
+        The worker has looked after reading `lines` lines, so it has found all folders that they announced.
+        """
         with self._changed:
-            missing = [folder for folder, line in self._pending.items() if line <= told]
-            for folder in missing:
+            lost = [folder for folder, line in self._pending.items() if line <= lines]
+            for folder in lost:
                 del self._pending[folder]
             self._changed.notify_all()
-        if missing:
-            names = ", ".join(map(queue.name_of, missing))
-            logger.error(
-                "The exporter cannot find or read {} in {}: somebody removed it.",
-                names,
-                self._job.folder,
-            )
-
-    def _hear_sent(self, folder: Path, arrived: bool) -> None:
-        self._sent(folder, arrived)
-        with self._changed:
-            if folder in self._sending:  # else it was left before
-                self._sending.remove(folder)
-            self._changed.notify_all()
+        if not lost:
+            return
+        names = ", ".join(map(queue.name_of, lost))
+        logger.error(
+            "The exporter cannot find or read {} in {}: somebody removed it.",
+            names,
+            self._job.folder,
+        )
 
     def _report_death(self, folder: Path, status: int) -> None:
-        if self._said_death:
+        if self._death_reported:
             return
-        self._said_death = True
+        self._death_reported = True
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
             "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` finishes "
@@ -284,7 +264,7 @@ def _write(process: subprocess.Popen[str], line: str) -> None:
 
 
 def main() -> None:
-    """Do the job that the first line of standard input tells."""
+    """Do the job that is the first line of standard input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a sink prints is no answer
     os.nice(_NICENESS)
@@ -292,37 +272,34 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     logger.remove()
     logger.add(
-        lambda message: _tell(answers, level=message.record["level"].name, text=_text(message)),
+        lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
         level=0,
     )
     job = from_line(sys.stdin.readline())
-    uploader = None
-    if job.upload_to is not None:
-        uploader = Uploader(
-            job.upload_to,
-            job.upload_options,
-            lambda folder, sent: _tell(answers, folder=str(folder), sent=sent),
-        )
-        for unsent in job.unsent:  # finished by a process that has ended since
-            uploader.submit(Path(unsent))
     failed = set[str]()
     sinks = built(job.sinks, failed)
+    if job.upload_to is not None:
+        upload = Upload(
+            url=job.upload_to,
+            options=job.upload_options,
+            on_change=lambda pending: _answer(answers, sending=list(map(str, pending))),
+        )
+        sinks[SINK_NAME] = upload
+        captures = retention.captures_of(Path(job.folder), job.run, job.rank)
+        left = [folder for folder in captures if not has_arrived(folder, upload.url)]
+        # finished by a process that has died since
+        upload.submit(*(folder for folder in left if folder.name not in job.given_up))
     last: Path | None = None
     for folder in _queue(job, answers):
-        _tell(answers, folder=str(folder))
+        _answer(answers, began=str(folder))
         _allow(job.timeout_s)
         place = _finished(folder, sinks, failed)
         _allow(0)
-        _tell(answers, folder=str(folder), finished=str(place) if place else None)
-        if place is not None:
-            last = place
-            if uploader is not None:
-                uploader.submit(place)
+        last = place or last
+        _answer(answers, done=str(folder), place=str(place) if place else None)
     _allow(job.timeout_s)  # also for threads that a sink has left
     tell_sinks(sinks, "close", failed)
-    _tell(answers, closed=True)
-    if uploader is not None:
-        uploader.close(None)
+    _answer(answers, closed=True)
     if last is not None:
         rank_report.write_rank_report(job, last, rank_report.PATIENT_S)
     if len(sys.argv) > 1:
@@ -339,10 +316,7 @@ def _allow(seconds: float) -> None:
 
 
 def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
-    """The folders to finish, as they come; each is given once, whatever becomes of it.
-
-    After each line, when all that was there is finished, the answer says how many lines have been heeded.
-    """
+    """The folders to finish, as they come; each is given once, whatever becomes of it."""
     seen, line, lines = set(job.given_up), "\n", 0
     while line:
         line = sys.stdin.readline()
@@ -353,7 +327,7 @@ def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
                 seen.add(folder.name)
                 yield folder
         lines += 1
-        _tell(answers, looked=lines)
+        _answer(answers, looked=lines)
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
@@ -384,7 +358,7 @@ def _text(message: Any) -> str:
     )
 
 
-def _tell(answers: TextIO, **answer: Any) -> None:
-    with _telling, suppress(OSError):  # the trainer has ended, and the work goes on
+def _answer(answers: TextIO, **answer: Any) -> None:
+    with _answering, suppress(OSError):  # the trainer has ended, and the work goes on
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

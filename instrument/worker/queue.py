@@ -86,8 +86,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         CaptureError: the folder for captures is gone and cannot be made again.
         OSError: the folder cannot be made.
     """
-    for attempt in count(1):
-        capture = name if attempt == 1 else f"{name}-{attempt}"
+    for capture in _names(name):
         staging = output_dir / f".{capture}{_PARTIAL}"
         try:
             staging.mkdir()
@@ -215,10 +214,13 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def queued_of(job: Job) -> list[Path]:
     """The queued folders of a job's run and rank that its user owns, oldest first."""
-    return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
+    return [folder for folder in queued(Path(job.folder)) if is_queued_of(folder, job)]
 
 
-def _is_of(folder: Path, job: Job) -> bool:
+def is_queued_of(folder: Path, job: Job) -> bool:
+    """Whether a folder is queued, of a job's run and rank, and owned by its user."""
+    if not is_queued(folder):
+        return False
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False

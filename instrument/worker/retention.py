@@ -1,288 +1,81 @@
-"""From a window that has just ended to its capture: saved in the training loop, finished beside it, kept in bounds."""
+"""`profiler.keep` and `profiler.disk_budget`: the oldest captures of a run are removed while it goes on.
+
+What there is, the output folder says: no list is kept beside it that could say something else.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
-from typing import Any
-from uuid import uuid4
 
 import msgspec
 from loguru import logger
 
-from instrument.capture import Capture
-from instrument.config.schema import ProfilerConfig
-from instrument.sinks import Sink
-from instrument.worker import job, queue, rank_report
-from instrument.worker.finish import ctrl_c_passes, finish, run_sink, tell_sinks
-from instrument.worker.job import Job
-from instrument.worker.process import Exporter
-from instrument.worker.run_lock import RunLock
-from instrument.worker.upload import Uploader
-
-# How long the lowest of several ranks waits at the end for what the others finish themselves as well.
-_PATIENT_S = 2.0
+from instrument import files
+from instrument.analysis.views import METADATA_FILE
+from instrument.trace.capture_json import BAD_JSON
+from instrument.worker import queue
 
 
-class Delivery:
-    """Takes a run's finished windows; `captures` gets each once it is whole, and loses those that are not kept.
+class _Origin(msgspec.Struct, frozen=True):
+    """What `capture.json` says of where a capture comes from."""
 
-    With `profiler.export=process` that happens on a thread which waits for the worker and needs next to no time.
-    Whoever runs the last sink sends the capture where `profiler.upload_to` says: the worker, or this process on a
-    thread. None is removed before it has arrived.
+    run: str = ""
+    started_at: str = ""
 
-    Attributes:
-        run: the run's id, which its captures bear.
-        rank: of this process.
-        lock: tells others that the run is alive; held from the first window on.
-        taken: how many windows were saved.
-        exporter: the worker's side here; None with `profiler.export=inline`.
-        to_finish: what was saved and this process finishes itself.
-        sinks_here: those that run in this process.
-        inline: those that must run here though the worker runs the others.
+
+def enforce(
+    output_dir: Path,
+    run: str,
+    rank: int,
+    keep: int | None,
+    budget: int | None,
+    needed: Callable[[Path], bool],
+) -> list[Path]:
+    """Remove the oldest captures of a run while there are too many, or they are too large; never the newest.
+
+    Cost: nothing without limits. With them, the `capture.json` of each capture of this rank is read, some 0.1 ms each,
+    and with a budget the files of each are listed, some 0.04 ms each.
+
+    Args:
+        output_dir: the folder for captures.
+        run: the id of the run; a resumed run has another one, and removes nothing of the first.
+        rank: whose captures they are.
+        keep: how many captures may stay.
+        budget: how many bytes they may take together.
+        needed: says of a capture whether it must stay for now, as one that is still to be sent.
+
+    Returns:
+        The captures that were removed.
     """
-
-    def __init__(
-        self,
-        config: ProfilerConfig,
-        output_dir: Path,
-        captures: list[Capture],
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self.output_dir = output_dir
-        self.run = uuid4().hex
-        self.rank = rank
-        self.lock = RunLock(output_dir, self.run)
-        self.taken = 0
-        self._config = config
-        self._captures = captures
-        self._sizes: dict[Path, int] = {}
-        self._failed: set[str] = set()
-        self._dropped: list[str] = []
-        self.to_finish: list[Path] = []
-        self._unsent: set[Path] = set()
-        self._bounding = Lock()
-        self.inline = self._chosen_inline() if config.export == "process" else {}
-        self._job = Job(
-            run=self.run,
-            rank=rank,
-            world_size=world_size,
-            ranks=config.ranks,
-            folder=str(output_dir),
-            sinks={
-                name: about
-                for name, about in config.sinks_for_worker.items()
-                if name not in self.inline
-            },
-            upload_to=config.upload_to,
-            upload_options=config.upload_options,
-            timeout_s=config.export_timeout_s,
-        )
-        here = config.export == "inline" or bool(self.inline)  # the last sink runs
-        self._uploader = (
-            Uploader(config.upload_to, config.upload_options, self._sent)
-            if config.upload_to and here
-            else None
-        )
-        self.exporter = (
-            Exporter(
-                self._without_upload(self._job) if here else self._job,
-                self.lock,
-                self._arrived,
-                self._sent,
-            )
-            if config.export == "process"
-            else None
-        )
-        self.sinks_here = config.sinks if self.exporter is None else self.inline
-        with ctrl_c_passes():
-            self.notice()
-
-    def notice(self) -> None:
-        """Have the sinks that run here look at what is around: a window has just been recorded, or the run begins."""
-        tell_sinks(self.sinks_here, "notice", self._failed)
-
-    def remember(self, staging: Path) -> None:
-        """Keep a copy of the job for `instrument export`; called before the first window is queued.
-
-        The owner is that of the window's folder, which a network's file system may have changed.
-        """
-        self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
-        job.remember(self._job)
-
-    def has_room(self, name: str) -> bool:
-        """Whether a window that is about to begin could be taken at its end; says so where not, and notes its name."""
-        if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
-            return True
-        if not self._dropped:
-            logger.warning(
-                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so are further ones "
-                "until it has caught up. Record less often, or give it a core.",
-                self._config.export_queue,
-                name,
-            )
-        self._dropped.append(name)
-        return False
-
-    def finish_inline(self) -> None:
-        """With `profiler.export=inline`: finish what was taken.
-
-        Raises:
-            OSError: the trace cannot be compressed; it stays queued.
-        """
-        with ctrl_c_passes():
-            while self.to_finish:
-                folder = self.to_finish.pop(0)
-                self._arrived(finish(folder, self._config.sinks, failed=self._failed))
-
-    def close(self, cut: str | None) -> None:
-        """Finish what is not finished yet; for the worker and for what is sent wait as long as the config allows.
-
-        Where an exception ended the run, other ranks may stand in a collective until this process ends: the worker is
-        waited for two seconds at most, and what is to be sent not at all. The worker sends by itself, and for this
-        process `instrument export` does.
-        """
-        self.finish_inline()
-        began, raised = time.monotonic(), cut is not None and cut.startswith("exception ")
-        try:
-            if self.exporter is not None:
-                self.exporter.close(failed=raised)
-            if self._uploader is not None and cut is None:
-                self._uploader.close(
-                    max(0.1, began + self._config.export_timeout_s - time.monotonic())
-                )
-            with ctrl_c_passes():
-                if cut is not None:
-                    tell_sinks(self.sinks_here, "hurry", self._failed)
-                tell_sinks(self.sinks_here, "close", self._failed)
-            with self._bounding:
-                self._keep_in_bounds()
-        finally:  # also where Ctrl-C ends the waiting
-            self.say_what_is_left()
-            self._release()
-        if len(self._dropped) > 1:
-            logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
-        if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            rank_report.write_rank_report(
-                self._job, self._captures[-1].folder, 0.0 if cut else _PATIENT_S
-            )
-
-    def _release(self) -> None:
-        """Let go of the run; what is left, the worker or `instrument export` does."""
-        done = not self._unsent and not (self.taken and queue.queued_of(self._job))
-        self.lock.release(done=done)
-        if done and self.taken:
-            job.forget(self.run)
-
-    def say_what_is_left(self) -> None:
-        """Name the windows that the exporter has not finished yet; it goes on when this process has ended."""
-        left = self.exporter.pending if self.exporter is not None else []
-        if left:
-            logger.warning(
-                "Left to the exporter, which goes on by itself: {}. Should it not come to an end, "
-                "`instrument export {}` finishes what there is.",
-                ", ".join(map(queue.name_of, left)),
-                self.output_dir,
-            )
-        if unsent := sorted(folder.name for folder in self._unsent):
-            alone = (
-                "The exporter goes on by itself; later "
-                if self.exporter and self.exporter.sending
-                else ""
-            )
-            what = "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not arrived."
-            logger.warning(what, self._config.upload_to, ", ".join(unsent), alone, self.output_dir)
-
-    @staticmethod
-    def _without_upload(whole: Job) -> Job:
-        return msgspec.structs.replace(whole, upload_to=None, upload_options={})
-
-    def _chosen_inline(self) -> dict[str, Any]:
-        """The sinks that must run here, and behind them, if there are any, those that must run behind all others."""
-        names = self._config.inline_sinks
-        if not names:
-            return {}
-        logger.info(
-            "Only this process can run the sink {}: it does, on a thread beside training.",
-            " and ".join(names),
-        )
-        last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
-        return {
-            name: self._config.sinks[name]
-            for name in sorted({*names, *last}, key=lambda name: name in last)
-        }
-
-    def finish_without_exporter(self, folder: Path, error: Exception) -> None:
-        """Finish a window that the exporter could not be told of, where that is possible here."""
-        if isinstance(error, RuntimeError):  # no thread can be started
-            if (
-                "shutdown" not in str(error) and "thread" not in self._failed
-            ):  # else the interpreter just ends
-                self._failed.add("thread")
-                logger.warning(
-                    "No thread can be started ({}), so training waits while windows are finished.",
-                    error,
-                )
-            sinks = {
-                name: sink for name, sink in self._config.sinks.items() if name not in self.inline
-            }
-            with ctrl_c_passes():
-                self._arrived(finish(folder, sinks, failed=self._failed))
-        elif "exporter" not in self._failed:
-            self._failed.add("exporter")
-            what = (
-                "The exporter cannot be started ({}): `instrument export {}` finishes the captures."
-            )
-            logger.error(what, error, self.output_dir)
-
-    def _arrived(self, folder: Path) -> None:
-        for name, sink in self.inline.items():
-            run_sink(name, sink, Capture.load(folder), folder, self._failed)
-        self._captures.append(Capture.load(folder))
-        logger.info("Recorded {}", folder)
-        with self._bounding:
-            self._sizes[folder] = _size(folder)
-            if self._config.upload_to is not None:
-                self._unsent.add(folder)
-            self._keep_in_bounds()
-        if self._uploader is not None:
-            self._uploader.submit(folder)
-
-    def _sent(self, folder: Path, arrived: bool) -> None:
-        if arrived:
-            with self._bounding:
-                self._unsent.discard(folder)
-                self._keep_in_bounds()
-
-    def _is_needed(self, folder: Path) -> bool:
-        """Whether a capture is still to be sent, to `profiler.upload_to` or by a sink that runs here."""
-        sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))
-        return folder in self._unsent or any(sink.busy_with(folder) for sink in sinks)
-
-    def _keep_in_bounds(self) -> None:
-        """Remove the oldest captures of this run while there are too many, or they are too large; never the last.
-
-        Nor one that is still to be sent, there or by a sink: it goes once it has arrived.
-        """
-        keep, budget = self._config.keep or sys.maxsize, self._config.disk_budget or sys.maxsize
-        removable = [folder for folder in list(self._sizes)[:-1] if not self._is_needed(folder)]
-        while removable and (len(self._sizes) > keep or sum(self._sizes.values()) > budget):
-            oldest = removable.pop(0)
-            del self._sizes[oldest]
-            self._captures[:] = [capture for capture in self._captures if capture.folder != oldest]
-            queue.remove(oldest)
-            logger.info("Removed {}, as profiler.keep and profiler.disk_budget ask", oldest)
+    if keep is None and budget is None:
+        return []
+    captures, removed = captures_of(output_dir, run, rank), list[Path]()
+    sizes = {folder: files.folder_bytes(folder) for folder in captures if budget is not None}
+    total_bytes = sum(sizes.values())
+    for folder in captures[:-1]:
+        too_many = keep is not None and len(captures) - len(removed) > keep
+        if not too_many and (budget is None or total_bytes <= budget):
+            break
+        if not needed(folder):
+            queue.remove(folder)
+            removed.append(folder)
+            total_bytes -= sizes.get(folder, 0)
+            logger.info("Removed {}, as profiler.keep and profiler.disk_budget ask", folder)
+    return removed
 
 
-def _size(folder: Path) -> int:
-    """The bytes of a folder's files."""
-    size = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # a reader's temporary file, gone again
-            size += file.stat().st_size if file.is_file() else 0
-    return size
+def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
+    """The finished captures of one rank of a run in its output folder, oldest first; links are skipped."""
+    found = list[tuple[str, Path]]()
+    # behind the rank stands nothing, or the number that a taken name was given
+    for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
+        for folder in output_dir.glob(pattern):
+            with suppress(OSError, *BAD_JSON):
+                if files.is_folder(folder):
+                    about = files.read_bytes(folder / METADATA_FILE)
+                    origin = msgspec.json.decode(about, type=_Origin)
+                    if origin.run == run:
+                        found.append((origin.started_at, folder))
+    return [folder for _, folder in sorted(found)]

@@ -19,46 +19,60 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from loguru import logger
+from pydantic import Field, PrivateAttr
 
 from instrument.analysis.views import NOTE_FILE, files_of
+from instrument.capture import Capture
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
 from instrument.redact import without_secrets
+from instrument.sinks import Sink
 from instrument.storage import filesystem
 from instrument.worker import waiting
 
 # How long is waited before each further try at one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _LONGEST = 64
+# What the sink is called among a run's sinks, where no sink of the user's can have the name.
+SINK_NAME = "profiler.upload_to"
 
 
-class Uploader:
-    """Sends finished captures one after the other, on a thread of its own; `told` hears of each whether it arrived.
+class Upload(Sink):
+    """Sends finished captures one after the other, on a thread of its own; runs behind all other sinks.
 
     One that fails is tried again after a while, six times in all, and then when another has arrived; while the server
     is away each of the others has one try, and so has one that nothing but a change there will help: no such bucket, no
     right to write. What cannot be sent is said once and kept.
     """
 
-    def __init__(
-        self, url: str, options: Mapping[str, Any], told: Callable[[Path, bool], None]
-    ) -> None:
-        self._url, self._options, self._told = url, options, told
-        self._changed = Condition()
-        self._pending: list[Path] = []
-        self._left: list[Path] = []  # tried in vain
-        self._thread: Thread | None = None
-        self._said = self._closed = False
+    needs_final_folder: ClassVar[bool] = True
 
-    def submit(self, folder: Path) -> None:
-        """Have a finished capture sent; one that there is no room for, or no thread any more, is left."""
+    url: str
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    on_change: Callable[[list[Path]], Any] = Field(default=lambda pending: None, repr=False)  # noqa: ARG005
+    """Called with the captures that have a try ahead of them, whenever these change."""
+
+    _changed: Condition = PrivateAttr(default_factory=Condition)
+    _pending: list[Path] = PrivateAttr(default_factory=list)
+    _left: list[Path] = PrivateAttr(default_factory=list)  # tried in vain
+    _thread: Thread | None = PrivateAttr(None)
+    _failure_reported: bool = PrivateAttr(False)
+    _closed: bool = PrivateAttr(False)
+
+    def write(self, capture: Capture, folder: Path) -> None:  # noqa: ARG002
+        """Have a finished capture sent."""
+        self.submit(folder)
+
+    def submit(self, *folders: Path) -> None:
+        """Have finished captures sent; one that there is no room for, or no thread any more, is left."""
         with self._changed:
-            full = len(self._pending) >= _LONGEST
-            (self._left if full else self._pending).append(folder)
+            for folder in folders:
+                full = len(self._pending) >= _LONGEST
+                (self._left if full else self._pending).append(folder)
             try:
                 if self._thread is None:
                     self._thread = Thread(target=self._work, name="instrument upload", daemon=True)
@@ -66,11 +80,14 @@ class Uploader:
             except RuntimeError:  # the interpreter ends
                 self._thread = None
                 self._pending.clear()
+            self.on_change(self._pending)
             self._changed.notify_all()
-        if full:
-            self._told(folder, False)
 
-    def close(self, timeout_s: float | None) -> None:
+    def busy_with(self, folder: Path) -> bool:
+        """Whether a capture has a try ahead of it; one that was tried in vain has that only when another arrives."""
+        return folder in self._pending
+
+    def close(self, timeout_s: float | None = None) -> None:
         """Wait until each has arrived or was left, at most the time allowed, and say what for; None: silently."""
         with self._changed:
             self._closed = True
@@ -92,8 +109,7 @@ class Uploader:
                 if not self._pending:
                     return
                 folder = self._pending[0]
-            arrived = self._tried(folder)
-            self._told(folder, arrived)
+            arrived = self._send_with_retries(folder)
             with self._changed:
                 self._pending.remove(folder)
                 if arrived:
@@ -101,19 +117,20 @@ class Uploader:
                     self._left.clear()
                 else:
                     self._left.append(folder)
+                self.on_change(self._pending)
                 self._changed.notify_all()
 
-    def _tried(self, folder: Path) -> bool:
+    def _send_with_retries(self, folder: Path) -> bool:
         """Send one capture, with as many tries as it takes and may have; gives whether it arrived."""
         pauses = iter(() if self._left else _PAUSES_S)
         while True:
             try:
-                logger.info("Sent {} to {}", folder.name, send(folder, self._url, self._options))
+                logger.info("Sent {} to {}", folder.name, send(folder, self.url, self.options))
             except Exception as error:  # whatever a file system raises
-                reason = without_secrets(reason_of(error), self._options)
+                reason = without_secrets(reason_of(error), self.options)
                 pause = None if _is_final(error) else next(pauses, None)
                 if pause is None:
-                    self._say(folder, reason)
+                    self._report_failure(folder, reason)
                     return False
                 logger.debug(
                     "{} is not sent yet ({}); the next try is in {:g} s.",
@@ -125,14 +142,14 @@ class Uploader:
             else:
                 return True
 
-    def _say(self, folder: Path, reason: str) -> None:
-        if not self._said:
-            self._said = True
+    def _report_failure(self, folder: Path, reason: str) -> None:
+        if not self._failure_reported:
+            self._failure_reported = True
             logger.error(
                 "{} cannot be sent to {} ({}) and is kept, as further ones are, untold: `instrument export {}` sends "
                 "them.",
                 folder.name,
-                self._url,
+                self.url,
                 reason.rstrip("."),
                 folder.parent,
             )

@@ -273,6 +273,7 @@ def main() -> int:
         if name == "torch":
             _torch(path)
             return 0
+        from instrument.analysis import views  # noqa: F401 - what is imported is not measured
 
         if name in IMPORTS:
             __import__(IMPORTS[name])

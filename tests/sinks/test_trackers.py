@@ -27,6 +27,7 @@ from instrument.sinks.mlflow import MLflow
 from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
 from instrument.sinks.wandb import WandB
+from instrument.worker import capture_queue
 
 Write = Callable[..., Capture]
 FIRST, SECOND = "steps_000002-000003_rank0", "steps_000006-000007_rank0"
@@ -358,7 +359,7 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.errors_expected = True
-    monkeypatch.setattr(tracker, "_HURRIED_S", 0.01)
+    monkeypatch.setattr(capture_queue, "_CLOSING_S", 0.01)
     sink = Remembers(timeout_s=10_000)
     sink._free.clear()
     with (

@@ -1,0 +1,116 @@
+"""Builds the sdist and the wheel, and runs README and first pages against the wheel in an empty folder.
+
+`make wheel` runs it. The wheel is made from the sdist, so the sdist is complete. It is installed
+with its dependencies in a new environment, which holds nothing else but pytest; the pages run in a
+folder that holds copies of the pages and of their test, and nothing of the checkout is on the path.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/getting-started.md", "docs/hydra.md", "docs/marking.md")
+COPIED = (
+    "README.md",
+    "docs",
+    "tests/test_docs.py",
+    "tests/page_script.py",
+    "tests/collected.py",
+    "tests/installed.py",
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints, shown as well; its failure ends the script."""
+    print("+", *command, flush=True)
+    done = subprocess.run(
+        [str(each) for each in command], cwd=cwd, stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def version() -> str:
+    """The version in pyproject.toml, for which CHANGELOG.md must have a section.
+
+    With a tag as argument, such as v0.1.0, the tag must name that version, and the section a date.
+    """
+    found = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[
+        0
+    ]
+    newest = re.findall(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[
+        0
+    ]
+    if newest[0] != found:
+        sys.exit(
+            f"pyproject.toml has version {found}, CHANGELOG.md's first section is {newest[0]}."
+        )
+    for tag in sys.argv[1:]:
+        if tag != f"v{found}":
+            sys.exit(f"The tag is {tag}, and pyproject.toml has version {found}: tag v{found}.")
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[1]):
+            sys.exit(f"CHANGELOG.md calls {found} {newest[1]!r}: write the day of the release.")
+    return found
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Install the wheel into a new environment; returns its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
+    constraints = ("-c", ROOT / "constraints.txt")
+    run(*pip, *constraints, "torch", cwd=folder)  # first and alone: this build, not the newest
+    run(*pip, *constraints, wheel, "pytest", cwd=folder)
+    return python
+
+
+def main() -> None:
+    """Build into dist/, test from an empty folder; exits with 1 where something is wrong."""
+    number, dist = version(), ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, cwd=ROOT)
+    (wheel,) = dist.glob(f"torch_instrument-{number}-*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=ROOT)
+    with TemporaryDirectory(prefix="instrument-wheel-") as name:
+        folder = Path(name) / "empty"
+        (folder / "tests").mkdir(parents=True)
+        python = install(wheel, Path(name) / "venv")
+        for each in COPIED:
+            copy = shutil.copytree if (ROOT / each).is_dir() else shutil.copy
+            copy(ROOT / each, folder / each)
+        where = run(
+            python, "-c", "import instrument; print(instrument.__file__)", cwd=folder
+        ).strip()
+        if not Path(where).is_relative_to(Path(name) / "venv"):
+            sys.exit(f"instrument was imported from {where}, not from the wheel.")
+        shown = run(python.parent / "instrument", "--version", cwd=folder).strip()
+        if number not in shown:
+            sys.exit(f"`instrument --version` printed {shown!r}, and the version is {number}.")
+        chosen = [f"tests/test_docs.py::test_each_block_runs[{page}]" for page in PAGES]
+        run(
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "--noconftest",
+            "-p",
+            "no:cacheprovider",
+            *chosen,
+            cwd=folder,
+        )
+    print(
+        f"dist/ holds {', '.join(each.name for each in sorted(dist.iterdir()))}; both are tested."
+    )
+
+
+if __name__ == "__main__":
+    main()
