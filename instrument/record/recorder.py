@@ -182,7 +182,7 @@ class Recorder:
         Raises:
             CaptureError: as in `stop`.
         """
-        if self.prepared and not self.can_stop_here:
+        if self.prepared and not self._all_threads and not self.can_stop_here:
             self._abandon()
         self._close_step()
 
@@ -203,7 +203,7 @@ class Recorder:
         with one_profiler.lock:
             if not self.prepared or one_profiler.abandoned is self:
                 return None
-            if not self.can_stop_here:
+            if not self._all_threads and not self.can_stop_here:
                 self._abandon()
             self.stop_here()
         if self.started_at is None:

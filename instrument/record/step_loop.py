@@ -478,12 +478,15 @@ class StepLoop:
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """Count the step, end or continue a window, and begin the next; gives True."""
         counter.step_number += 1
-        busy, recorded = self.recorder is not None, self.recording
-        took_ns = counter.overhead.end_step(recorded=None if busy and not recorded else recorded)
+        recorder = self.recorder
+        recorded = recorder is not None and recorder.started_at is not None
+        warming_up = recorder is not None and not recorded
+        took_ns = counter.overhead.end_step(recorded=None if warming_up else recorded)
         self._guarded(self._end_step, counter)
         requested = None
         if run.triggers is not None and counter is self.train:
             number = counter.step_number - 1
+            busy = recorder is not None
             requested = self._guarded(run.triggers.after, number, took_ns, loss, busy)
         self._guarded(self._begin_next_step, requested)
         counter.overhead.resume()
@@ -635,11 +638,8 @@ class StepLoop:
         if window.last is not None:
             ended = min(ended, window.last + 1)
         name = counter.folder_name(first, max(first, ended - 1), capture_queue.rank)
-        staging = queue.stage(
-            capture_queue.output_dir,
-            name,
-            capture_queue.run if capture_queue.lock.handle is not None else "",
-        )
+        run_id = capture_queue.run if capture_queue.lock.handle is not None else ""
+        staging = queue.stage(capture_queue.output_dir, name, run_id)
         try:
             quickly = reason is not None and reason.startswith(_PROCESS_ENDS)
             with counter.overhead.pausing("save"):
