@@ -259,8 +259,8 @@ def device(capture: Views) -> str:
     bottleneck = _BOUND_BY[most].format(share[most])
     if share[most] < _BINDING <= share["idle_ns"]:
         bottleneck = (
-            f"Idle {share['idle_ns']:.0%} of the time, for many reasons or ones that no trace "
-            "tells (--steps)."
+            f"Idle {share['idle_ns']:.0%} of the time, for several reasons or for reasons that "
+            "are not in the trace (--steps)."
         )
     elif share[most] < _BINDING:
         bottleneck = (

@@ -186,7 +186,9 @@ def test_idle_time_without_a_known_reason_is_not_called_device_bound(tmp_path) -
     assert (
         device(found)
         .splitlines()[1]
-        .startswith("Idle 40% of the time, for many reasons or ones that no trace tells")
+        .startswith(
+            "Idle 40% of the time, for several reasons or for reasons that are not in the trace"
+        )
     )
 
 
@@ -207,7 +209,10 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
         ("mi300x_vllm_graph", "Device-bound: 100%"),
         ("h100_qwen_0.5b_inference", "Device-bound: 92%"),
         ("h100_timesformer_inference", "Device-bound: 97%"),
-        ("mtia_rank0", "Idle 42% of the time, for many reasons or ones that no trace tells"),
+        (
+            "mtia_rank0",
+            "Idle 42% of the time, for several reasons or for reasons that are not in the trace",
+        ),
     ],
 )
 def test_the_bottleneck_of_real_traces_is_told(name, told) -> None:
