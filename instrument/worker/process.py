@@ -74,6 +74,8 @@ class Exporter:
         self._changed = Condition()
         # In order, each with the number of the line that announced it.
         self._pending: dict[Path, int] = {}
+        # Finished before they were announced, as the worker looks for folders itself.
+        self._early: set[Path] = set()
         self._sending: list[Path] = []
         # Of the current process: the lines written to it after the job, the folder that it works
         # on, whether it has begun any folder, whether its sinks are closed.
@@ -100,9 +102,9 @@ class Exporter:
             RuntimeError: no thread can be started, for example as the interpreter shuts down.
         """
         with self._changed:
-            capture = folder.with_name(queue.name_of(folder))
-            if capture.exists() and not folder.exists():
-                return  # the worker has found and finished it already
+            if folder in self._early:
+                self._early.remove(folder)
+                return
             self._pending[folder] = self._lines + 1
             if self._process is not None:
                 self._lines += 1
@@ -220,8 +222,9 @@ class Exporter:
                     if "sending" in answer:
                         self._sending = [Path(folder) for folder in answer["sending"]]
                     if "done" in answer:
-                        self._current = None
-                        self._pending.pop(Path(answer["done"]), None)
+                        self._current, done = None, Path(answer["done"])
+                        if self._pending.pop(done, None) is None:
+                            self._early.add(done)
                     self._closed = self._closed or "closed" in answer
                     self._changed.notify_all()
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,7 @@ def _write_new(path: Path, text: str) -> None:
 
 def _names(name: str) -> Iterator[str]:
     """A name, and alternatives with numbers."""
-    yield name
-    yield from (f"{name}-{attempt}" for attempt in count(2))
+    return chain([name], map("{}-{}".format, repeat(name), count(2)))
 
 
 def _make_again(staging: Path) -> None:

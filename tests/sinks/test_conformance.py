@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 import instrument.sinks
 from instrument.capture import Capture
-from instrument.config.instantiate import like_of, rebuilt_sink, sink_of
+from instrument.config.instantiate import build, for_any_process, sink_of_class
 from instrument.config.presets import shipped
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
@@ -90,7 +90,7 @@ def sink(name: str, sent: list[Sent], tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / place).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "here")
-    return sink_of(name, {"_target_": SHIPPED[name], **OPTIONS.get(name, {})})
+    return build("sink", name, {"_target_": SHIPPED[name], **OPTIONS.get(name, {})})
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_config_file_lists_every_option_with_its_default(name: str) -> None:
     loaded = OmegaConf.to_container(OmegaConf.create(text))
     assert isinstance(loaded, dict)
     assert list(loaded) == [name]
-    built = sink_of(name, loaded[name])
+    built = build("sink", name, loaded[name])
     options = dict(loaded[name])
     assert (
         options.pop("_target_")
@@ -264,11 +264,12 @@ def test_two_ranks_stay_out_of_each_others_way(sink: Sink, output: Path, sent: l
 
 def test_another_process_can_build_its_like(sink: Sink) -> None:
     assert pickle.loads(pickle.dumps(sink)) == sink
-    described = like_of(sink, None)
+    mapping = for_any_process(sink, None)
     if sink.inline:
-        assert described is sink, "it stays in the training process"
+        assert mapping is sink, "it stays in the training process"
     else:
-        assert rebuilt_sink(json.loads(json.dumps(described))) == sink
+        options = json.loads(json.dumps(mapping))
+        assert sink_of_class(options.pop("_target_"), options) == sink
 
 
 def test_where_it_fails_the_raw_trace_is_kept(
@@ -295,8 +296,8 @@ def test_an_unknown_option_gets_one_sentence(name: str, sink: Sink) -> None:
     wrong = option[:-1] + option[-1] * 2
     for given, end in ((wrong, f"; did you mean {option!r}?"), ("zzzz", f"; it knows {option!r}")):
         with pytest.raises(ConfigError) as error:
-            sink_of(name, {given: 3})
-        start = f"{type(sink).spoken()} has no option {given!r}{end}"
+            build("sink", name, {given: 3})
+        start = f"{type(sink).display_name()} has no option {given!r}{end}"
         assert one_sentence(error.value).startswith(start)
 
 
@@ -306,10 +307,10 @@ def test_a_missing_package_is_told_when_it_is_built(
 ) -> None:
     monkeypatch.setattr("instrument.errors.find_spec", lambda package: spec)
     if name not in PACKAGES:
-        sink_of(name, {})
+        build("sink", name, {})
         return
     with pytest.raises(MissingPackage) as error:
-        sink_of(name, {})
+        build("sink", name, {})
     assert one_sentence(error.value).lower() == (
         f"the {name} sink needs the package {PACKAGES[name]}: pip install "
         f"'torch-instrument[{name}]'."
@@ -321,10 +322,10 @@ def test_writing_loads_no_torch_and_starts_no_thread(output: Path) -> None:
     code = """if True:
         import sys, threading
         from instrument.capture import Capture
-        from instrument.config.instantiate import build_sink
+        from instrument.config.instantiate import sink_of_class
         capture = Capture.load(sys.argv[1])
         for name in sys.argv[2:]:
-            build_sink(name, {}).write(capture, capture.folder)
+            sink_of_class(name, {}).write(capture, capture.folder)
             print(name, *{"torch", "tensorflow"} & {*sys.modules}, threading.active_count())
     """
     names = [name for name in SHIPPED if name not in TRACKERS]
