@@ -212,9 +212,9 @@ PLANTED = [
     ),
     Planted(
         "0 where nothing is known",
-        "instrument/analysis/operators.py",
-        "[int(total) if is_known else None for",
-        "[int(total) for",
+        "instrument/analysis/groupby.py",
+        "[cell if is_known else None for",
+        "[cell for",
         _NEVER_ZERO,
     ),
 ]  # fmt: skip
