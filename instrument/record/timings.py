@@ -31,7 +31,7 @@ from instrument.annotate.modules import ModuleRanges, any_instrumented
 from instrument.config.schema import TimingsConfig
 from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
-from instrument.runs.timings_file import summary_table
+from instrument.runs.timings_file import FORMAT, summary_table
 
 #: The row of whole steps, named as the operator table names them.
 STEP = "ProfilerStep*"
@@ -359,9 +359,8 @@ class Timings:
             ranges = self._summaries()
             if ranges:
                 now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                _append(
-                    self.path, json.dumps({"step": self._last_step, "time": now, "ranges": ranges})
-                )
+                line = {"format": FORMAT, "step": self._last_step, "time": now, "ranges": ranges}
+                _append(self.path, json.dumps(line))
                 if self._write_scalars is not None:
                     since = {name: entry["since"] for name, entry in ranges.items()}
                     self._write_scalars(self._last_step or 0, since)

@@ -28,6 +28,8 @@ TIMINGS: Schema = schema(
     device_p95_ns="the 95th percentile of the time in the device's stream, within 2 %",
     device_max_ns="the longest time in the device's stream",
 )
+# The format of the lines; a line without a number has format 1.
+FORMAT = 1
 # Bytes. A line has about 400 for each range.
 _LONGEST_LINE = 64 << 20
 
@@ -40,6 +42,7 @@ class _Line(Struct):
     step: Number | None
     time: str
     ranges: dict[str, _Entry]
+    format: int = FORMAT
 
 
 _DECODER = json.Decoder(_Line)
@@ -71,7 +74,8 @@ def read_timings(path: Path) -> tuple[Table, str]:
     short are skipped. Cost: every line is read, 0.6 s for 50 MB.
 
     Raises:
-        CaptureError: there is no such file, or it holds no line of timings.
+        CaptureError: there is no such file, it holds no line of timings, or a newer version of
+            torch-instrument wrote it.
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
@@ -88,6 +92,11 @@ def read_timings(path: Path) -> tuple[Table, str]:
         raise CaptureError(
             f"The timings {path} cannot be read: {error.strerror or error}."
         ) from error
+    if last is not None and last.format > FORMAT:
+        raise CaptureError(
+            f"The timings {path} have format {last.format}, and this version of torch-instrument "
+            f"reads up to {FORMAT}: upgrade it."
+        )
     if last is None:
         raise CaptureError(
             f"{path} holds no timings: give the timings_rank0.jsonl that a run has written."
