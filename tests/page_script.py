@@ -1,6 +1,7 @@
 """One page as a Python script: its Python blocks at their own lines, and between them its commands.
 
-A traceback so names the line of the page. Commands of ours run in the same process, as loading takes longer than most.
+A traceback so names the line of the page. Commands of ours run in the same process, and scripts in a warm one, as
+loading takes longer than most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import warm
 
 from instrument.cli.command import main
 
@@ -65,6 +68,9 @@ def command(line: str) -> None:
     """Print a command and run it; it must end well."""
     print(f"\n{_SAYS}{line.partition('  #')[0].rstrip()}", flush=True)
     words = shlex.split(os.path.expandvars(line), comments=True)
+    if words[0] == "python" and words[1].endswith(".py") and not _OF_A_SHELL.search(line):
+        assert warm.run_into(words[1:], Path.cwd(), os.environ, 1) == 0, line
+        return
     if words[0] != "instrument" or _OF_A_SHELL.search(line):
         subprocess.run(line, shell=True, check=True)
         return

@@ -391,7 +391,11 @@ def test_a_sink_that_writes_elsewhere_leaves_no_empty_folder(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["parquet"]
 
 
-def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_an_export_that_cannot_work_is_one_line_and_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "their_sink.py").write_text(THEIRS)
     folder = write_capture(tmp_path / "runs", steps()).folder
     for arguments, sentence in (
@@ -433,11 +437,9 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(tmp_path: Path) -> 
             f"The their_sink.Calls sink failed on {folder}: [Errno 28] No space left on device",
         ),
     ):
-        command = [sys.executable, "-m", "instrument", "export", *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8"
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"instrument: {sentence}\n")
+        assert main(["export", *map(str, arguments)]) == 2
+        assert capsys.readouterr() == ("", f"instrument: {sentence}\n")
+    del sys.modules["their_sink"]
 
 
 def test_a_folder_of_captures_shows_the_newest(
@@ -475,7 +477,9 @@ def test_a_name_that_is_near_no_column_gets_the_list(
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
+def test_mistakes_are_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capture = write_capture(tmp_path / "runs", [span("aten::mm", 0, 10)])
     broken, empty = tmp_path / "broken.json", tmp_path / "empty"
     broken.write_text('{"traceEvents": [')
@@ -507,8 +511,8 @@ def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
             "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true.",
         ),
     ):
-        done = run("show", *arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"instrument: {sentence}\n")
+        assert main(["show", *map(str, arguments)]) == 2
+        assert capsys.readouterr() == ("", f"instrument: {sentence}\n")
 
 
 @pytest.mark.parametrize(

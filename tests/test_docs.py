@@ -1,7 +1,7 @@
 """README and docs/, page by page: files are written, Python blocks and commands run, generated pages are current.
 
 Each page runs from top to bottom in one process, in a folder with a recorded run of the application that docs/hydra.md
-shows.
+shows. That process, and those of the page's own commands, are forked from one that has loaded torch; see warm.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+import warm
 from collected import errors_in
 from installed import need
 from page_script import blocks, printed_by, script
@@ -28,29 +29,27 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in 
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
 # Commands of docs/hydra.md that log no table, as it says.
 SILENT = ("python train.py profiler=disabled", "python train.py '~profiler.sinks.table'")
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the models are small, and other tests want the cores
 TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.MULTILINE)
 
 
 def run(command: list[str] | str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        shell=isinstance(command, str),
-        cwd=folder,
-        # one thread: the models are small, and other tests want the cores
-        env={
-            **os.environ,
-            "PATH": path,
-            "PWD": str(folder),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            **ONE_THREAD,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    own = {"PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    env = {**os.environ, **own, **ONE_THREAD}
+    if command[0].endswith(".py"):
+        done = warm.run(command, folder, env)
+    else:
+        done = subprocess.run(
+            command,
+            shell=isinstance(command, str),
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, f"{command}\n{done.stdout}"
     assert not errors_in(done.stdout), done.stdout
     return done.stdout
@@ -86,7 +85,7 @@ def test_each_block_runs(page: str, recorded: Recorded, tmp_path: Path) -> None:
     folder, source = tmp_path / "folder", script(BLOCKS[page], trainer_is_missing)
     shutil.copytree(recorded.folder, folder)
     (file := tmp_path / f"{Path(page).stem}.py").write_text(source, encoding="utf-8")
-    printed = run([sys.executable, str(file)], folder)
+    printed = run([str(file)], folder)
     assert "print(" not in source or printed.strip()
     assert ".ranges)" not in source or "name" in printed
     for line in SILENT if page == "docs/hydra.md" else ():

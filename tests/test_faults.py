@@ -15,6 +15,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import warm
 
 from instrument.capture import Capture
 from instrument.worker import queue
@@ -47,22 +48,15 @@ GATE = """
 class Trainer:
     """A training script in a process of its own."""
 
-    def __init__(self, folder: Path, body: str, **environment: str) -> None:
+    def __init__(self, folder: Path, body: str) -> None:
         (folder / "gate.py").write_text(dedent(GATE))
         script = folder / "train.py"
         script.write_text(dedent(HEAD) + dedent(body))
         self.out = folder / "profile"
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), str(self.out)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+        self.process = warm.Script([str(script), str(self.out)], Path.cwd(), os.environ)
 
     def wait_for(self, word: str) -> None:
         """Wait until it has said a word."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.strip() == word:
                 return

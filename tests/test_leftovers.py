@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from builders import span
 from collected import Log
 
@@ -233,9 +234,7 @@ def killed(tmp_path: Path, **options: Any) -> Path:
         "    torch.ones(2) + 1\n"
         "    session.step()\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=False, stderr=subprocess.DEVNULL
-    )
+    warm.run_code(code, folder=tmp_path)
     assert len(queue.queued(out)) == 1
     return out
 

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from recording import recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -368,8 +366,7 @@ def test_a_profiler_with_stacks_knows_modules_after_one_that_began_among_timings
             frames = Capture.load(trace).events.names
             assert "nn.Module: Linear_0" in frames, trace
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run_code(code, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 

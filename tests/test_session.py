@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 from torch import nn
 
@@ -895,9 +896,7 @@ def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memor
         thread.join()
         print("CAPTURES", len(session.captures))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
-    )
+    done = warm.run_code(code)
     assert f"CAPTURES {0 if memory else 1}" in done.stdout
     assert ("ends the window only there" in done.stderr) == memory
     assert done.returncode == 0
@@ -930,9 +929,7 @@ def test_torchs_profiler_inside_a_window_costs_that_window_and_no_process(tmp_pa
             session.step()
         print("CAPTURES", *[c.name for c in session.captures])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
-    )
+    done = warm.run_code(code)
     assert done.returncode == 0, done.stderr
     assert "CAPTURES steps_000001-000001_rank0" in done.stdout
     assert (
@@ -954,9 +951,7 @@ def test_a_forked_child_neither_steps_its_parents_run_nor_is_kept_from_its_own(
         session.step(); session.step(); session.stop()
         print("CAPTURES", len(session.captures))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
-    )
+    done = warm.run_code(code)
     assert "CAPTURES 1" in done.stdout, done.stderr
     assert len(list((tmp_path / "parent").iterdir())) == 1
 

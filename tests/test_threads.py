@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from threading import Barrier, Event, Thread
 from typing import Any
 
 import compat
 import pytest
 import torch
+import warm
 from collected import Log
 
 from instrument import Session, threads
@@ -33,9 +31,7 @@ def profiler_is_on() -> bool:
 
 def outcome(code: str) -> str:
     """What a process of its own prints, which must not be ended by a signal."""
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False
-    )
+    done = warm.run_code(code)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

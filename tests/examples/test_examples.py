@@ -1,4 +1,7 @@
-"""Each example, run as a user runs it: a process of its own, in an empty folder."""
+"""Each example, run as a user runs it: a process of its own, in an empty folder.
+
+Where one runs again with other options, that process is forked from one that has loaded torch; see warm.py.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from collected import errors_in
 from installed import need
 
@@ -44,23 +48,37 @@ MARKED = (
 )
 
 
-def run(example: str, folder: Path, *overrides: str) -> str:
+def run(example: str, folder: Path) -> str:
     """Everything that the example printed; it must have ended well."""
-    return ended_well([sys.executable, str(EXAMPLES / example), *overrides], folder)
+    return ended_well([sys.executable, str(EXAMPLES / example)], folder)
+
+
+def run_small(folder: Path, *overrides: str) -> str:
+    """The same of train_lm.py, once more and with a small model."""
+    command = [str(EXAMPLES / "train_lm.py"), *SMALL, *overrides]
+    return printed(warm.run(command, folder, environment()))
+
+
+def environment() -> dict[str, str]:
+    # one thread: runs equal one another to the last bit, and do not wait for cores that others use
+    return {**os.environ, "HYDRA_FULL_ERROR": "1", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
 
 
 def ended_well(command: list[str], folder: Path) -> str:
     ended = subprocess.run(
         command,
         cwd=folder,
-        # one thread: runs equal one another to the last bit, and do not wait for cores that others use
-        env={**os.environ, "HYDRA_FULL_ERROR": "1", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         check=False,
     )
+    return printed(ended)
+
+
+def printed(ended: subprocess.CompletedProcess[str]) -> str:
     assert ended.returncode == 0, ended.stdout
     assert not errors_in(ended.stdout), ended.stdout
     assert "Traceback" not in ended.stdout, ended.stdout
@@ -129,8 +147,8 @@ def test_train_lm_writes_only_into_hydras_folder(as_it_is: tuple[str, Path]) -> 
 def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
     (tmp_path / "on").mkdir()
     (tmp_path / "off").mkdir()
-    recorded = run("train_lm.py", tmp_path / "on", *SMALL, "profiler.active=2")
-    bare = run("train_lm.py", tmp_path / "off", *SMALL, "profiler=disabled")
+    recorded = run_small(tmp_path / "on", "profiler.active=2")
+    bare = run_small(tmp_path / "off", "profiler=disabled")
     assert len(losses(bare)) == 10
     assert losses(bare) == losses(recorded)
     assert captures(tmp_path / "on", "outputs/*/*/profile")
@@ -140,7 +158,7 @@ def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
 
 
 def test_shapes_by_override(tmp_path: Path) -> None:
-    run("train_lm.py", tmp_path, *SMALL, "profiler.active=3", "profiler.record_shapes=true")
+    run_small(tmp_path, "profiler.active=3", "profiler.record_shapes=true")
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
     assert len(capture.steps) == 3
     shapes = (
@@ -155,7 +173,7 @@ def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
         "profiler.with_stack=true",
         "profiler.sinks.table.rows=30",
     )
-    text = run("train_lm.py", tmp_path, *SMALL, *sinks)
+    text = run_small(tmp_path, *sinks)
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
     assert "Operators, 30 of" in text
     lines = (capture.folder / "stacks.txt").read_text(encoding="utf-8").splitlines()
@@ -168,7 +186,7 @@ def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
 
 
 def test_a_sink_taken_away(tmp_path: Path) -> None:
-    text = run("train_lm.py", tmp_path, *SMALL, "~profiler.sinks.table")
+    text = run_small(tmp_path, "~profiler.sinks.table")
     (capture,) = captures(tmp_path, "outputs/*/*/profile")
     assert sorted(path.name for path in capture.folder.iterdir()) == [
         "capture.json",

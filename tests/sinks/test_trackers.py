@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+import warm
 from builders import steps
 from collected import Log, errors_in
 from installed import need
@@ -126,12 +125,12 @@ def story(tmp_path: Path, code: str) -> str:
     paths = os.pathsep.join(
         [*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")]
     )
-    command = [sys.executable, "-c", TRAIN + code, str(tmp_path)]
     environment = {**os.environ, **quiet, "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert not errors_in(done.stderr), done.stderr
-    return done.stdout
+    done = warm.Script(["-c", TRAIN + code, str(tmp_path)], tmp_path, environment)
+    stdout, stderr = done.communicate(timeout=300)
+    assert done.returncode == 0, stderr
+    assert not errors_in(stderr), stderr
+    return stdout
 
 
 def expected(folder: Path, name: str) -> dict[str, float]:

@@ -1,0 +1,198 @@
+"""Scripts in processes of their own that need not load torch: forked from one that has loaded it, which saves seconds.
+
+A script runs as `python FILE`, or `python -c CODE`, runs it, with its own arguments, environment, folder, `__main__`,
+exit handlers and exit status, and can be sent signals. What this cannot show is that a script loads what it needs in a
+bare interpreter: that is left to processes started in the ordinary way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from subprocess import CompletedProcess
+from textwrap import dedent
+from threading import Thread
+from types import ModuleType
+from typing import TextIO
+from weakref import finalize
+
+SOCKET = "INSTRUMENT_TESTS_WARM"
+
+
+def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
+    """Run `FILE ARGUMENTS…` and give back all that it printed, its errors too."""
+    with tempfile.TemporaryFile() as output:
+        code = run_into(command, folder, {**env, SOCKET: _server()}, output.fileno())
+        output.seek(0)
+        printed = output.read().decode()
+    return CompletedProcess(list(command), code, printed)
+
+
+def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
+    """Run a script that prints into an open file, with the server that `env` names; its exit status."""
+    with _asked(command, folder, env, [output, output]) as connection:
+        connection.readline()
+        return int(connection.readline())
+
+
+def run_code(code: str, *arguments: str, folder: Path | None = None) -> CompletedProcess[str]:
+    """Run `-c CODE ARGUMENTS…` and give back what it printed, its errors apart."""
+    script = Script(["-c", dedent(code), *arguments], folder or Path.cwd(), os.environ)
+    stdout, stderr = script.communicate(timeout=300)
+    return CompletedProcess([code], script.wait(), stdout, stderr)
+
+
+class Script:
+    """A script that runs, with what tests use of `subprocess.Popen`."""
+
+    returncode: int | None = None
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        writing = [end for _, end in pipes]
+        self._connection = _asked(command, folder, {**env, SOCKET: _server()}, writing)
+        for end in writing:
+            os.close(end)
+        self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in pipes)
+        for each in (self._connection, self.stdout, self.stderr):
+            finalize(self, each.close)
+        self.pid = int(self._connection.readline())
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            assert select.select([self._connection], [], [], timeout)[0], "it still runs"
+            self.returncode = int(self._connection.readline())
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        printed = {}
+        readers = [
+            Thread(target=lambda file=file: printed.update({file: file.read()}), daemon=True)
+            for file in (self.stdout, self.stderr)
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+        self.wait(timeout)
+        return printed[self.stdout], printed[self.stderr]
+
+
+def _asked(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], output: list[int]
+) -> TextIO:
+    """What gives a line with the script's process id, and one with its exit status when it has ended."""
+    request = json.dumps([list(command), str(folder), dict(env)])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(env[SOCKET])
+        socket.send_fds(connection, [b"."], output)
+        connection.sendall(f"{request}\n".encode())
+        return connection.makefile()
+
+
+@cache
+def _server() -> str:
+    folder = tempfile.TemporaryDirectory(prefix="warm-")
+    address = f"{folder.name}/socket"
+    # it ends with its standard input, whatever becomes of this process
+    server = subprocess.Popen(
+        [sys.executable, __file__, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert server.stdin
+    assert server.stdout
+    assert server.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        server.stdin.close()
+        server.stdout.close()
+        server.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    return address
+
+
+def _load() -> None:
+    import hydra.utils  # noqa: F401
+    import numpy  # noqa: F401
+    import torch._dynamo  # which optimizers load at their first step
+    import torch.profiler
+
+    from instrument import Session, profiled  # noqa: F401
+    from instrument.cli.command import main  # noqa: F401
+
+    assert not torch.cuda.is_initialized()
+
+
+def _serve(address: str) -> list[str]:
+    """Fork for each request; returns in a process that is to run a script, with its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for scripts
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("ready", flush=True)
+        while True:
+            readable, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in readable:
+                sys.exit()
+            connection, _ = listener.accept()
+            if not os.fork():
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, (stdout, stderr), *_ = socket.recv_fds(connection, 1, 2)
+    with connection:
+        lines = connection.makefile("rw")
+    command, folder, env = json.loads(lines.readline())
+    if script := os.fork():
+        for output in (stdout, stderr):
+            os.close(output)
+        print(script, file=lines, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]), file=lines, flush=True)
+        os._exit(0)
+    lines.close()
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    return command
+
+
+if __name__ == "__main__":
+    _load()
+    sys.argv = _serve(sys.argv[1])
+    _main = sys.modules["__main__"] = ModuleType("__main__")
+    _named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if sys.argv[0] == "-c":
+        sys.path[:1] = ["", *filter(None, _named)]
+        _code = compile(sys.argv.pop(1), "<string>", "exec")
+    else:
+        _file = Path(sys.argv[0])
+        sys.path[:1] = [str(_file.absolute().parent), *filter(None, _named)]
+        _main.__file__ = sys.argv[0]
+        _code = compile(_file.read_bytes(), sys.argv[0], "exec")
+    exec(_code, vars(_main))
