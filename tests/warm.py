@@ -23,10 +23,10 @@ from subprocess import CompletedProcess
 from textwrap import dedent
 from threading import Thread
 from types import ModuleType
+from typing import TextIO
 from weakref import finalize
 
 SOCKET = "INSTRUMENT_TESTS_WARM"
-_LONGEST = 1 << 20
 
 
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -41,8 +41,8 @@ def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Complet
 def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
     """Run a script that prints into an open file, with the server that `env` names; its exit status."""
     with _asked(command, folder, env, [output, output]) as connection:
-        connection.recv(16)
-        return int(connection.recv(16))
+        connection.readline()
+        return int(connection.readline())
 
 
 def run_code(code: str, *arguments: str, folder: Path | None = None) -> CompletedProcess[str]:
@@ -66,7 +66,7 @@ class Script:
         self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in pipes)
         for each in (self._connection, self.stdout, self.stderr):
             finalize(self, each.close)
-        self.pid = int(self._connection.recv(16))
+        self.pid = int(self._connection.readline())
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -79,8 +79,8 @@ class Script:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._connection.settimeout(timeout)
-            self.returncode = int(self._connection.recv(16))
+            assert select.select([self._connection], [], [], timeout)[0], "it still runs"
+            self.returncode = int(self._connection.readline())
         return self.returncode
 
     def communicate(self, timeout: float) -> tuple[str, str]:
@@ -99,14 +99,14 @@ class Script:
 
 def _asked(
     command: Sequence[str], folder: Path, env: Mapping[str, str], output: list[int]
-) -> socket.socket:
-    """The connection on which the script's process id comes, and its exit status when it has ended."""
-    request = json.dumps([list(command), str(folder), dict(env)]).encode()
-    assert len(request) < _LONGEST
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(env[SOCKET])
-    socket.send_fds(connection, [request], output)
-    return connection
+) -> TextIO:
+    """What gives a line with the script's process id, and one with its exit status when it has ended."""
+    request = json.dumps([list(command), str(folder), dict(env)])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(env[SOCKET])
+        socket.send_fds(connection, [b"."], output)
+        connection.sendall(f"{request}\n".encode())
+        return connection.makefile()
 
 
 @cache
@@ -149,7 +149,7 @@ def _load() -> None:
 def _serve(address: str) -> list[str]:
     """Fork for each request; returns in a process that is to run a script, with its arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for scripts
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
         print("ready", flush=True)
@@ -162,16 +162,17 @@ def _serve(address: str) -> list[str]:
                 break
             connection.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    request, (stdout, stderr), *_ = socket.recv_fds(connection, _LONGEST, 2)
+    _, (stdout, stderr), *_ = socket.recv_fds(connection, 1, 2)
+    with connection:
+        lines = connection.makefile("rw")
+    command, folder, env = json.loads(lines.readline())
     if script := os.fork():
         for output in (stdout, stderr):
             os.close(output)
-        connection.send(str(script).encode())
-        status = os.waitstatus_to_exitcode(os.waitpid(script, 0)[1])
-        connection.send(str(status).encode())
+        print(script, file=lines, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]), file=lines, flush=True)
         os._exit(0)
-    connection.close()
-    command, folder, env = json.loads(request)
+    lines.close()
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
         os.dup2(file, number)
         os.close(file)

@@ -222,9 +222,16 @@ HTA = """
 import logging, sys
 logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis
-whole = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir=sys.argv[2])
-print(whole.get_cuda_kernel_launch_stats(ranks=[0], visualize=False)[0].to_json(orient="records"))
+for path in sys.argv[2:]:
+    whole = TraceAnalysis(trace_files={0: path}, trace_dir=sys.argv[1])
+    print(whole.get_cuda_kernel_launch_stats(ranks=[0], visualize=False)[0].to_json(orient="records"))
 """
+HTA_TRACES = [
+    "a100_megatron_tp8_rank0",
+    "a100_nccl_2ranks_rank0",
+    "h100_timesformer_inference",
+    "v100_ns_resolution",
+]
 STATISTICS = [
     "calls",
     "device_calls",
@@ -236,19 +243,17 @@ STATISTICS = [
 ]
 
 
-def _told_by_hta(name):
-    """Per correlation the µs of the call, of what it launched and between, in a process that may warn."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        HTA,
-        str(FOLDER / f"{name}.json.gz"),
-        str(FOLDER),
-    ]
+@pytest.fixture(scope="module")
+def told_by_hta():
+    """Of each trace per correlation the µs of the call, of what it launched and between; in a process that may warn."""
+    paths = [str(FOLDER / f"{name}.json.gz") for name in HTA_TRACES]
+    command = [sys.executable, "-W", "ignore", "-c", HTA, str(FOLDER), *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {row["correlation"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+    tables = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
+    return {
+        name: {row["correlation"]: row for row in table}
+        for name, table in zip(HTA_TRACES, tables, strict=True)
+    }
 
 
 def _in_whole_us(event):
@@ -259,18 +264,10 @@ def _in_whole_us(event):
 
 @needs_traces
 @pytest.mark.skipif(find_spec("hta") is None, reason="HolisticTraceAnalysis is not installed")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a100_megatron_tp8_rank0",
-        "a100_nccl_2ranks_rank0",
-        "h100_timesformer_inference",
-        "v100_ns_resolution",
-    ],
-)
-def test_launch_statistics_equal_htas(tmp_path, name) -> None:
+@pytest.mark.parametrize("name", HTA_TRACES)
+def test_launch_statistics_equal_htas(tmp_path, name, told_by_hta) -> None:
     """HTA leaves out the last step and knows launches of four names: here both look at those that it tells of."""
-    theirs = _told_by_hta(name)
+    theirs = told_by_hta[name]
     with gzip.open(FOLDER / f"{name}.json.gz") as file:
         events = json.load(file, strict=False)["traceEvents"]
     told = [e for e in events if e["ph"] == "X" and e.get("args", {}).get("correlation") in theirs]

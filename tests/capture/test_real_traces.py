@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ STEPS = {
 }  # fmt: skip
 
 
+@cache
 def load(name: str) -> Capture:
     return Capture.load(FOLDER / f"{name}.json.gz")
 
