@@ -12,7 +12,8 @@ from typing import IO, Any, cast
 
 from instrument.errors import TraceError
 from instrument.files import replacing
-from instrument.trace.json_stream import with_one_sign
+from instrument.trace.gzip_stream import chunks
+from instrument.trace.json_stream import cut_short, with_one_sign
 
 _CHUNK = 1 << 20
 # The repair of times reads this much at once, as larger pieces exceed the CPU cache. It adds a
@@ -33,7 +34,8 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     target appears whole or not at all, and may be the source.
 
     Raises:
-        TraceError: there are keys to add, and the file does not begin with an opening brace.
+        TraceError: the file cannot be read, or is gzip that is cut short, damaged or inflates too
+            far; or there are keys to add, and the file does not begin with an opening brace.
     """
     packed = _is_gzip(source)
     with replacing(target) as raw:
@@ -41,19 +43,26 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
             with source.open("rb") as copied:
                 shutil.copyfileobj(copied, raw, _CHUNK)
             return
-        with (
-            gzip.open(source) if packed else source.open("rb") as before,
-            writing(raw, target) as after,
-        ):
-            text = cast(IO[bytes], before)
-            rest = _insert_first(metadata, text, after, source) if metadata else b""
-            _copy_times(rest, text, after)
+        pieces = _pieces(source)
+        try:
+            with writing(raw, target) as after:
+                rest = _insert_first(metadata, pieces, after, source) if metadata else b""
+                _copy_times(rest, pieces, after)
+        except EOFError:
+            raise cut_short(source, gzip=True) from None
 
 
-def _copy_times(rest: bytes, before: IO[bytes], after: IO[bytes]) -> None:
+def _pieces(source: Path) -> Iterator[bytes]:
+    """The text of a trace, decompressed if it is gzip."""
+    for chunk in chunks(source):
+        for begin in range(0, len(chunk), _PIECE):
+            yield chunk[begin : begin + _PIECE]
+
+
+def _copy_times(rest: bytes, pieces: Iterator[bytes], after: IO[bytes]) -> None:
     """Copy a trace with negative times as JSON, cut at commas, which no number contains."""
-    while chunk := before.read(_PIECE):
-        chunk = rest + chunk
+    for piece in pieces:
+        chunk = rest + piece
         end = chunk.rfind(b",") + 1 or (len(chunk) if len(chunk) > _LONGEST_TIME else 0)
         after.write(with_one_sign(chunk[:end]))
         rest = chunk[end:]
@@ -66,10 +75,10 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _insert_first(
-    metadata: Mapping[str, Any], before: IO[bytes], after: IO[bytes], source: Path
+    metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
 ) -> bytes:
     """Write the beginning of the document with the metadata; return the text read after it."""
-    head = before.read(_PIECE).lstrip()  # torch begins with a line break
+    head = next(pieces, b"").lstrip()  # torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(
             f"{source} does not begin with '{{', so metadata cannot be added: give a Chrome trace."
