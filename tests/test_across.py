@@ -154,7 +154,7 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, lo
         "nothing more is on its way, as on a node with a disk of its own"
     )
     assert log.at("INFO")[0].endswith(
-        f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` tells of all"
+        f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` shows all"
     )
     (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
     slept.clear()

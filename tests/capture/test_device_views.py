@@ -173,7 +173,7 @@ def test_the_backward_is_where_the_traces_own_arrows_lead(tmp_path) -> None:
 def test_the_parts_are_the_whole(tmp_path) -> None:
     """On the CPU two steps, and on the thread of the engine a node of 35 and a range of 15."""
     found = capture(tmp_path, TRAINING)
-    parts = found.ranges.parts
+    parts = found.ranges.attribution
     assert sum(parts.column("cpu_ns")) == top_level_ns(found.events) == 350_000
     on_device = sum(found.operators.column("self_device_ns"))
     assert sum(parts.column("device_ns")) == on_device == 126_000
