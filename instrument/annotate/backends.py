@@ -76,7 +76,7 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Just before a recording stops: make sure that its open ranges are never closed."""
+    """Note that a recording stops now: ranges that are open in torch are never closed."""
     global _recording
     _recording += 1
 
@@ -226,7 +226,7 @@ def _is_compiled(region: Any, code: CodeType | None) -> bool:
     return any(getattr(entry, "compile_id", region) is region for entry in entries(code))
 
 
-# The effect of torch.compiler.assume_constant_result, which would load Dynamo, in two seconds.
+# The same as torch.compiler.assume_constant_result, which would load Dynamo (two seconds).
 note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -141,7 +141,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # checked first: Dynamo inlines this, and must not guard on values that change, as `call`
+        # checked first: Dynamo inlines this, and must not guard on values that change (`call`)
         if is_dynamo_compiling():
             return _torch_call(self, *args, **kwargs)
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)

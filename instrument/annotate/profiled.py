@@ -250,7 +250,7 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Mark the methods that `cls` defines; torch refuses a class with `backward` and `vjp`."""
+    """Mark the methods that `cls` defines; torch refuses both `backward` and `vjp`."""
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method
