@@ -63,7 +63,7 @@ def names(activities: Activities) -> list[str]:
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """By name, the selected types of each activity for which types are selected."""
+    """The selected types by activity, without the activities that are recorded as a whole."""
     return {
         name: types
         for each in activities or ()

@@ -369,8 +369,9 @@ class ProfilerConfig(BaseModel):
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
-    Each of the `options` replaces the option of the same name in `source`. If `source` is None,
-    nothing is recorded; this is `cfg.get("profiler")` if an application's config has no profiler.
+    Each of the `options` replaces the option of the same name in `source`. If `source` is None
+    and there are no options, nothing is recorded. `cfg.get("profiler")` is None if an application's
+    config has no profiler.
 
     Raises:
         ConfigError: as for `ProfilerConfig`; or the source has another type, or no such preset

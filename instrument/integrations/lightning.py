@@ -275,9 +275,7 @@ def _batches(trainer: Any, module: LightningModule) -> int | None:
         trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
     )
     most = trainer.num_training_batches * epochs
-    if (
-        module.automatic_optimization
-    ):  # with manual optimization, batches do not tell the optimizer's steps
+    if module.automatic_optimization:  # otherwise the number of optimizer steps is unknown
         # Lightning raises if the accumulation changes; that must not end the fit
         with suppress(Exception):
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
