@@ -36,7 +36,7 @@ _owner: weakref.ref[Owner] | None = None
 
 
 def set_owner(owner: Owner) -> None:
-    """Store who uses the profiler now; this holds while `owner.prepared` is true."""
+    """Store the user of the profiler, which it remains while `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """The plan, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
+    """What is recorded, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where

@@ -383,7 +383,7 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # frees the events inside the time that the caller measures, a tenth of it
+        # frees the events here, so that the caller's measurement includes it: a tenth of the whole
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(

@@ -47,9 +47,8 @@ class Session:
     """Records windows of a run and runs the sinks on each.
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
-    override it. If `config` is None, nothing is recorded. Without any option, everything from
-    `start` to `stop` is recorded. With only triggers, only the windows that they request are
-    recorded.
+    override it. None alone records nothing. Without any option, everything from `start` to `stop`
+    is recorded. With only triggers, only the windows that they request are recorded.
 
     With `model`, each submodule gets a range while a window warms up or records. If `model` is a
     list, the names of the ranges begin with index and class, such as `0.Generator`; if it is a
@@ -251,9 +250,8 @@ class Session:
         if loop.running and loop.total_steps is None and loop.current is loop.train:
             sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, _length(loader))
             if sentence:
-                logger.info(
-                    "{}", sentence
-                )  # not a warning: most runs loop over the loader more than once
+                # not a warning, because most runs loop over the loader more than once
+                logger.info("{}", sentence)
         return Batches(loader, loop)
 
     def record(self, function: F, /, *, name: str | None = None) -> F:

@@ -263,9 +263,8 @@ class StepLoop:
         self._logged: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepLoop, (
-            self.config,
-        )  # `session.steps(loader)` may be pickled; the copy is not started
+        # `session.steps(loader)` may be pickled; the copy is not started
+        return StepLoop, (self.config,)
 
     @property
     def recording(self) -> bool:
@@ -291,9 +290,8 @@ class StepLoop:
 
     def begin(self, run: Run, total_steps: int | None) -> None:
         """Begin a run at the current training step, and log which steps it will record."""
-        if (
-            self.step_number == self.ended_at
-        ):  # a later run begins at 0, unless the user has set the number
+        # a later run begins at 0, unless the user has set the number
+        if self.step_number == self.ended_at:
             self.train.step_number = 0
         self.run, self._logged = run, set()
         # `current` too: the session may start inside a `session.phase` block
@@ -381,9 +379,8 @@ class StepLoop:
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")
         if self.ended_at is not None:
-            self.ended_at = (
-                -1
-            )  # so that the next run begins at this number, even if it equals `ended_at`
+            # so that the next run begins at this number, even if it equals `ended_at`
+            self.ended_at = -1
         if counter.began_at == counter.step_number:
             counter.began_at = number
         counter.step_number, counter.next_event_step = number, number + 1

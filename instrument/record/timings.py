@@ -273,9 +273,7 @@ class Timings:
         self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         self._ranges = self._cpu.backend
-        if (
-            self._device
-        ):  # CPU times are the inner backend, so that they do not include the cost of events
+        if self._device:  # the CPU's times are inner, so that they exclude the cost of events
             self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
         self._last_step: int | None = None

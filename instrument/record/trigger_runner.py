@@ -39,7 +39,7 @@ class _ActiveTrigger:
 
     def may_record(self, number: int) -> bool:
         """Whether the trigger may get a window after this step; warns once if none is left."""
-        # false, so no cooldown, if the user has set the step number back
+        # no cooldown if the user has set the step number back: the difference is then larger
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
