@@ -899,7 +899,7 @@ def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memor
     """
     done = warm.run_code(code)
     assert f"CAPTURES {0 if memory else 1}" in done.stdout
-    assert ("ends the window only there" in done.stderr) == memory
+    assert ("can stop only there" in done.stderr) == memory
     assert done.returncode == 0
 
 
