@@ -236,7 +236,7 @@ def test_too_few_calls_are_told_as_calls(tmp_path: Path, log: Log) -> None:
     session.record(lambda: None)()
     session.stop()
     assert log.at("WARNING") == [
-        "The run ended after 1 call, before the first window (steps 3–4) had recorded one: lower profiler.wait, or "
+        "The run ended after 1 call, before the first window (steps 3–4) had recorded a step: lower profiler.wait, or "
         "make more calls."
     ]
 
@@ -265,7 +265,7 @@ def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) ->
     with company:
         assert [predict(1), predict(2)] == [2, 3]
     (said,) = log.at("ERROR")
-    assert said.startswith("session.record cannot start the session, so the calls just run: ")
+    assert said.startswith("session.record cannot start the session, so no call is recorded: ")
     assert session.captures == []
 
 
@@ -284,7 +284,7 @@ def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError) as module:
         session.record(nn.Linear(2, 1))
     assert str(module.value) == (
-        "session.record was given a Linear, but it takes a function or method: of a module give model.__call__."
+        "session.record was given a Linear, but it takes a function or method: for a module, pass model.__call__."
     )
     with pytest.raises(
         ConfigError, match=r"^session\.record was given stream, an asynchronous generator"

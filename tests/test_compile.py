@@ -163,7 +163,7 @@ def test_a_first_compilation_inside_a_window_is_told(tmp_path: Path, log: Log) -
     assert session.captures[0].metadata["graphs_compiled"] == 1
     assert log.at("WARNING") == [
         "torch.compile compiled 1 graphs inside the window of step 0, and the window's times include "
-        "that: wait longer before the window (profiler.wait)."
+        "the compilation: wait longer before the window (profiler.wait)."
     ]
     assert graphs() == (1, 0)
 

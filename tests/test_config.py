@@ -83,13 +83,13 @@ class Never:
         ),
         (
             {"experimental_config": {"trace_only": True}, "with_stack": True},
-            "profiler.experimental_config.trace_only is true, with which torch loses what profiler.with_stack=true "
-            "asks for: leave one of the two out.",
+            "profiler.experimental_config.trace_only is true, so torch would lose what profiler.with_stack=true "
+            "records: leave one of the two out.",
         ),
         (
             {"experimental_config": {"profile_all_threads": True}, "profile_memory": True},
-            "profiler.experimental_config.profile_all_threads is true, with which torch loses what "
-            "profiler.profile_memory=true asks for: leave one of the two out.",
+            "profiler.experimental_config.profile_all_threads is true, so torch would lose what "
+            "profiler.profile_memory=true records: leave one of the two out.",
         ),
         ({"max_window_s": 0}, "profiler.max_window_s is 0, but it must be more than 0."),
         ({"active": True}, "profiler.active is True, but it must be a whole number."),
@@ -115,7 +115,7 @@ class Never:
         (
             {"repeat": 2},
             "profiler.repeat is 2, but without profiler.active the first window has no end: "
-            "set profiler.active to the steps of a window.",
+            "set profiler.active to the number of steps of a window.",
         ),
         (
             {"at_steps": [10], "active": 1, "every_n_steps": 5},
@@ -132,7 +132,7 @@ class Never:
         (
             {"every_n_steps": 10},
             "profiler.every_n_steps is 10, but without profiler.active a window has no end: "
-            "set profiler.active to the steps of a window.",
+            "set profiler.active to the number of steps of a window.",
         ),
         (
             {"every_n_steps": 2, "active": 3},
@@ -171,8 +171,8 @@ class Never:
         ),
         (
             {"sinks": [TableSink]},
-            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list holds names of "
-            "those that ship: give a mapping from a name of yours to it.",
+            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list holds only "
+            "names of classes that ship: give a mapping from a name that you choose to it.",
         ),
         (
             {"sinks": {"mine": TableSink}},

@@ -165,7 +165,7 @@ def test_a_device_that_fails_is_told_once_and_left_alone(
         ranged(times, cuda, "range", 10)
         times.collect()
     assert log.at("ERROR") == [
-        "Timings measure no device times from here on: an illegal memory access was encountered"
+        "Timings measure no device times from now on: an illegal memory access was encountered"
     ]
     assert FakeEvent.made == 1
 

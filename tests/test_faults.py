@@ -451,7 +451,10 @@ LEAVES_LITTLE = (
 # Too little to begin with, and too little for the whole trace.
 @pytest.mark.parametrize(
     ("leaves", "size", "told"),
-    [(2**20, 1, "Less than 16 MiB are free"), (16.2 * 2**20, 20_000, "torch wrote no whole trace")],
+    [
+        (2**20, 1, "Less than 16 MiB are free"),
+        (16.2 * 2**20, 20_000, "torch wrote an incomplete trace"),
+    ],
 )
 def test_a_full_disk_costs_the_window_alone(
     small_disk: Path, leaves: float, size: int, told: str

@@ -129,7 +129,9 @@ def test_what_torch_cannot_classify_costs_these_files_alone(
         MemoryProfileTimeline, "export_memory_timeline_raw", fail
     )  # the other file is there already
     capture, *_ = recorded(tmp_path)
-    told = "torch cannot classify the window's memory: no such key. The rest is kept."
+    told = (
+        "torch cannot classify the window's memory: no such key. The rest of the capture is kept."
+    )
     assert log.at("WARNING") == [told]
     assert capture.categories == []
     assert len(capture.memory_categories) == 0

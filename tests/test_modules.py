@@ -116,18 +116,18 @@ def test_the_choice_of_submodules(
     [
         (
             {"include": ["layer.*"]},
-            "instrument_model was given include='layer.*', which matches no submodule; near it are "
+            "instrument_model was given include='layer.*', which matches no submodule; similar names: "
             "layers.1, layers.0, layers.",
         ),
         (
             {"exclude": ["nothing"]},
-            "instrument_model was given exclude='nothing', which matches no submodule; near it are ",
+            "instrument_model was given exclude='nothing', which matches no submodule; similar names: ",
         ),
         (
             {"types": ["Conv*"]},
-            "instrument_model was given a selection that leaves no submodule of Model: depth=None, include=[], "
+            "instrument_model was given options that select no submodule of Model: depth=None, include=[], "
             "exclude=[], "
-            "types=['Conv*']; widen it.",
+            "types=['Conv*']; relax them.",
         ),
     ],
 )

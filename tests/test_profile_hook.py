@@ -62,10 +62,10 @@ def test_a_hook_that_cannot_be_set_again_is_warned_of(tmp_path: Path, log: Log) 
     record(tmp_path)
     profile.disable()
     (warning,) = log.at("WARNING")
-    assert warning.startswith(
-        "profiler.with_stack=true has ended the profiling by <cProfile.Profile object"
+    assert warning.startswith("profiler.with_stack=true has stopped <cProfile.Profile object")
+    assert warning.endswith(
+        "and only the code that started it can start it again: use one of the two."
     )
-    assert warning.endswith("which only its owner can begin again: use one of the two.")
 
 
 def test_hooks_of_other_threads_are_warned_of(tmp_path: Path, log: Log) -> None:

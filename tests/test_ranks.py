@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> No
     distributed.records([1], RankInfo(0, 1, 0))
     assert log.at("WARNING") == [
         "profiler.ranks names 7, but the run has 2 ranks, 0 to 1: nothing is recorded.",
-        "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the others record.",
+        "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the other ranks record.",
         "profiler.ranks names 1, but the run has 1 rank, 0: nothing is recorded.",
     ]
 
@@ -234,8 +234,8 @@ def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
     assert leader.began.keys() == {15}
     assert other.began == {}
     assert log.at("WARNING") == [
-        "The window that the trigger mine asked for (it is time, on rank 1 after step 1) is not recorded here: all "
-        "ranks begin it with step 15, and this one is at step 33 already."
+        "The window that the trigger mine requested (it is time, on rank 1 after step 1) is not recorded on this rank: all "
+        "ranks begin it with step 15, and this rank is already at step 33."
     ]
 
 
@@ -302,7 +302,7 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
     alone.watch.end()
     assert alone.began == {4: ("mine", Request("it is time")), 10: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "Rank 1 records by itself what its triggers ask for from now on: Connection was likely closed."
+        "From now on, rank 1 alone records what its triggers request: Connection was likely closed."
     ]
 
 
@@ -316,7 +316,7 @@ def test_when_the_leader_has_ended_the_others_go_by_themselves(
     assert other.began.keys() == {2}
     assert log.at("WARNING") == []
     assert (
-        "Rank 1 records by itself what its triggers ask for from now on: the leading rank has ended its session."
+        "From now on, rank 1 alone records what its triggers request: the leading rank has ended its session."
         in (log.at("INFO"))
     )
 
@@ -331,7 +331,7 @@ def test_a_leader_that_leaves_lets_the_others_go(
     other.goes_on(3)
     assert other.began.keys() == {2}
     assert log.at("WARNING") == [
-        "Rank 0 records by itself what its triggers ask for from now on: division by zero."
+        "From now on, rank 0 alone records what its triggers request: division by zero."
     ]
 
 
@@ -345,7 +345,7 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     other.goes_on(3)
     assert other.began == {3: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "Rank 1 records by itself what its triggers ask for from now on: rank 0, which leads, does not answer for -1 s."
+        "From now on, rank 1 alone records what its triggers request: rank 0, which leads, does not answer for -1 s."
     ]
 
 

@@ -524,7 +524,7 @@ def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) ->
     assert (
         recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
     )
-    said = "The run ended after 3 steps, before a window had recorded one: have profiler.schedule record earlier, or "
+    said = "The run ended after 3 steps, before a window had recorded a step: have profiler.schedule record earlier, or "
     assert f"{said}train longer." in log.at("WARNING")
     assert any(
         line.startswith("Profiler records no window before step 1001 on cpu")

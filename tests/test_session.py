@@ -197,7 +197,7 @@ def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, l
         else "call session.step() after each training step, or loop over session.steps(loader)."
     )
     assert warning == (
-        f"The run ended after {steps} steps, before the first window (step 4) had recorded one: {advice}"
+        f"The run ended after {steps} steps, before the first window (step 4) had recorded a step: {advice}"
     )
 
 
@@ -310,7 +310,7 @@ def test_a_step_inside_steps_is_not_counted_twice(tmp_path: Path, net: nn.Module
             session.step()
     assert session.step_number == 3
     assert log.at("WARNING") == [
-        "session.step() does nothing inside session.steps(), which steps by itself."
+        "session.step() does nothing inside a loop over session.steps(), which ends each step itself."
     ]
 
 
@@ -338,7 +338,7 @@ def test_what_is_open_when_the_session_stops_is_put_away(
     session.stop()
     session.stop()
     assert nn.Module.__call__ is nn.Module._wrapped_call_impl
-    assert "before the first window (step 3) had recorded one" in log.at("WARNING")[0]
+    assert "before the first window (step 3) had recorded a step" in log.at("WARNING")[0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -453,7 +453,7 @@ def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(
         (
             1200,
             None,
-            "The run begins with step 1200, behind all windows of the schedule (the last: steps 8–9), so that ",
+            "The run begins with step 1200, after all windows of the schedule (the last: steps 8–9), so ",
         ),
         (8, 8, "The run begins with step 8, but has 8 steps in all: nothing is left to record."),
         (3, None, None),
@@ -655,7 +655,7 @@ def test_a_trace_cut_short_by_torch_is_noticed(
         train_step(net, LOADER[0])
         session.step()
     assert session.captures == []
-    assert "torch wrote no whole trace into " in log.at("ERROR")[0]
+    assert "torch wrote an incomplete trace into " in log.at("ERROR")[0]
     assert list(tmp_path.iterdir()) == [], "half a trace only takes up the space that is missing"
 
 
@@ -678,8 +678,8 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
         Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
     assert str(raised.value) == (
         "Another session is recording in this process, and only one can: stop that one first. "
-        "Replace two callbacks of a trainer by one whose profiler.at_steps and profiler.sinks name the windows and "
-        "sinks of both."
+        "If a trainer has two callbacks, use one, with the windows (profiler.at_steps) and the "
+        "sinks (profiler.sinks) of both."
     )
     assert len(first.captures) == 1
 
@@ -826,7 +826,7 @@ def test_a_trigger_that_raises_is_told_once(tmp_path: Path, net: nn.Module, log:
             train_step(net, batch)
     assert [whole_steps(c) for c in session.captures] == [[2]]
     (error,) = log.at("ERROR")
-    assert error.startswith("The trigger mine failed and is not asked again.")
+    assert error.startswith("The trigger mine failed and is not called again.")
 
 
 def test_the_session_passes_iterables_and_their_exceptions_on(tmp_path: Path) -> None:
@@ -899,7 +899,7 @@ def test_a_session_driven_from_two_threads_ends_no_process(tmp_path: Path, memor
     """
     done = warm.run_code(code)
     assert f"CAPTURES {0 if memory else 1}" in done.stdout
-    assert ("ends the window only there" in done.stderr) == memory
+    assert ("can stop only there" in done.stderr) == memory
     assert done.returncode == 0
 
 
@@ -934,7 +934,7 @@ def test_torchs_profiler_inside_a_window_costs_that_window_and_no_process(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "CAPTURES steps_000001-000001_rank0" in done.stdout
     assert (
-        "torch.profiler was used inside the window, which takes the recording away" in done.stderr
+        "torch.profiler was used inside the window, so torch discarded the recording" in done.stderr
     )
 
 

@@ -115,7 +115,7 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
     assert [capture.steps.column("number") for capture in session.captures] == [[6, 7, 8]]
     (error,) = log.at("ERROR")
     assert "but with profiler.profile_memory torch" in error
-    assert error.endswith("step on one thread, or leave profile_memory out.")
+    assert error.endswith("call session.step() from one thread, or turn profile_memory off.")
 
 
 def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_stops_it_later(
@@ -156,7 +156,7 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         session.stop()
         print("STEPS", [capture.steps.column("number") for capture in session.captures])
     """)
-    if "records nothing in this process: step on a thread that does not end" in said:
+    if "records nothing in this process: call session.step() on a thread that does not end" in said:
         assert not torch.__version__.startswith(compat.NEWEST), "older torch alone"
         assert "STEPS []" in said
     else:
@@ -246,6 +246,6 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
                 session.step()
     assert [capture.steps.column("number") for capture in session.captures] == [[1], [3], [6]]
     assert log.at("WARNING") == [
-        "No thread can be started (can't start new thread): the trigger mine is not asked between steps.",
+        "No thread can be started (can't start new thread): the trigger mine is not polled between steps.",
         "No thread can be started (can't start new thread): a window's limits are checked only when a step ends.",
     ]

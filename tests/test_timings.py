@@ -187,7 +187,7 @@ def test_names_without_end_share_one_row_after_a_thousand(tmp_path: Path, log: L
     assert seen["item 999"] == seen[STEP] == 1
     assert seen[OTHERS] == 200
     (warning,) = log.at("WARNING")
-    assert "Timings keep 1000 range names, and 'item 1000' is one more" in warning
+    assert "Timings keep at most 1000 range names: 'item 1000' and all later names" in warning
 
 
 # What a range's time is
@@ -316,7 +316,9 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     assert forward[-1]["run"]["p50_ns"] == pytest.approx(5_000, rel=0.02)
     assert {name for line in written for name in line["ranges"]} == {"forward", STEP}
     (line,) = [
-        line for line in log.at("INFO") if line.startswith("Times every range and step, into ")
+        line
+        for line in log.at("INFO")
+        if line.startswith("Times every range and step, and writes to ")
     ]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")

@@ -66,7 +66,7 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
     about = capture.metadata["window"]
     assert (about["steps"], about["truncated"]) == (3, True)
     assert about["reason"] == (
-        "the process grew by 0.09 GB while it recorded, beyond the 0.08 GB of profiler.max_window_memory"
+        "the process grew by 0.09 GB while it recorded, more than the 0.08 GB of profiler.max_window_memory"
     )
 
 

@@ -740,7 +740,7 @@ def test_a_name_is_made_only_while_recording() -> None:
             "profiled cannot mark the class builtin_function_or_method: it is built in and cannot be changed; mark its "
             "caller.",
         ),
-        ("", "profiled was given an empty name: give the range a name, or none at all."),
+        ("", "profiled was given an empty name: pass a name, or leave it out."),
     ],
 )
 def test_what_cannot_be_marked_gets_one_sentence(target: Any, sentence: str) -> None:
@@ -824,7 +824,9 @@ def test_a_marked_instance_and_its_copies_run_their_own_weights(tmp_path: Path) 
         assert torch.equal(shallow(x), torch.zeros(1, 3))
         assert not torch.equal(net(x), torch.zeros(1, 3))
     assert seen.names == ["mine", "mine"]
-    with pytest.raises(ConfigError, match="takes no function as the name of a module instance"):
+    with pytest.raises(
+        ConfigError, match="takes text, not a function, as the name of a module instance"
+    ):
         profiled(Net(), name=lambda *_: "x")
 
 

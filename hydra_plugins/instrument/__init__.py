@@ -1,4 +1,4 @@
-"""Adds the config groups `profiler` and `profiler/sinks` to every Hydra application."""
+"""Adds the config group `profiler` and the groups below it to every Hydra application."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin

@@ -1,8 +1,8 @@
-"""Opens and closes ranges in torch, NVTX and ITT, in torch with its fastest functions.
+"""Opens and closes ranges in torch, NVTX and ITT.
 
-`record_function` costs 11 µs or more per range, with or without a profiler. The private pair of
-functions used below emits the same user annotation (so the device gets its `gpu_user_annotation`
-too) for about 3 µs. Ranges are opened only while something records them: every annotation reads
+torch's `record_function` costs 11 µs or more per range, with or without a profiler. The two private
+functions used below record the same user annotation for about 3 µs; the device also gets the same
+`gpu_user_annotation`. Ranges are opened only while something records them: every annotation reads
 `armed` on every call, and only `arm` and `disarm` change it.
 """
 
@@ -25,7 +25,7 @@ from instrument.range_names import to_trace
 
 
 class Backend(NamedTuple):
-    """The functions of one tool for ranges.
+    """The functions with which one tool records ranges.
 
     Attributes:
         open: opens a range of this name on the calling thread; returns the handle for `close`.
@@ -76,13 +76,13 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Never close the ranges that are open in torch now; called just before a recording stops."""
+    """Note that a recording stops now: ranges that are open in torch are never closed."""
     global _recording
     _recording += 1
 
 
 def release_outlived() -> None:
-    """Free the ranges that were open when a recording stopped; called while no recording is on."""
+    """Free the ranges that were open when a recording stopped. No recording may be on."""
     _outlived.clear()
 
 
@@ -112,21 +112,22 @@ BACKENDS: dict[str, Callable[[], Backend]] = {"torch": _torch, "nvtx": _nvtx, "i
 disabled: bool = os.environ.get("INSTRUMENT_DISABLE", "0") not in ("", "0")
 
 armed: bool = False
-#: torch's own ranges, which the steps of a window always get.
+#: torch's own ranges. The steps of a window always use them.
 torch_backend: Backend = _torch()
-#: What annotations open ranges with. They read it once per range, so the same tool closes it.
+#: Opens the ranges of annotations. An annotation reads this once per range, so the same tool closes
+#: the range.
 backend: Backend = torch_backend
 _arming: tuple[Backend, ...] = ()
 #: Called after each change of `armed`.
 on_arming: list[Callable[[], None]] = []
-#: Ranges that Dynamo traced into a compiled region: (range, region's name) -> its id and code.
+#: Ranges that Dynamo traced into a compiled region: (range, region's name) -> region's id and code.
 compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Let annotations open ranges with `emitting` too, until `disarm`; None stands for torch's.
+    """Open the ranges of annotations with `emitting` too, until `disarm`; None: with torch.
 
-    Arming a backend that is armed changes nothing.
+    Does nothing if the backend is already armed.
     """
     emitting = emitting or torch_backend
     # the newest is outermost, so that timings of the run exclude the cost of a window's tools
@@ -134,9 +135,9 @@ def arm(emitting: Backend | None = None) -> None:
 
 
 def disarm(emitting: Backend | None = None) -> None:
-    """Let annotations no longer open ranges with `emitting`, or with any backend.
+    """Open no further ranges with `emitting`; None: with any backend.
 
-    Ranges that are open are still closed by their owners.
+    Annotations still close the ranges that they have opened.
     """
     _emit_with(tuple(each for each in _arming if emitting is not None and each != emitting))
 
@@ -144,7 +145,7 @@ def disarm(emitting: Backend | None = None) -> None:
 def _emit_with(arming: tuple[Backend, ...]) -> None:
     global armed, backend, _arming
     _arming = arming
-    if arming:  # else the last one stays, because another thread may be about to use it
+    if arming:  # otherwise keep the last backend, because another thread may be about to use it
         backend = reduce(both, arming)
     armed = bool(arming) and not disabled
     for call in on_arming:
@@ -172,7 +173,7 @@ def backend_for(names: Sequence[str]) -> Backend:
 
 
 def both(outer: Backend, inner: Backend) -> Backend:
-    """A backend that opens each range in both; costs 0.1 µs, where a loop would cost 0.8 µs."""
+    """A backend that opens each range in both backends, for 0.1 µs; a loop would cost 0.8 µs."""
     open_outer, close_outer, _ = outer
     open_inner, close_inner, _ = inner
 
@@ -192,7 +193,7 @@ def both(outer: Backend, inner: Backend) -> Backend:
 
 
 def note_compiled(name: str) -> None:
-    """Note that Dynamo traces through a range; Dynamo calls this once, when it compiles."""
+    """Note a range in code that Dynamo compiles; Dynamo calls this once, when it compiles."""
     from torch._guards import CompileContext  # already imported when Dynamo calls this
 
     region = CompileContext.current_compile_id()
@@ -205,7 +206,7 @@ def _compiled_code() -> ref[CodeType] | None:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         return ref(InstructionTranslator.current_tx().output.root_tx.f_code)
-    except Exception:  # it is private to torch, and must not break a compilation
+    except Exception:  # this is private to torch; a failure must not break the compilation
         return None
 
 
@@ -225,7 +226,7 @@ def _is_compiled(region: Any, code: CodeType | None) -> bool:
     return any(getattr(entry, "compile_id", region) is region for entry in entries(code))
 
 
-# What torch.compiler.assume_constant_result does without loading Dynamo, which takes two seconds.
+# The same as torch.compiler.assume_constant_result, which would load Dynamo (two seconds).
 note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -240,7 +241,7 @@ def format_label(template: str, values: dict[str, Any]) -> str:
 def bind_and_format_label(
     function: Any, template: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
-    """As `format_label`, for arguments that are not bound to the function's parameters yet."""
+    """Like `format_label`, for arguments that are not bound to the function's parameters yet."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """Opens ranges around calls of modules: wraps `nn.Module.__call__` while annotations are armed.
 
-Hooks would be copied and saved with their module, TorchScript refuses them, they switch torch's
-inference fast path off, and Dynamo recompiles modules whose hooks change.
+This does not use hooks: they would be copied and saved with their module, TorchScript refuses them,
+they switch torch's inference fast path off, and Dynamo recompiles modules whose hooks change.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch.compiler import is_dynamo_compiling
 from instrument.annotate import backends
 from instrument.range_names import to_trace
 
-# In the `__dict__` of a marked module: plain text, which is copied and which any process can load.
+# The key in the `__dict__` of a marked module. The value is plain text, so copies of the module
+# keep it, and any process can load it.
 _MARK = "_profiled_as"
 
-# Python 3.13 stops caching the attributes of a class that was changed 1,000 times, which costs each
-# call of a module 0.6 µs from then on. A wrapper that stays costs 0.2 µs.
+# Python 3.13 stops caching the attributes of a class that was changed 1,000 times. From then on,
+# each call of a module takes 0.6 µs longer. So after 800 changes the wrapper stays, which costs
+# 0.2 µs.
 _MOST_CHANGES = 800
 
 
@@ -53,7 +55,7 @@ _changes = 0
 
 
 def mark(module: nn.Module, name: str) -> None:
-    """Give a module and its later copies a range of this name, which replaces an earlier one."""
+    """Give a module and its later copies a range; a second call replaces the name."""
     vars(module)[_MARK] = name
     _marked.add(module)
     _follow_arming()
@@ -102,7 +104,7 @@ def _refresh() -> None:
         _wrapper = _wrap(_unwrap(nn.Module.__call__))
         _set_call(_wrapper)
     elif not needed and _wrapper is not None and _changes < _MOST_CHANGES:
-        _wrapper = None  # if another tool has wrapped this wrapper, it only passes calls on
+        _wrapper = None  # another tool may have wrapped the wrapper, which now only passes calls on
         _set_call(_unwrap(nn.Module.__call__))
 
 
@@ -114,7 +116,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 
 
 def _unwrap(call: Any) -> Callable[..., Any]:
-    """The function inside wrappers made by `_wrap`, which another tool may have put back."""
+    """Remove the wrappers of `_wrap` from a function; another tool may have put an old one back."""
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__
     return call  # type: ignore[no-any-return]
@@ -122,10 +124,10 @@ def _unwrap(call: Any) -> Callable[..., Any]:
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Remove the wrapper for the block.
+    """Remove the wrapper during the block.
 
-    The first profiler of a process that records stacks looks up the code of `nn.Module.__call__`
-    once and for all.
+    The first profiler of a process that records stacks looks up the code of `nn.Module.__call__`,
+    and uses that code until the process ends.
     """
     before: Callable[..., Any] = nn.Module.__call__
     _set_call(_unwrap(before))
@@ -136,10 +138,10 @@ def unwrapped() -> Iterator[None]:
 
 
 def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `nn.Module.__call__`; of nested wrappers only the newest opens ranges."""
+    """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # Dynamo inlines this; checked first, so that it guards on nothing that changes, as `call`
+        # checked first: Dynamo inlines this, and must not guard on values that change (`call`)
         if is_dynamo_compiling():
             return _torch_call(self, *args, **kwargs)
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)
@@ -162,10 +164,11 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _skip(function: Callable[..., Any]) -> None:
-    """Let Dynamo skip a function's own frame and compile what it calls, as with torch's `__call__`.
+    """Make Dynamo skip a function's own frame, but compile the functions that it calls.
 
-    Otherwise Dynamo would compile module calls after a graph break again, with the wrapper in them.
-    `torch.compiler.disable(recursive=False)` does the same, but loads Dynamo, which takes two
+    Dynamo treats torch's `nn.Module.__call__` in the same way. Otherwise, after a graph break,
+    Dynamo would compile module calls a second time, together with the wrapper.
+    `torch.compiler.disable(recursive=False)` has the same effect, but loads Dynamo, which takes two
     seconds.
     """
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)

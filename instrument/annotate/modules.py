@@ -43,7 +43,7 @@ class ModuleFilter:
         )
 
     def range_name(self, path: str) -> str:
-        """The qualified name, after the prefix."""
+        """The name of a submodule's range: the prefix, if any, and the qualified name."""
         return f"{self.prefix}.{path}" if self.prefix and path else self.prefix or path
 
 
@@ -61,9 +61,10 @@ def instrument_model(
     """Give each submodule of `model` a range with its qualified name in every recorded window.
 
     The model does not change: while a window is open, `nn.Module.__call__` is wrapped, so copies,
-    saved files and TorchScript see the model as it is. The root's range has its class name; a
-    module shared under several names has the first; a container that is never called, such as
-    `nn.ModuleList`, has no range. A second call replaces the selection of the first.
+    saved files and TorchScript see the model as it is. The range of the model itself has the name
+    of its class. A module with several names has a range with the first of them. A container that
+    is never called, such as `nn.ModuleList`, has no range. A second call for the same model
+    replaces the selection of the first.
 
     Args:
         model: returned as it is.
@@ -72,14 +73,14 @@ def instrument_model(
         exclude: globs over qualified names to leave out.
         types: classes, or globs over class names (`*Attention`); empty: all classes.
 
-    Cost: none while no window is open; in a window about 4 µs per call of a submodule, and 0.4 µs
-    per call of any other module in the process; with `profiler.timings.modules` the same in the
-    whole run. Submodules inside a compiled region or in the replicas of `nn.DataParallel` get no
-    ranges; the capture lists them. With `INSTRUMENT_DISABLE=1` in the environment, this does
-    nothing.
+    Cost: none while no window is open. In a window, about 4 µs per call of a submodule, and 0.4 µs
+    per call of any other module in the process. With `profiler.timings.modules`, the whole run has
+    the cost of a window. Submodules inside a compiled region or in the replicas of
+    `nn.DataParallel` get no ranges; the capture lists them. With `INSTRUMENT_DISABLE=1` in the
+    environment, this does nothing.
 
     Raises:
-        ConfigError: no submodule is selected, or a glob matches none; the nearest names are listed.
+        ConfigError: no submodule is selected, or a glob matches none; similar names are listed.
     """
     if not backends.disabled:
         _instrument({"": model}, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
@@ -99,8 +100,8 @@ def any_instrumented() -> bool:
 def named_models(given: Any) -> dict[str, nn.Module]:
     """A session's models, by the prefix of their ranges' names.
 
-    The prefix is empty for a single model, the key in a mapping, and in a list the index and class,
-    such as `0.Generator`.
+    The prefix is empty for a single model. In a mapping it is the key; in a list it is index and
+    class, such as `0.Generator`.
 
     Raises:
         ConfigError: `given` is neither a module nor a list, tuple or mapping of modules.
@@ -131,9 +132,9 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Instrument the models that are not instrumented yet, and return those.
+    """Instrument those models that are not instrumented yet, and return them.
 
-    `models` is as from `named_models`; the options and the ConfigError are those of
+    `models` is a result of `named_models`. The options and the ConfigError are those of
     `instrument_model`.
     """
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
@@ -157,7 +158,7 @@ def forget(model: nn.Module) -> None:
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    A submodule that already has a range, from timings of the whole run, keeps it.
+    If timings of the whole run have already given a submodule a range, it keeps that range.
     """
 
     def __init__(self) -> None:
@@ -166,9 +167,9 @@ class ModuleRanges:
         self._attached: list[nn.Module] = []
 
     def unseen(self, *, with_marked: bool = False) -> set[str]:
-        """The names of the ranges that have not opened: not called, or inside a compiled region.
+        """The names of submodules whose ranges have not opened; `with_marked` adds marked modules.
 
-        `with_marked` adds those of marked modules.
+        Such a submodule was not called, or is inside a compiled region.
         """
         before = self._calls_before | (self._marked_calls_before if with_marked else {})
         names = {each.name for each in before}  # a compiled model and the model in it share names
@@ -214,7 +215,7 @@ def _selected_modules() -> Iterator[tuple[str, nn.Module]]:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Whether Python calls it: not a container, and not TorchScript, which calls its submodules."""
+    """Whether Python calls the module's `forward`; false for containers and TorchScript modules."""
     forward = getattr(module.forward, "__func__", module.forward)
     return forward is not nn.Module.forward and not isinstance(module, torch.jit.ScriptModule)
 
@@ -228,7 +229,7 @@ def _check(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None
                 near = difflib.get_close_matches(glob, names, n=3, cutoff=0.4) or names[1:4]
                 raise ConfigError(
                     f"instrument_model was given {option}={glob!r}, which matches no submodule; "
-                    f"near it are {', '.join(near) or 'none, for the model has none'}."
+                    f"similar names: {', '.join(near) or 'none, the model has no submodules'}."
                 )
     if not any(
         each.matches(path, module)
@@ -236,10 +237,10 @@ def _check(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None
         for path, module in model.named_modules()
     ):
         raise ConfigError(
-            "instrument_model was given a selection that leaves no submodule of "
+            "instrument_model was given options that select no submodule of "
             f"{' or '.join(type(model).__name__ for model in models.values())}: "
             f"depth={module_filter.depth}, include={list(module_filter.include)}, "
-            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; widen it."
+            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; relax them."
         )
 
 

@@ -26,7 +26,8 @@ class Range:
     """A named range: a decorator and a context manager. Made by `profiled("name")`.
 
     One object may be entered again while it is open, and from several threads. Do not hold the
-    context manager over an `await` or a `yield`: the range would include what other code does then.
+    context manager over an `await` or a `yield`: the range would include other code that runs
+    meanwhile.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,7 +43,7 @@ class Range:
         return marked
 
     def __enter__(self) -> Range:
-        # Dynamo traces through `with`; checked first, so that it does not guard on `armed`
+        # checked first: Dynamo traces this function, and must not guard on `armed`
         if is_dynamo_compiling():
             backends.note_compiled(self.name)
             return self
@@ -69,7 +70,7 @@ class Range:
             opened[0](opened[1])
 
     def close_all(self) -> None:
-        """Close all entries of this thread that are open."""
+        """Close all ranges of this object that are open on this thread."""
         while get_ident() in self._open:
             self.__exit__()
 
@@ -81,7 +82,7 @@ class Range:
 
 
 class AnnotatedCallable:
-    """A callable object whose calls are in a range; in all else it behaves as the object."""
+    """Wraps a callable object so that its calls are in a range; otherwise behaves like it."""
 
     def __init__(self, target: Any, name: Name) -> None:
         self.__wrapped__ = target
@@ -103,7 +104,7 @@ class AnnotatedCallable:
 
     @property  # type: ignore[misc] # mypy: read-only over read-write
     def __class__(self) -> type:
-        """The class of the object, so that `isinstance` holds."""
+        """The class of the wrapped object, so that `isinstance` works."""
         return type(self.__wrapped__)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Name]]:
@@ -132,23 +133,22 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     `__call__`. An instance of `nn.Module` is marked in place: an attribute holds the name as plain
     text, so copies keep it and a process without this package can load it.
 
-    A name may be a format over the parameters, as in `@profiled("layer{self.index}")`, or, as
-    `name=`, a function of the arguments. Both are evaluated only while a window records or timings
-    run.
+    A name may be a format string over the parameters, as in `@profiled("layer{self.index}")`. The
+    option `name=` also takes a function of the arguments. Both are evaluated only while a window
+    records or timings run.
 
-    Signature, docstring, pickling and identity under `inspect` are those of the marked object. A
-    call costs one check of a flag while nothing records, about 3 µs while a window records, and
-    0.5 µs with timings of the whole run. With `INSTRUMENT_DISABLE=1` in the environment at import,
-    `profiled` returns the object itself. A range that `torch.compile` traces into a compiled region
-    is not timed, because the compiled code does not know where it was. The capture lists it.
+    The result has the signature and the docstring of the marked object, and behaves like it under
+    `pickle` and `inspect`. A call costs one check of a flag while nothing records, about 3 µs while
+    a window records, and 0.5 µs with timings of the whole run. With `INSTRUMENT_DISABLE=1` in the
+    environment at import, `profiled` returns the object itself. A range that `torch.compile` traces
+    into a compiled region is not timed, because the compiled code does not contain it. The capture
+    lists such ranges.
 
     Raises:
         ConfigError: the object cannot be marked, or the name is empty.
     """
     if target == "" or name == "":
-        raise ConfigError(
-            "profiled was given an empty name: give the range a name, or none at all."
-        )
+        raise ConfigError("profiled was given an empty name: pass a name, or leave it out.")
     if isinstance(target, str):
         return Range(target)
     if target is None:
@@ -169,9 +169,9 @@ _pushed = _PushedRanges()
 def range_push(name: str) -> int:
     """Open a range on this thread that `range_pop` closes; returns its depth, from 0.
 
-    For code where no `with` block fits, as `torch.cuda.nvtx.range_push`. A window does not show
-    ranges that were pushed before it. While nothing records, a call costs 0.5 µs. Inside compiled
-    regions it does nothing, as `profiled`.
+    Like `torch.cuda.nvtx.range_push`, for code in which no `with` block fits. A window does not
+    show ranges that were pushed before the window began. While nothing records, a call costs
+    0.5 µs. As with `profiled`, no range opens inside compiled regions.
     """
     if is_dynamo_compiling():
         backends.note_compiled(name)
@@ -191,8 +191,9 @@ def range_pop() -> int:
 def mark(message: str) -> None:
     """Record a moment in the trace and `Capture.moments`, and in NVTX and ITT if `emit` names them.
 
-    In the trace it is a very short slice named `message (mark)`, because Kineto has no moments for
-    users. While nothing records, a call costs 0.2 µs. Inside compiled regions it does nothing.
+    In the trace, a moment is a very short range named `message (mark)`, because Kineto has no
+    moments for users. While nothing records, a call costs 0.2 µs. Inside compiled regions it does
+    nothing.
     """
     if is_dynamo_compiling() or backends.disabled:
         return
@@ -249,7 +250,7 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Mark the methods that it defines: torch refuses a class with both `backward` and `vjp`."""
+    """Mark the methods that `cls` defines; torch refuses both `backward` and `vjp`."""
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method
@@ -269,9 +270,7 @@ def _mark_member(cls: type, member: str, name: Name) -> None:
 
 def _mark_instance(module: nn.Module, name: Name) -> nn.Module:
     if callable(name):
-        raise ConfigError(
-            "profiled takes no function as the name of a module instance: give it text."
-        )
+        raise ConfigError("profiled takes text, not a function, as the name of a module instance.")
     module_calls.mark(module, name)
     return module
 

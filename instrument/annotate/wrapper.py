@@ -27,8 +27,8 @@ from instrument.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 
-# is_dynamo_compiling comes first: Dynamo folds it, and then does not guard on `armed`, on whose
-# change it would recompile.
+# is_dynamo_compiling comes first: Dynamo knows its value, so it never reads `armed`. If Dynamo read
+# `armed`, it would compile again whenever `armed` changes.
 _PLAIN = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
@@ -130,7 +130,7 @@ def is_ranged(function: Any) -> bool:
 
 
 def is_plain(target: Any) -> bool:
-    """Whether it is a function or method, and not another callable object."""
+    """Whether `target` is a function or method, and not another callable object."""
     return isinstance(
         target,
         FunctionType | MethodType | BuiltinFunctionType | MethodDescriptorType | MethodWrapperType,
@@ -160,10 +160,10 @@ def _wrapper_factory(
 
 
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
-    """Source text of a function's parameters, of the arguments of a call, and of a dict of them.
+    """The source text of a function's parameters, of a call's arguments, and of a dict of them.
 
-    None if it cannot be written. Defaults are not part of it: the wrapper gets them from the
-    function.
+    None if the parameters cannot be written as source. Default values are not included: the wrapper
+    gets them from the function.
     """
     positional = code.co_varnames[: code.co_argcount]
     keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -233,17 +233,17 @@ class _CallSlices:
             try:
                 value = yield yielded
                 resume = inner.send
-            # GeneratorExit too: `throw` lets the inner generator clean up, within a range
+            # includes GeneratorExit: with `throw`, the inner generator cleans up inside a range
             except BaseException as error:
                 resume, value = inner.throw, error
 
     def awaitable(self, inner: Any) -> _Awaitable:
-        """As `drive`, for `await`."""
+        """Like `drive`, for `await`."""
         return _Awaitable(self.drive(inner))
 
     @staticmethod
     def without_own_frames(error: BaseException) -> BaseException:
-        """Remove this module's frames from a traceback; raising it adds one of the wrapper."""
+        """Remove this module's frames from a traceback; the wrapper adds one when it raises."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
             trace = trace.tb_next

@@ -1,8 +1,8 @@
 """The option `activities`: what torch records, and optionally only some types of an activity.
 
-It is a list of names, in which a mapping such as `{cuda: [GPU_MEMCPY]}` selects types of an
-activity. The types have Kineto's names, which differ by device and version; torch checks them when
-a session starts.
+The option is a list of names. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` selects
+some types of that activity. The types have Kineto's names, which differ by device and version;
+torch checks them when a session starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
 Activities: TypeAlias = list[str | dict[str, list[str]]]
 
-# Each option with the experimental flag that breaks it, and the cpu type that it needs.
+# Each option, the experimental flag that breaks it, and the type of cpu that it needs.
 _CONFLICTS = (
     ("with_stack", "trace_only", "PYTHON_FUNCTION"),
     ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
@@ -34,8 +34,8 @@ def checked(given: Any) -> Activities:
     """Validate the option: names become lower case and unique, types stay as given.
 
     Raises:
-        ConfigError: it is not such a list, is empty, or names an activity that does not exist, or
-            one activity both with types and without.
+        ConfigError: the value is not such a list, is empty, names an unknown activity, or names an
+            activity twice with different types.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -63,7 +63,7 @@ def names(activities: Activities) -> list[str]:
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """The selected types of each activity that is recorded in part."""
+    """The selected types by activity, without the activities that are recorded as a whole."""
     return {
         name: types
         for each in activities or ()
@@ -73,15 +73,15 @@ def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
 
 
 def conflict(config: Config) -> str | None:
-    """A sentence about an option whose data another option would lose; None without any."""
+    """A sentence about two options that conflict; None without a conflict."""
     cpu_types = chosen_types(config.activities).get("cpu")
     for option, flag, cpu_type in _CONFLICTS:
         if not getattr(config, option):
             continue
         if config.experimental_config.get(flag):
             return (
-                f"profiler.experimental_config.{flag} is true, with which torch loses what "
-                f"profiler.{option}=true asks for: leave one of the two out."
+                f"profiler.experimental_config.{flag} is true, so torch would lose what "
+                f"profiler.{option}=true records: leave one of the two out."
             )
         if cpu_types is not None and cpu_type not in cpu_types:
             return (

@@ -1,9 +1,9 @@
-"""Builds sinks and triggers from `_target_` mappings, and writes the mappings of instances.
+"""Builds sinks and triggers from `_target_` mappings, and makes mappings from instances.
 
-`_target_`, the import path of a class, is the only registry; built-in classes also have names.
-Hydra builds the mappings of a config, since they may hold interpolations and nested `_target_`
-mappings. Those of the command line and of a worker's job hold neither: `sink_of_class` builds them
-and calls only classes.
+`_target_` is the import path of a class. There is no other registry, but built-in classes also have
+short names. Hydra builds the mappings of a config, because they may hold interpolations and nested
+`_target_` mappings. The mappings of the command line and of a worker's job hold neither of them.
+`sink_of_class` builds those, and calls nothing but classes of sinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             returned unchanged.
 
     Raises:
-        ConfigError: `given` is none of these, cannot be built, or lacks the method of its kind.
+        ConfigError: `given` is none of these, cannot be built, or lacks the method of a sink or
+            trigger.
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):
@@ -63,9 +64,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
     """Build the `_target_` mapping at a path of the config, with nested mappings first.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: the mapping cannot be built.
     """
-    # Takes 0.3 s, so it is imported only here.
+    # Hydra takes 0.3 s to import.
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
@@ -100,7 +101,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         kind = _imported(known.get(target, target))
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
             raise ConfigError(
-                f"{target!r} is no class of a sink, which must have a method {signature}."
+                f"{target!r} is no class of a sink: such a class has a method {signature}."
             )
         return kind(**options)
     except InstrumentError:
@@ -131,7 +132,7 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
     """The `_target_` mapping of a sink or trigger that was built from `given`.
 
-    For the user's own instance of a plain class it holds only the class.
+    If `given` is an instance whose class is no pydantic model, the mapping holds only the class.
     """
     target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
@@ -141,7 +142,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """The mapping to build this sink in any process, or the sink if only this one can run it."""
+    """A mapping from which any process can build this sink; the sink itself if there is none."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
         return sink
@@ -151,7 +152,7 @@ def for_any_process(sink: Any, given: Any) -> Any:
         written = json.dumps(options)
         if isinstance(sink, BaseModel):
             same = bool(kind(**options) == sink)
-        else:  # the mapping must not need Hydra
+        else:  # the worker builds the mapping without Hydra
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
         return mapping if same and _imported(mapping["_target_"]) is kind else sink

@@ -1,4 +1,4 @@
-"""`Options`: a model whose fields are options, with one sentence for each mistake."""
+"""`Options`: a pydantic model of options, with one error sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Options(BaseModel):
 
     @classmethod
     def display_name(cls) -> str:
-        """Its name at the start of an error sentence, such as "The table sink"."""
+        """The name of the class in an error sentence, such as "The table sink"."""
         return f"The {cls.__name__}"
 
 
@@ -64,7 +64,10 @@ def unwrapped(value: Any) -> Any:
 
 
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
-    """What a refused value must be, for a sentence; `options` are those of the expected model."""
+    """The end of an error sentence: what the value must be.
+
+    `options` are the names of the options, if a model is expected.
+    """
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"
     if error["type"] == "greater_than":

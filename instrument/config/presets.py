@@ -1,4 +1,4 @@
-"""The presets, sinks and triggers that ship, read from Hydra's files without its global state."""
+"""Reads the presets, sinks and triggers that ship, without Hydra's global state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def _composed(path: str) -> dict[str, Any]:
-    """A file of the config group, merged with its defaults list as far as these files use one."""
+    """A file of the config group, merged with the files that its defaults list names."""
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
@@ -78,6 +78,6 @@ def _yaml(path: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """The `_target_` by name of the `sinks` or `triggers` that ship."""
+    """By name, the `_target_` of each class that ships; `group` is sinks or triggers."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

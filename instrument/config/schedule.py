@@ -15,8 +15,8 @@ from typing import Any, Protocol
 # A step number that is never reached.
 NEVER = sys.maxsize
 
-# Each of these options names all windows by itself; the options of cycles then conflict with it
-# unless they have their defaults. `wait` is not among them, because presets set it.
+# Each of the `_WINDOW_OPTIONS` replaces the cycles. The options in `_CYCLE_DEFAULTS` must then have
+# their defaults. `wait` may have any value, because presets set it.
 _WINDOW_OPTIONS = ("schedule", "at_steps", "every_n_steps")
 _CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
 
@@ -89,7 +89,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Idle:
-    """No window begins before the step `until`; the next one must be computed there."""
+    """No window begins before the step `until`; call `next_window` again at that step."""
 
     until: int
 
@@ -97,6 +97,7 @@ class Idle:
 def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
     """The first window that begins to record at this step or later; None without one.
 
+    `Idle` if the schedule is a function and no window was found in the steps that were searched.
     The result depends only on the schedule and the step, so step numbers may jump. There is no
     window if only triggers request windows.
     """
@@ -123,7 +124,7 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
 
 
 def last_window(schedule: Schedule) -> Window | None:
-    """The last window of a schedule; None if it has no window, or no last one."""
+    """The last window of a schedule; None if the schedule has no window or no end."""
     if schedule.at_steps:
         found = next_window(schedule, max(schedule.at_steps))
         return found if isinstance(found, Window) else None
@@ -135,7 +136,8 @@ def last_window(schedule: Schedule) -> Window | None:
 def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Window]:
     """The windows from a step on, in order.
 
-    If a function is the schedule, the windows before `until`, and then those that are known.
+    If the schedule is a function, the search may end after the step `until`, at the first long gap
+    between windows.
     """
     while True:
         found = next_window(schedule, step)
@@ -151,7 +153,7 @@ def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Windo
 
 
 def triggers_ask(schedule: Schedule) -> bool:
-    """Whether any trigger may request a window; one that never does has `asks = False`."""
+    """Whether any trigger may request a window; a trigger that never does has `asks = False`."""
     return any(getattr(trigger, "asks", True) for trigger in schedule.triggers.values())
 
 
@@ -161,7 +163,7 @@ def triggers_alone(schedule: Schedule) -> bool:
 
 
 def _window_option(schedule: Schedule) -> str | None:
-    """The option that names the windows; None if the options of cycles do."""
+    """The option that replaces the cycles; None if there is none."""
     return next((name for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None), None)
 
 
@@ -179,17 +181,20 @@ def _cycle(schedule: Schedule, number: int) -> Window:
 
 
 def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
-    """A window of `active` steps from `first` on, warmed up after the window from `before` on."""
+    """A window of `active` steps that begins at `first`.
+
+    Its warm-up begins after the window that begins at `before`, if that is not None.
+    """
     active = schedule.active or 1
     free_from = 0 if before is None else before + active
     return Window(max(free_from, first - schedule.warmup), first, first + active - 1)
 
 
 def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
-    """As `next_window`, for a function from a step to the name of torch's action.
+    """Like `next_window`, for a function from a step to the name of torch's action.
 
-    A window ends with RECORD_AND_SAVE or, although torch warns of that, before a step that is not
-    recorded. A window that began before `step` is left out.
+    A window ends with RECORD_AND_SAVE. It also ends before a step that is not recorded, although
+    torch warns of that. A window that began before `step` is left out.
     """
     begin = step
     if step and action(step - 1) == "RECORD":
@@ -214,12 +219,12 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step from `step` on whose action is not RECORD, at most `_LONGEST` steps ahead."""
+    """The first step, at or after `step`, without RECORD; at most `_LONGEST` steps later."""
     return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
 def conflict(schedule: Schedule) -> str | None:
-    """A sentence about options of the schedule that conflict; None without any."""
+    """A sentence about options of the schedule that conflict; None without a conflict."""
     option = _window_option(schedule)
     if option is None:
         if schedule.active is None and schedule.repeat != 1:
@@ -241,14 +246,14 @@ def conflict(schedule: Schedule) -> str | None:
 
 
 def ignored_options(schedule: Schedule) -> str | None:
-    """A sentence about options of cycles that are given and have no effect; None without any."""
+    """A sentence about options of cycles that have no effect; None if there are none."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
         if option == "schedule" and not triggers_ask(schedule):
             names += ["warmup", "active"]
     elif triggers_alone(schedule):
         names = ["wait", "skip_first", "skip_first_wait"]
-        why = "without profiler.active, triggers alone ask for windows"
+        why = "without profiler.active, only triggers request windows"
     else:
         return None
     given = [
@@ -262,7 +267,7 @@ def ignored_options(schedule: Schedule) -> str | None:
 def _needs_active(option: str, given: object, subject: str) -> str:
     return (
         f"profiler.{option} is {given}, but without profiler.active {subject} no end: "
-        "set profiler.active to the steps of a window."
+        "set profiler.active to the number of steps of a window."
     )
 
 
@@ -289,7 +294,7 @@ def unreachable_window(
     """A sentence about the first window that does not fit into a run.
 
     Args:
-        schedule: the options of the schedule; if it has no end, only its first window must fit.
+        schedule: the options of the schedule. If it has no end, only the first window must fit.
         total_steps: the number of steps of the run, counted from 0.
         first_step: the step with which the run begins.
         run: the subject of the sentence.
@@ -325,7 +330,7 @@ def remedy(
 
     Args:
         schedule: the options of the schedule.
-        window: the window; None if a function has not named it yet.
+        window: the window; None if the schedule is a function and the window is not known yet.
         within: whether the run ends within the window instead of before it.
         longer: how to make the run longer.
     """
@@ -338,7 +343,7 @@ def remedy(
 
 
 def _options_to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
-    """The options that make the window late or, if the run ends within it, long."""
+    """The options that make the window begin late; if the run ends within it, also end late."""
     if window.trigger is not None:
         return []
     late = [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]

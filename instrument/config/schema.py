@@ -67,7 +67,7 @@ class TimingsConfig(BaseModel):
 
 
 class ProfilerConfig(BaseModel):
-    """What to record, when, and what to write from it, with torch's names where it has one.
+    """What to record, when, and which sinks and triggers to run; torch's options keep their names.
 
     The schedule counts training steps. After `skip_first` steps there are `repeat` cycles (0:
     without end) of `wait` idle, `warmup` discarded and `active` recorded steps; `skip_first_wait`
@@ -78,28 +78,30 @@ class ProfilerConfig(BaseModel):
 
     Attributes:
         enabled: False: the session does nothing, and most other options are not checked.
-        at_steps: a window of `active` steps begins at each of these, with a warm-up if there is
-            room. An empty list: only triggers request windows.
+        at_steps: the first steps of the windows. Each window has `active` steps, after a warm-up if
+            there is room for it. An empty list: only triggers request windows.
         every_n_steps: a window begins at each multiple of this number, without end.
-        schedule: replaces all these numbers: `torch.profiler.schedule(…)` or another function from
-            a step to torch's `ProfilerAction`, or a `_target_` mapping that builds one. It must
-            depend on the step alone. It is called once per step, at least a thousand steps ahead,
-            at the start up to the end of the fourth window; torch's takes 0.4 µs. A window of more
-            than 10,000 steps lasts until the session stops.
+        schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
+            another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
+            builds one. The result must depend on the step alone. The function is called once per
+            step, at least a thousand steps ahead. At the start it is called up to the end of the
+            fourth window. A call of torch's function takes 0.4 µs. A window of more than 10,000
+            steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0. If given, the session warns at its
             start of a window that does not fit.
         phases: the phases that follow the schedule: train, validation, test, predict. Each counts
             its own steps.
         max_window_s: a window that has recorded for so many seconds ends with the current step,
             labelled truncated; later windows are still recorded. If no step ends, as in a server
-            without requests, the window ends after twice the time, except with `profile_memory`,
-            where only one thread can end it. None: no limit.
-        max_window_memory: the same for the bytes by which the process grows during a window, as a
-            number or as in "4GB". The limit is at most an eighth of the machine's memory, because
-            torch needs six times as much when it stops. Linux only. None: no limit.
-        activities: of cpu, cuda, xpu, mtia, hpu; None: all that this machine has. A mapping such as
-            `{cuda: [GPU_MEMCPY]}` in place of a name records only these types of it (torch 2.13).
-            Steps and ranges have the type USER_ANNOTATION of cpu.
+            without requests, the window ends after twice the time. With `profile_memory` it does
+            not, because only one thread can end it. None: no limit.
+        max_window_memory: a window during which the process has grown by so many bytes ends in the
+            same way as with `max_window_s`. A number, or text such as "4GB". The limit is at most
+            an eighth of the machine's memory, because torch needs six times as much when it stops.
+            Linux only. None: no limit.
+        activities: a list of cpu, cuda, xpu, mtia and hpu; None: all that this machine has. In
+            place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only these types of
+            the activity (torch 2.13). Steps and ranges have the type USER_ANNOTATION of cpu.
         record_shapes: record the operators' input shapes.
         profile_memory: record every allocation and free.
         memory_categories: write memory by torch's categories (parameters, gradients, activations,
@@ -111,14 +113,14 @@ class ProfilerConfig(BaseModel):
             recording.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
-        capture_overload_names: write operators with their overload, as `aten::add.Tensor`, so that
-            they can be grouped by it. Tables name them without it.
-        communication: regular expressions, in any case, for names of kernels that count as
-            communication in addition to the known ones. They are stored in the capture.
+        capture_overload_names: record operators with their overload, as `aten::add.Tensor`, so that
+            they can be grouped by overload. Tables show operators without it.
+        communication: regular expressions for kernel names, ignoring case. Kernels that match count
+            as communication, in addition to the known ones. The capture stores the expressions.
         memory_snapshot: write the snapshot of CUDA's allocator, with its allocations and frees
             during the window, to the capture as memory_snapshot.pickle, which
-            pytorch.org/memory_viz opens. Ends a history that the program records with
-            `torch.cuda.memory`.
+            pytorch.org/memory_viz opens. If the program records a memory history with
+            `torch.cuda.memory`, the window ends that history.
         execution_trace: write torch's execution trace (Chakra) of the window's steps to the capture
             as execution_trace.json, for replay and simulation. Costs about 8 µs and 1 kB per
             operator.
@@ -126,35 +128,36 @@ class ProfilerConfig(BaseModel):
             starts.
         emit: the tools that receive the ranges: torch, nvtx (Nsight Systems), itt (VTune).
         modules: which submodules of the session's model get a range.
-        timings: how ranges and steps of the whole run are timed; None: they are not.
+        timings: how ranges and steps of the whole run are timed; None: they are not timed.
         metadata: keys with JSON values for the top level of the trace and capture.json; see also
             `Session.add_metadata`.
         output_dir: the folder for captures; None: `profile/` in Hydra's run folder, or without
             Hydra in the current folder.
         ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
-            other ranks a session does nothing. The ranks that record all record the window that a
-            trigger of any of them requests, at the same steps.
-        export: `process`: another process compresses the traces and runs the sinks while training
-            continues; `inline`: the session does so at the end of each window, for short scripts
-            and notebooks.
-        export_queue: how many windows may wait for that process; further ones are dropped.
-        export_timeout_s: seconds that one window may take there, and that `stop` waits for the
-            rest.
+            other ranks a session does nothing. If a trigger of one recording rank requests a
+            window, all recording ranks record that window, at the same steps.
+        export: `process`: a separate export process compresses the traces and runs the sinks while
+            training continues; `inline`: the session does both at the end of each window, for short
+            scripts and notebooks.
+        export_queue: how many windows may wait for the export process; further ones are dropped.
+        export_timeout_s: seconds that the export process may take for one window, and that `stop`
+            waits for the unfinished windows.
         keep: how many captures of this run and rank are kept, the newest ones; None: all.
-        disk_budget: bytes that these captures may take, as a number or as in "2GB". The oldest are
-            removed first; the newest always stays.
+        disk_budget: bytes that the captures of this run and rank may take: a number, or text such
+            as "2GB". The oldest are removed first; the newest always stays.
         upload_to: an fsspec URL such as s3://bucket/run, to which each finished capture is
             uploaded, as a folder with its name. If another run has a capture of that name there,
             the new one is called NAME-2. Captures that are not uploaded yet are kept regardless of
             `keep` and `disk_budget`; `stop` waits `export_timeout_s` for them. None: no upload.
-        upload_options: options of that file system, such as `endpoint_url`. Leave credentials to
-            the environment: capture.json keeps only the addresses and the booleans among these
-            options, and `instrument export`, which uploads the rest later, has only those.
+        upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
+            into the environment instead: of these options, capture.json keeps only addresses and
+            booleans. If `instrument export` uploads a capture later, it has only the kept options.
         preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
             saved within half of them. None: SIGTERM is not handled.
-        sinks: by name, what writes files from each capture: an instance, or a mapping with
-            `_target_`. The sinks that ship need no `_target_`.
-        triggers: by name, what may request a window after a step; given as sinks are.
+        sinks: by name, the sinks, which write files from each capture. A value is an instance, or a
+            mapping with `_target_`; the sinks that ship need no `_target_`.
+        triggers: by name, the triggers, which may request a window after a step. The values are
+            like those of `sinks`.
 
     Raises:
         ConfigError: an option is unknown, has a value that cannot work, or conflicts with another.
@@ -207,7 +210,7 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)  # of each sink `for_any_process`
+    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)  # by sink, from `for_any_process`
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -280,14 +283,15 @@ class ProfilerConfig(BaseModel):
     @field_validator("sinks", "triggers", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """Turn a list of names of those that ship into a mapping; drop entries that are null."""
+        """Turn a list of names into a mapping; drop entries that are null."""
         if isinstance(value, Iterable) and not isinstance(value, str | Mapping | BaseModel):
             names = list(value)
             for given in names:
                 if not isinstance(given, str):
                     raise ConfigError(
                         f"profiler.{info.field_name} is a list that holds {given!r}, but a list "
-                        "holds names of those that ship: give a mapping from a name of yours to it."
+                        "holds only names of classes that ship: give a mapping from a name that "
+                        "you choose to it."
                     )
             return {name: {} for name in names}
         return (
@@ -357,7 +361,7 @@ class ProfilerConfig(BaseModel):
         kept = {
             "upload_options": public(self.upload_options),
             "upload_to": self.upload_to,
-        }  # checked, and read again
+        }  # hold no secrets; `instrument export` needs them
         plain: dict[str, Any] = redact(options) | kept
         return plain
 
@@ -365,8 +369,9 @@ class ProfilerConfig(BaseModel):
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
-    Each of the `options` replaces that of `source`. None, which is `cfg.get("profiler")` where an
-    application's config has no profiler, records nothing.
+    Each of the `options` replaces the option of the same name in `source`. If `source` is None
+    and there are no options, nothing is recorded. `cfg.get("profiler")` is None if an application's
+    config has no profiler.
 
     Raises:
         ConfigError: as for `ProfilerConfig`; or the source has another type, or no such preset
@@ -375,7 +380,7 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     if isinstance(source, ProfilerConfig):
         if not options:
             return source
-        # a disabled one has built none
+        # a disabled config has not built its sinks
         sinks = source._portable if source.enabled else source.sinks
         given: Any = {name: getattr(source, name) for name in source.model_fields_set} | {
             "sinks": sinks

@@ -21,7 +21,9 @@ _EXPECTED = (
 
 
 class StepActions:
-    """The names of torch's actions by step, from a function or a `_target_` mapping of one.
+    """The name of torch's action for each step, computed by the user's function.
+
+    `given` is that function, or a `_target_` mapping that builds it.
 
     The function is called once per step; up to 50,000 results are cached. If it raises, or
     returns something other than torch's actions, that is logged and all further results are NONE:
@@ -58,7 +60,7 @@ class StepActions:
         return StepActions, (self._given,)
 
     def described(self) -> Any:
-        """The mapping or the function's name, for `capture.json`."""
+        """The mapping, or the name of the function, for `capture.json`."""
         if isinstance(self._given, Mapping):
             with suppress(TypeError, ValueError):  # JSON cannot hold it
                 return json.loads(json.dumps(dict(self._given)))
@@ -66,7 +68,7 @@ class StepActions:
         return str(getattr(self._given, "__qualname__", kind.__qualname__))
 
     def _guarded_call(self, step: int) -> str:
-        """The action, or NONE from the first error on."""
+        """The name of the action; NONE for this and all later calls after an error."""
         if self._failed:
             return "NONE"
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from instrument.errors import ConfigError
 from instrument.files import encodable
 
-# The top-level keys that torch and Kineto write, which would hide a user's key of that name.
+# The top-level keys that torch and Kineto write. They would hide a user's key of the same name.
 _RESERVED = frozenset(
     {
         "DISABLE_CUPTI_LAZY_REINIT",
@@ -41,7 +41,7 @@ def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
     """Convert keys and values to JSON values; `whose` is the subject of an error sentence.
 
     Raises:
-        ConfigError: torch writes such a key itself, or JSON cannot hold a value.
+        ConfigError: torch itself writes one of the keys, or JSON cannot hold a value.
     """
     reserved = sorted(_RESERVED & metadata.keys())
     if reserved:

@@ -13,10 +13,10 @@ from instrument.sinks.scalars import scalars
 class Trackers(Sink):
     """Logs each window's scalars with `accelerator.log`: `sinks={"trackers": Trackers(…)}`.
 
-    The scalars are those of the TensorBoard sink, as `profiler/ranges/forward/cpu_ms`, at the
-    window's last step. As usual in Accelerate, only the main process logs. The scalars arrive some
-    seconds after the window, from a thread. A tracker that refuses steps older than its newest, as
-    W&B does, loses them; use the wandb sink there.
+    The scalars are those of the TensorBoard sink, such as `profiler/ranges/forward/cpu_ms`, at the
+    window's last step. As usual in Accelerate, only the main process logs. A thread logs the
+    scalars some seconds after the window. A tracker that refuses steps older than its newest step,
+    such as W&B, then loses the scalars; use the wandb sink instead.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process

@@ -28,16 +28,16 @@ def attach(
     """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
     The wait for a batch is a range `data`. Triggers get the loss from `state.output`, if that is a
-    number, a tensor of one element, or a mapping with such a `loss`. The time of
-    ITERATION_COMPLETED handlers added before this call is in the step, that of later ones in the
-    next step. While no window is open an iteration costs a few µs.
+    number, a tensor of one element, or a mapping with such a `loss`. Handlers of
+    ITERATION_COMPLETED that were added before this call run inside the step; handlers that are
+    added later run inside the next step. While no window is open, an iteration costs a few µs.
 
     Args:
         engine: the engine to attach to.
-        config: as for `Session`, or a session. A second engine, which runs within the first, takes
-            the same session: `attach(evaluator, session, phase="validation")`.
-        phase: the phase of the session that a run of this engine is.
-        model: gets a range for each submodule.
+        config: as for `Session`, or a session. Pass the same session for a second engine that runs
+            inside the first: `attach(evaluator, session, phase="validation")`.
+        phase: the phase of the session while this engine runs.
+        model: each of its submodules gets a range.
         options: as for `Session`.
 
     Returns:
@@ -56,7 +56,7 @@ def attach(
 
 
 def detach(engine: Engine) -> None:
-    """Restore the engine as it was before `attach`; does nothing if none was called."""
+    """Restore the engine as it was before `attach`; does nothing if it has no session."""
     attached = vars(engine).get("run")
     if isinstance(attached, Attached):
         attached.remove()
@@ -75,12 +75,12 @@ class Attached:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
-        # handlers without arguments: for others Ignite keeps a weak reference to this engine, which
-        # copies of the engine share
+        # these handlers take no arguments: for others, Ignite keeps a weak reference to this
+        # engine, which copies of the engine share
         self._handlers: dict[Any, Callable[[], object]] = {
             Events.GET_BATCH_STARTED: self._data.__enter__,
             Events.GET_BATCH_COMPLETED: self._data.close_all,
-            # ends the wait that brought no batch, for a loader of unknown length
+            # with a loader of unknown length, ends the last wait, which found no batch
             Events.EPOCH_COMPLETED: self._data.close_all,
             Events.ITERATION_COMPLETED: self._step,
         }
@@ -104,7 +104,7 @@ class Attached:
 
     def remove(self) -> None:
         """Remove the handlers, and restore `engine.run`."""
-        # by handler: Ignite's own handles do not work on a copied engine
+        # by handler, because Ignite's `RemovableEventHandle` does not work on a copied engine
         for event, handler in self._handlers.items():
             if self._engine.has_event_handler(handler, event):
                 self._engine.remove_event_handler(handler, event)

@@ -45,12 +45,13 @@ class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
     Takes and raises what `Session` does. The session is `self.session`, its captures
-    `self.session.captures`. Steps count from 0, also where gradients accumulate. The parts of a
-    step are ranges: `data`, `batch_to_device`, `training_step`, `backward`, `optimizer_step`
-    (within torch's own `Optimizer.step#…`, in which Lightning runs the two before it) and
-    `validation`. A `training_step` marked by `@profiled` has only its own name. With a profiler of
-    Lightning's in `Trainer(profiler=…)`, `data`, `batch_to_device` and the steps are left to that
-    profiler.
+    `self.session.captures`. Steps count from 0, and each batch is one, even if gradients
+    accumulate. The parts of a step are ranges: `data`, `batch_to_device`, `training_step`,
+    `backward`, `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
+    `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If
+    `training_step` is marked by `@profiled`, it has only that range. If the Trainer has one of
+    Lightning's profilers (`Trainer(profiler=…)`), that profiler alone measures `data`,
+    `batch_to_device` and `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
     `trainer.validate`, `test` and `predict` are separate runs, which are recorded if
@@ -58,8 +59,9 @@ class ProfilerCallback(Callback):
     resumed fit continues with the checkpoint's number of batches. If the config is disabled, the
     callback removes itself from the trainer when a run begins.
 
-    If Lightning starts the processes itself (`ddp_spawn`), each records with a copy of the
-    callback: the captures are in the folder, and `session.captures` of this one stays empty.
+    If Lightning starts the processes itself (`ddp_spawn`), each process records with its own copy
+    of the callback. The captures are then in the folder, but `session.captures` of the callback in
+    the first process stays empty.
 
     While no window is open, a batch costs a few calls that compare two numbers.
     """
@@ -98,7 +100,7 @@ class ProfilerCallback(Callback):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss is what `training_step` returned."""
-        self._close_ranges()  # if a gradient scaler has skipped the optimizer's step
+        self._close_ranges()  # still open if a gradient scaler has skipped the optimizer's step
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_train_end(self, *args: Any) -> None:
@@ -124,7 +126,7 @@ class ProfilerCallback(Callback):
             self.session.step()
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """End the phase, and outside of `fit` the session."""
+        """End the phase; outside of `fit`, also stop the session."""
         self._open_phase.close()
         if self._phase and trainer.state.fn != "fit":
             self._stop(None)
@@ -176,9 +178,9 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Replaces Lightning's idle profiler while a session runs: the parts of a step are ranges.
+    """Replaces Lightning's `PassThroughProfiler` while a session runs; opens ranges in a step.
 
-    Costs less than the idle profiler while nothing is recorded.
+    While nothing is recorded, it costs less than the `PassThroughProfiler`.
     """
 
     def __init__(self, module: LightningModule | None = None) -> None:
@@ -192,7 +194,7 @@ class _Parts(Profiler):
         self._ranges.clear()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The range for an action of Lightning's while annotations are armed."""
+        """The range for one of Lightning's actions, if annotations open ranges now."""
         if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
@@ -224,10 +226,11 @@ class _Parts(Profiler):
 class InstrumentProfiler(_Parts):
     """Records windows as `ProfilerCallback` does, with a range for every action of Lightning's.
 
-    Takes what `Session` takes. The ranges of the callback have the same names here; the others have
+    Takes what `Session` takes. Ranges that the callback also has keep their names; all others have
     Lightning's names, such as `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a
-    `ProfilerCallback` to its trainer; if the trainer has one already, that one records, with its
-    own config. Unlike Lightning's profilers it prints no summary: the session's sinks do that.
+    `ProfilerCallback` to its trainer. If the trainer already has one, that callback records, with
+    its own config. Unlike Lightning's profilers, it prints no summary: the session's
+    sinks do that.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -240,7 +243,7 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer, which has given its profiler the module before."""
+        """Add the callback to the trainer; Lightning has set this profiler's module before."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self._find_marked_steps(module)
@@ -272,7 +275,7 @@ def _batches(trainer: Any, module: LightningModule) -> int | None:
         trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
     )
     most = trainer.num_training_batches * epochs
-    if module.automatic_optimization:  # otherwise the optimizer's steps do not follow from batches
+    if module.automatic_optimization:  # otherwise the number of optimizer steps is unknown
         # Lightning raises if the accumulation changes; that must not end the fit
         with suppress(Exception):
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches

@@ -26,20 +26,20 @@ except ImportError as error:
 class ProfilerCallback(TrainerCallback):
     """Records windows of `trainer.train()`; a step is an optimizer step.
 
-    Its number is `state.global_step`. With gradient accumulation a step holds all its batches.
-    Logging, evaluating and saving after a step are in the next step. `data`, `forward`, `backward`
-    and `optimizer` are ranges, and so are the submodules, without any annotation. Evaluation is the
-    session's phase `validation`, whose batches count separately; `trainer.evaluate` and `predict`
-    outside of `train()` are separate runs, which are recorded if `profiler.phases` holds
-    `validation` or `predict`. Triggers get the loss of the step's last batch, as `training_step`
-    returns it.
+    The number of a step is `state.global_step`. With gradient accumulation, a step includes all its
+    batches. Logging, evaluating and saving after a step belong to the next step. `data`, `forward`,
+    `backward` and `optimizer` are ranges, and so are the submodules, without any annotation.
+    Evaluation is the session's phase `validation`, whose batches count separately.
+    `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
+    `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
+    batch, as `training_step` returns it.
 
     The first enabled callback replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest
     of the process, because Transformers does not pass exceptions to callbacks; Trainers without
     such a callback behave as before.
 
     Takes and raises what `Session` does. The session is `self.session`, its captures
-    `self.session.captures`. While no window is open a step costs a few µs.
+    `self.session.captures`. While no window is open, a step costs a few µs.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -91,7 +91,7 @@ class ProfilerCallback(TrainerCallback):
 
     @contextmanager
     def training(self, trainer: Trainer, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Within `trainer.train`, open ranges; at its end, or on an exception, stop the session."""
+        """Open ranges during `trainer.train`; at its end, or on an exception, stop the session."""
         with ExitStack() as ends:
             ends.push(self.session)
             ends.callback(self._optimizer.close_all)
@@ -105,7 +105,7 @@ class ProfilerCallback(TrainerCallback):
     def evaluation(
         self, trainer: Trainer, dataloader: Any, description: str, *args: Any, **kwargs: Any
     ) -> Iterator[None]:
-        """Within `trainer.evaluation_loop`, enter a phase; outside of `train()`, record a run."""
+        """Enter a phase during `trainer.evaluation_loop`; outside `train()`, also start."""
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
             if not self.session.running:
@@ -128,7 +128,7 @@ class ProfilerCallback(TrainerCallback):
 
 @contextmanager
 def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a method of an object by its wrapped form for the block."""
+    """Replace a method of an object by its wrapped form during the block."""
     own = vars(owner).get(method)
     setattr(owner, method, wrap(getattr(owner, method)))
     try:
@@ -144,8 +144,8 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    Transformers tells a callback neither about the exception that ends the training nor about the
-    begin of an evaluation, and does not pass the Trainer.
+    Transformers does not tell a callback about an exception that ends the training, or about the
+    begin of an evaluation. It also does not pass the Trainer to a callback.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

@@ -26,20 +26,20 @@ _enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", def
 
 
 class _CountedCall(NamedTuple):
-    """A call that counts: the step in which it began, and whether it is the session's first."""
+    """A call that counts: the step in which it began, and whether it is the first call."""
 
     step: int
     first: bool
 
 
 class RecordedCalls:
-    """The calls of functions, each of which ends a step of a session.
+    """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless it runs already. The session then stops after its last
-    window; a window without end lasts as long as that first call. Calls count from every thread and
-    asynchronous task, so a step lasts from the end of one call to the end of the next, on whichever
-    thread. Not counted are calls within a call, and calls that began before the window in which
-    they end.
+    The first call starts the session, unless the session is already running. A session that was
+    started in this way stops after its last window; a window without a planned end lasts as long as
+    the first call. Calls in all threads and asynchronous tasks count, so a step lasts from the end
+    of one call to the end of the next, even on another thread. Two kinds of calls do not count: a
+    call inside another call, and a call that began before the window in which it ends.
 
     Attributes:
         over: whether nothing is left to record; calls are then not counted.
@@ -49,23 +49,23 @@ class RecordedCalls:
         self.over = False
         self._session = session
         self._first = Lock()  # held from the first call on
-        self._owns_session = False  # whether the first call started it
+        self._owns_session = False  # whether the first call started the session
 
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """Wrap a function so that its calls count, each in a range of this or its own name.
+        """Wrap a function so that each call is a step, in a range named `name` or as the function.
 
         Raises:
-            ConfigError: it is not a function, or it is an asynchronous generator.
+            ConfigError: `function` is not a function, or is an asynchronous generator.
         """
         if not callable(function) or inspect.isclass(function) or isinstance(function, nn.Module):
             raise ConfigError(
                 f"session.record was given a {type(function).__name__}, but it takes a function "
-                "or method: of a module give model.__call__."
+                "or method: for a module, pass model.__call__."
             )
         if inspect.isasyncgenfunction(function):
             raise ConfigError(
-                f"session.record was given {function.__name__}, an asynchronous generator, but it "
-                "cannot see its steps: loop over it, and call session.step() after each item."
+                f"session.record was given {function.__name__}, an asynchronous generator, "
+                "whose steps it cannot see: call session.step() in the loop over its items."
             )
         return functools.wraps(function)(self._counted(function, profiled(function, name=name)))
 
@@ -82,7 +82,7 @@ class RecordedCalls:
             if self.over:
                 return (yield from function(*args, **kwargs))
             call = self._begin_call()
-            try:  # not noted as enclosing: other code runs while the generator is suspended
+            try:  # does not set `_enclosing`, because other code runs while it is suspended
                 return (yield from ranged(*args, **kwargs))
             finally:
                 self._end_call(call)
@@ -108,7 +108,7 @@ class RecordedCalls:
             self._end_call(call)
 
     def _begin_call(self) -> _CountedCall | None:
-        """Begin a call, the first one with the session; gives None if it does not count."""
+        """Begin a call; the first call starts the session. None if the call does not count."""
         if self in _enclosing.get():
             return None
         first = not self.over and self._first.acquire(blocking=False)
@@ -127,7 +127,7 @@ class RecordedCalls:
             session.start()
         except InstrumentError as error:
             logger.error(
-                "session.record cannot start the session, so the calls just run: {}", error
+                "session.record cannot start the session, so no call is recorded: {}", error
             )
         self._owns_session = session.loop.by_calls = session.running
         self.over = not self._owns_session
@@ -137,14 +137,14 @@ class RecordedCalls:
             self._session.stop()
 
     def _end_step(self, call: _CountedCall) -> bool:
-        """End a step with a call; gives whether the session must stop now."""
+        """End the step that this call ends; returns whether the session must stop now."""
         session = self._session
         if self.over or not session.running:
             return False
         config, train = session.config, session.loop.train
         window = train.window
         if window is not None and window.first > train.step_number:
-            window = None  # it has not begun
+            window = None  # the window has not begun
         endless = self._owns_session and window is not None and window.last is None
         if not endless and (window is None or window.first <= call.step):
             session.step()

@@ -1,13 +1,15 @@
-"""Which ranks record, into which folder, and from which step on all record a requested window.
+"""Which ranks record, into which folder, and at which step all begin a requested window.
 
 The ranks exchange messages of some hundred bytes through the job's store, which listens at
-MASTER_ADDR:MASTER_PORT, over a connection of their own and off the training thread: no collective,
-and no lock that training shares. The store outlives a restart of the job, and its entries have no
-time. So each rank sends a join message, the leading rank's process answers if it is alive, and
-everything else is stored under the session name in that answer.
+MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
+thread. There is no collective. No lock is shared with training.
 
-Limits of torch's store: if its server hangs, a thread that uses it hangs too; if a thread uses it
-while the interpreter exits and the server dies just then, the process aborts.
+The store outlives a restart of the job, and its entries carry no time. So old messages must be told
+apart from new ones: each rank sends a join message, and the leading rank, if its process is alive,
+answers with a new name for the session. All later messages are stored under this name.
+
+Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
+dies while the interpreter exits and a thread still uses the store, the process aborts.
 """
 
 from __future__ import annotations
@@ -35,15 +37,16 @@ from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo
 from instrument.worker import queue
 
-# How often the polling thread looks for messages, files and the like.
+# How often the polling thread looks for messages, files and so on.
 POLL_SECONDS = 0.5
-# Every rank must have seen a window within so many polls, besides the poll that just missed it.
+# A window is announced so many polls ahead, so that every rank has seen it before it begins.
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
-# How long the leading rank may take to answer: it may start later, and saving holds the GIL.
+# How long the leading rank may take to answer: it may start later, or be saving a window, which
+# holds the GIL.
 _ANSWER_S = 30.0
-# How often the leading rank looks for join messages, and for how long if not all ranks have joined.
+# How often the leading rank looks for join messages, and how long it waits for all ranks to join.
 _JOIN_POLL_S, _JOIN_LIMIT_S = 0.1, 600.0
 
 T = TypeVar("T")
@@ -58,7 +61,7 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
         [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
     )
     if missing and rank_info.rank == 0:
-        rest = "nothing is recorded" if len(missing) == len(ranks) else "the others record"
+        rest = "nothing is recorded" if len(missing) == len(ranks) else "the other ranks record"
         last = rank_info.world_size - 1
         world = f"{last + 1} ranks, 0 to {last}" if last else "1 rank, 0"
         named = " and ".join(map(str, missing))
@@ -76,7 +79,10 @@ def steps_ahead(step_ns: int) -> int:
 
 
 class TriggerRequest(NamedTuple):
-    """A window that a trigger of one rank requests; `steps` is None for `profiler.active` steps."""
+    """A window that a trigger of one rank requests.
+
+    If `steps` is None, the window has `profiler.active` steps.
+    """
 
     trigger: str
     why: str | None
@@ -95,17 +101,20 @@ class AnnouncedWindow(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """A rank's current step and its median step time; None if no step has been timed yet."""
+    """A rank's current step and median step time.
+
+    `step_ns` is None until a step has been timed.
+    """
 
     step: int
     step_ns: int | None
 
 
 class RankCoordinator:
-    """One rank's connection to the ranks that record together; the lowest of them leads.
+    """One rank's connection to the other recording ranks. The lowest recording rank leads.
 
-    Only the polling thread uses it. An exception from any method means that the store or the
-    leading rank is gone.
+    Only the polling thread uses this object. If a method raises, the store or the leading rank is
+    gone.
 
     Attributes:
         rank: this rank.
@@ -124,9 +133,9 @@ class RankCoordinator:
         self.rank, self.leads, self.ended = rank_info.rank, rank_info.rank == self._leader, False
         self._store, self._config, self._progress = store, config, progress
         self._requests, self._windows = _Messages(store, "requests"), _Messages(store, "windows")
-        # by message number, with the time by which the leading rank must have read it
+        # by message number: the request, and the time by which the leading rank must have read it
         self._sent: dict[int, tuple[TriggerRequest, float]] = {}
-        # wait until the leading rank knows the time of a step
+        # on the leading rank: requests that wait until it has timed a step
         self._waiting: list[TriggerRequest] = []
         self._announced_at = self._announced_until = -1
 
@@ -140,9 +149,10 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """The requests since the last call, on the leading rank, once it knows the time of a step.
+        """On the leading rank, the requests of all ranks since the last call; elsewhere nothing.
 
-        Requests from before the end of the last window are left out: that window serves them.
+        Requests wait until the leading rank has timed a step. Requests that were made before the
+        end of the last announced window are skipped, because that window serves them.
         """
         if not self.leads:
             return
@@ -152,13 +162,13 @@ class RankCoordinator:
             self._store.add("read", self._requests.read - read_before)
         while self._waiting and self._progress().step_ns is not None:
             request = self._waiting.pop(0)
-            # by the user; the same numbers then come again
+            # the user has set the step number back, so the same numbers come again
             set_back = self._progress().step < self._announced_at
             if request.after_step > self._announced_until or set_back:
                 yield request
 
     def announce(self, request: TriggerRequest) -> None:
-        """Tell all ranks, this one included, from which step on they record the window."""
+        """Tell all ranks, including this one, at which step they begin the window."""
         step, step_ns = self._progress()
         begin = step + steps_ahead(step_ns or 0)
         why = f"{request.why}, " if request.why else ""
@@ -187,7 +197,7 @@ class RankCoordinator:
                 )
 
     def end(self) -> None:
-        """Tell the other ranks, if this one leads, that it no longer does."""
+        """If this rank leads, tell the other ranks that its session has ended."""
         if self.leads and not self.ended:
             self._windows.append(None)
 
@@ -196,7 +206,7 @@ class _Messages:
     """A list in the store to which every rank can append.
 
     Attributes:
-        read: how many messages this object has given.
+        read: how many messages this object has returned.
     """
 
     def __init__(self, store: Any, name: str) -> None:
@@ -204,14 +214,14 @@ class _Messages:
         self.read = 0
 
     def append(self, message: Any) -> int:
-        """Append a message and give its number, from 1."""
+        """Append a message and return its number, counted from 1."""
         text = json.dumps(message)
         number = int(self._store.add(self._name, 1))
         self._store.set(f"{self._name}/{number}", text)
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The messages not given yet; one request to the store if there are none."""
+        """The messages since the last call. Without any, this costs one request to the store."""
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)
@@ -219,27 +229,29 @@ class _Messages:
             self.read += 1
             try:  # waits for a rank that is between the two requests of `append`
                 message = json.loads(self._store.get(f"{self._name}/{self.read}"))
-            except (DistStoreError, ValueError):  # it was killed there
+            except (DistStoreError, ValueError):  # that rank was killed between the two
                 continue
             yield message
 
 
-# How many sessions this process has started for which ranks. All those ranks start the same
-# sessions, so the number keeps the messages of two sessions apart.
+# How many sessions this process has started, by the value of `profiler.ranks`. All recording ranks
+# start the same sessions, so the number separates the messages of two sessions.
 _started: Counter[str] = Counter()
 
 
 def join_ranks(
     config: ProfilerConfig, rank_info: RankInfo, progress: Callable[[], StepProgress]
 ) -> tuple[Path, RankCoordinator | None]:
-    """Agree with the other ranks on the folder for captures, and with triggers on their windows.
+    """Agree with the other ranks on the folder for captures; with triggers, also on windows.
 
-    Ranks connect only if there are several and something to agree on. Cost: a connection, and for
-    all but the leading rank the wait for its answer: about 0.1 s, and up to 30 s until that rank
-    starts. If the store does not answer, a rank waits 10 s, at worst 40 s, and records by itself.
+    Ranks connect only if several ranks record and they have something to agree on. Cost: a
+    connection. All ranks but the leading one also wait for its answer: about 0.1 s, or up to 30 s
+    if the leading rank starts later. If the store does not answer, a rank waits 10 s, at worst
+    40 s, and then records by itself.
 
     Returns:
-        The folder, and the coordinator; None without triggers or where each rank is on its own.
+        The folder, and the coordinator. The coordinator is None if there are no triggers, or if
+        this rank records by itself.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -255,7 +267,7 @@ def join_ranks(
         store, leaders_folder = _join(f"{ranks}/{_started[ranks]}", config.ranks, rank_info, own)
         coordinator = RankCoordinator(store, rank_info, config, progress)
         folder = queue.writable(leaders_folder) if config.output_dir is None else own
-    except Exception as error:  # of the store; or this machine cannot create the folder
+    except Exception as error:  # the store failed, or this machine cannot create the folder
         what = "records into its own folder"
         if coordinator is None:
             what = "records by itself, into its own folder"
@@ -275,9 +287,9 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; give the session's part of it, and the leading rank's folder.
+    """Connect to the store; return the session's part of it, and the leading rank's folder.
 
-    The leading rank, whose folder is `own`, waits for no other rank.
+    `own` is the folder of this rank. The leading rank waits for no other rank.
 
     Raises:
         TimeoutError: the store or the leading rank does not answer in time.
@@ -337,7 +349,7 @@ def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event)
     count as joined.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
-    with suppress(Exception):  # the store is gone
+    with suppress(Exception):  # the store may be gone
         while (
             store.add(f"{name}/joined", 0) < others
             and time.monotonic() - began < _JOIN_LIMIT_S
@@ -373,7 +385,7 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
 
 
 def _store_address() -> tuple[str, int]:
-    """Where the job's store listens.
+    """The address and port of the job's store.
 
     Raises:
         ConnectionError: nothing listens there, or the address is not set.
@@ -402,7 +414,7 @@ def _connection_error(address: str, port: int) -> OSError | None:
 
 
 def _connect(address: str, port: int, session: str) -> Any:
-    """Connect to the job's store; give the part of it that belongs to this session of this job."""
+    """Connect to the job's store; return the part of it for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=_CONNECT_S)

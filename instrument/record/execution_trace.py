@@ -12,16 +12,17 @@ from torch.profiler import ExecutionTraceObserver
 
 
 class ExecutionTrace:
-    """One window's execution trace, which torch writes while it records, to a hidden file.
+    """The execution trace of one window, which torch writes to a hidden file while it records.
 
-    The file's name holds the id of the run, whose lock shows other processes that the file is in
-    use. On torch 2.13 each operator costs about 8 µs, five times its cost without, and 1 kB of
-    disk. An error costs the execution trace and is logged; the window is still recorded. If a
-    range's name holds a quote, a backslash or a line break, torch writes invalid JSON.
+    The file's name holds the id of the run. The lock of that run shows other processes that the
+    file is in use. On torch 2.13 each operator takes about 8 µs, five times as long as without an
+    execution trace, and 1 kB of disk. If the execution trace fails, the error is logged and the
+    window is still recorded. If a range's name holds a quote, a backslash or a line break, torch
+    writes invalid JSON.
 
     Attributes:
         path: the file; deleted with this object, unless it was moved.
-        observer: torch's profiler starts and stops it; None where no execution trace is possible.
+        observer: started and stopped by torch's profiler; None if no execution trace is possible.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -37,12 +38,12 @@ class ExecutionTrace:
             return
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():
-            # torch says "registered" even if another observer is, and would remove both
+            # torch reports success even if another observer is in use, and would remove both
             self.observer._registered = False
             self.observer = None
             logger.warning(
-                "No execution trace is written: torch allows a process one observer, and another "
-                "one is in use, or {} could not be opened.",
+                "No execution trace is written: either another observer is in use, and torch "
+                "allows only one in a process, or {} could not be opened.",
                 self.path,
             )
 

@@ -13,17 +13,18 @@ from instrument import threads
 from instrument.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5
-# Within a step, a window ends at twice its limit, and at least this much later.
+# If no step ends, a window ends at twice its time limit, and at least this much later.
 _LEAST_EXTRA_S = 1.0
-# torch needs about six times as much memory again while it stops.
+# While torch stops, it needs about six times as much memory as the window took.
 _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
-    """Limits one window, from when it begins to record until `closed` is set.
+    """Checks the limits of one window while it records, until `closed` is set.
 
-    A window that has `reached` a limit ends with the current step. If no step ends, as in a server
-    without requests, a thread calls `end` with these limits and the reason at twice the limit.
+    If `reached` returns a reason, the window ends with the current step. If no step ends, as in a
+    server without requests, a thread calls `end` at twice the limit, with this object and the
+    reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -47,7 +48,7 @@ class Limits:
         grown = resident_bytes() - self._began_bytes
         if self._max_bytes is not None and grown >= times * self._max_bytes:
             return (
-                f"the process grew by {grown / 1e9:.2f} GB while it recorded, beyond the "
+                f"the process grew by {grown / 1e9:.2f} GB while it recorded, more than the "
                 f"{self._max_bytes / 1e9:.2f} GB of profiler.max_window_memory"
             )
         return None

@@ -23,7 +23,10 @@ class LossReader:
         self._warned = False
 
     def after_step(self, number: int, loss: Any) -> tuple[float | None, int | None]:
-        """Take the loss of step `number`; return the newest unseen earlier loss and its step."""
+        """Take the loss of step `number`; return the newest loss that is ready, and its step.
+
+        Each loss is returned once. (None, None) if no new loss is ready.
+        """
         known, self._known = self._known, None
         try:
             if self._copied is not None:

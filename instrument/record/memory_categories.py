@@ -18,10 +18,10 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
 
     One holds the bytes of each category over time, the other every change. Call this while torch
     still holds the recording. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
-    An error costs these files and is logged.
+    An error is logged, and these files are not written.
     """
     try:
-        # here, because torch will remove it one day
+        # imported here, because torch will remove it in a later version
         from torch.profiler._memory_profiler import MemoryProfileTimeline
 
         timeline = MemoryProfileTimeline(profile._memory_profile())
@@ -36,6 +36,6 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
         for half in (*folder.glob(PATTERN), folder / ".raw.json"):
             half.unlink(missing_ok=True)
         logger.warning(
-            "torch cannot classify the window's memory: {}. The rest is kept.",
+            "torch cannot classify the window's memory: {}. The rest of the capture is kept.",
             reason_of(error),
         )

@@ -54,12 +54,13 @@ def run_metadata(
 
 
 def provenance() -> dict[str, Any]:
-    """What runs: the command line, Hydra's overrides (None without Hydra), and git's state.
+    """Describe the program: command line, Hydra's overrides, and the state of its git repository.
 
-    `git` holds the commit of the script's working tree, and as `dirty` whether a tracked file
-    differs from it. It is None without a repository, without git, or if git does not answer within
-    two seconds. `dirty` is None if the repository's own config names programs to compare files
-    with, because git would run them. git is called once in a process.
+    `overrides` is None without Hydra. `git` holds the commit of the script's repository, and
+    `dirty`: whether a tracked file differs from this commit. `git` is None without a repository,
+    without git, or if git does not answer within two seconds. `dirty` is None if the repository's
+    own config names programs that compare files, because git would run them. git is called once in
+    a process.
     """
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -88,7 +89,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    """The output of git for the repository of a folder; programs that its config names do not run.
+    """Run git in a folder and return its output, without programs that the repository names.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: there is no git, no repository, or no

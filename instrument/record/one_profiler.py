@@ -1,4 +1,4 @@
-"""torch has one profiler per process: who owns it, and whether a dropped window left it on."""
+"""Tracks torch's one profiler per process: who uses it, and whether a dropped window left it on."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Owner(Protocol):
 
 #: Held while the profiler is prepared, started and stopped.
 lock = RLock()
-#: The owner that left it on, because only another thread can stop it.
+#: The owner that left the profiler on, because only another thread can stop it.
 abandoned: Owner | None = None
 _owner: weakref.ref[Owner] | None = None
 
 
 def set_owner(owner: Owner) -> None:
-    """Note who uses the profiler now, for as long as its `prepared` is true."""
+    """Store the user of the profiler, which it remains while `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 
 
 def current_owner() -> Owner | None:
-    """Who uses the profiler now."""
+    """The owner that uses the profiler now, or None."""
     owner = None if _owner is None else _owner()
     return owner if owner is not None and owner.prepared else None
 
@@ -51,14 +51,14 @@ def abandon(owner: Owner) -> None:
     """Leave the profiler on, because this thread cannot stop it."""
     global abandoned
     abandoned = owner
-    atexit.register(stop_abandoned)  # torch would crash at exit
+    atexit.register(stop_abandoned)  # otherwise torch would crash at exit
 
 
 def stop_abandoned() -> str | None:
-    """Stop an abandoned profiler, which works on its own thread, or once that thread has ended.
+    """Stop an abandoned profiler: on the thread of its window, or after that thread has ended.
 
     Returns:
-        None if no profiler is left on, else a sentence that says why it is.
+        None if no profiler is left on; otherwise a sentence that says why one is still on.
     """
     global abandoned
     with lock:
@@ -68,17 +68,17 @@ def stop_abandoned() -> str | None:
         if current_thread() is not owner.thread and owner.thread.is_alive():
             return (
                 f"torch's profiler is still on in the thread {owner.thread.name}, where a window "
-                "was dropped, and can be stopped only there: take a step or stop a session on it, "
-                "or let it end."
+                "was dropped, and only that thread can stop it: call session.step() or "
+                "session.stop() on that thread, or let the thread end."
             )
         on_its_thread = current_thread() is owner.thread
         if not on_its_thread and current_owner() is owner:
             owner.release()
         if not on_its_thread and not _restart():
             return (
-                f"The thread {owner.thread.name} ended while torch's profiler was on, after which "
-                f"torch {torch.__version__} records nothing in this process: step on a thread that "
-                "does not end."
+                f"The thread {owner.thread.name} ended while torch's profiler was on, and torch "
+                f"{torch.__version__} now records nothing in this process: call session.step() on "
+                "a thread that does not end."
             )
         abandoned = None
         atexit.unregister(stop_abandoned)
@@ -88,9 +88,9 @@ def stop_abandoned() -> str | None:
 
 
 def _restart() -> bool:
-    """Make torch drop a recording whose thread has ended, which would crash at exit.
+    """Make torch drop a recording whose thread has ended; otherwise torch would crash at exit.
 
-    Gives False for a torch that cannot.
+    Returns False if this torch cannot do that.
     """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
     try:
@@ -113,8 +113,8 @@ def require_idle() -> None:
     if current_owner() is not None:
         raise CaptureError(
             "Another session is recording in this process, and only one can: stop that one first. "
-            "Replace two callbacks of a trainer by one whose profiler.at_steps and profiler.sinks "
-            "name the windows and sinks of both."
+            "If a trainer has two callbacks, use one, with the windows (profiler.at_steps) and the "
+            "sinks (profiler.sinks) of both."
         )
     if torch._C._autograd._profiler_enabled() or getattr(
         torch.autograd.profiler, "_is_profiler_enabled", False

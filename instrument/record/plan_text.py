@@ -1,4 +1,4 @@
-"""Sentences about a session's plan: which steps it records, and why it recorded none."""
+"""Sentences about which steps a session will record, and why it recorded none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """The plan, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
+    """What is recorded, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
@@ -27,7 +27,7 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """At the start, a sentence about windows that the run has no steps for; None without any."""
+    """At the start, a sentence about windows that the run cannot reach; None if it can."""
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
         return (
@@ -38,8 +38,8 @@ def unreachable_window(
         if skipped is None:
             return None
         return (
-            f"The run begins with step {begin}, behind all windows of the schedule (the last: "
-            f"{skipped.in_words()}), so that none will be recorded: choose later steps."
+            f"The run begins with step {begin}, after all windows of the schedule (the last: "
+            f"{skipped.in_words()}), so none will be recorded: choose later steps."
         )
     if total_steps is not None and total_steps <= begin:
         return (
@@ -54,7 +54,7 @@ def unreachable_window(
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """As `unreachable_window`, for the run's first loop over a loader of so many batches."""
+    """Like `unreachable_window`, for a run that is one loop over a loader of `batches`."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"
@@ -69,7 +69,7 @@ def nothing_recorded(
     Args:
         config: of the session.
         entered: the counters of those phases of `profiler.phases` that the run entered.
-        known_skipped: the skipped window that the session warned of at its start.
+        known_skipped: the skipped window that the session warned of at its start, or None.
         unit: what a step is, "step" or "call".
 
     Returns:
@@ -94,4 +94,4 @@ def nothing_recorded(
     if done:
         longer = "make more calls" if unit == "call" else "train longer"
         advice = schedule.remedy(config, window, longer=longer)
-    return f"The run ended after {after}, before {first} had recorded one: {advice}."
+    return f"The run ended after {after}, before {first} had recorded a step: {advice}."

@@ -10,7 +10,7 @@ from loguru import logger
 
 
 class ProfileHook:
-    """The hook of the current thread, and the one that other threads may have."""
+    """The profile hook of the current thread, and the one for new threads, to restore them."""
 
     def __init__(self) -> None:
         self._hook: Any = sys.getprofile()
@@ -25,8 +25,8 @@ class ProfileHook:
             sys.setprofile(self._hook)
         else:  # a hook in C, such as that of cProfile before Python 3.12
             logger.warning(
-                "profiler.with_stack=true has ended the profiling by {!r}, which only its owner "
-                "can begin again: use one of the two.",
+                "profiler.with_stack=true has stopped {!r}, and only the code that started it can "
+                "start it again: use one of the two.",
                 self._hook,
             )
         if self._hook_of_threads is not None:

@@ -1,7 +1,8 @@
 """One window of torch's profiler: `Recorder` records it, `RecordedWindow` holds and saves it.
 
-This uses `torch.profiler._KinetoProfile`, which costs nothing while it waits. The public
-`torch.profiler.profile.step()` opens a range of over 11 µs on every step, even while it waits.
+This module uses `torch.profiler._KinetoProfile`, which costs nothing while no window is open. The
+public `torch.profiler.profile.step()` opens a range on every step, which takes over 11 µs even if
+no window is open.
 """
 
 from __future__ import annotations
@@ -38,20 +39,22 @@ from instrument.record import memory_categories, one_profiler, torch_support
 from instrument.record.execution_trace import ExecutionTrace
 from instrument.record.profile_hook import ProfileHook
 
-# With less free space torch's export is not tried: it would fail without an error.
+# With less free space nothing is exported, because torch's export would fail without an error.
 _LEAST_FREE_BYTES = 16 * 1024**2
 
-# How many allocations and frees of a window CUDA's allocator keeps, the last ones; several kB each.
+# CUDA's allocator keeps this many of the last allocations and frees of a window, several kB each.
 _SNAPSHOT_EVENTS = 100_000
 
-# Kineto opens no path with quotes, backslashes or control characters, torch none outside UTF-8.
+# Kineto cannot open a path with quotes, backslashes or control characters. torch cannot open a path
+# that is not UTF-8.
 _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
 # How long to wait until other threads have left torch's callbacks, which take a microsecond each.
-# In 900 windows beside busy threads on two cores, 30 ms lost none and 10 ms lost one; without the
-# wait, nearly every process crashed within 100 windows.
+# In 900 windows with busy threads on two cores, no process crashed with 30 ms, and one with 10 ms.
+# Without the wait, nearly every process crashed within 100 windows.
 _CALLBACKS_S = 0.05
-# All activities that torch can switch off within a window; with fewer it warns on each call.
+# All activities that torch can switch off within a window. Given only some of them, torch warns on
+# each call.
 _TOGGLED = [
     member
     for name, member in ProfilerActivity.__members__.items()
@@ -62,17 +65,18 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new one.
 
-    All threads are recorded, and any of them may continue and stop the window. With
-    `profile_memory`, or an older torch, only the thread that prepares the window is recorded, and
-    torch can be stopped only there. If another thread continues such a window, the window is
-    dropped, and `one_profiler.stop_abandoned` stops torch on the right thread.
+    All threads are recorded, and any thread may continue and stop the window. With
+    `profile_memory`, or with an older torch, only the thread that prepares the window is recorded,
+    and only this thread can stop torch's profiler. If another thread continues such a window, the
+    window is dropped. `one_profiler.stop_abandoned` then stops torch's profiler on the first
+    thread.
 
-    `stop` waits for the device, and holds the GIL while torch collects: about 4 s per million
-    events, 13–16 s with shapes.
+    `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
+    million events, 13–16 s with shapes.
 
     Attributes:
         prepared: whether torch's profiler is on for this window.
-        started_at: seconds since the epoch when recording began; None before.
+        started_at: seconds since the epoch when recording began; None before that.
         thread: the thread that prepared the window.
     """
 
@@ -89,9 +93,9 @@ class Recorder:
         Args:
             config: the options of the window.
             activities: what to record, such as cpu and cuda.
-            emitting: what annotations open their ranges with.
+            emitting: the backend with which annotations open their ranges.
             folder: where torch writes the execution trace while it records.
-            run: the id of the run, which the name of that file holds.
+            run: the id of the run; the name of the execution trace holds it.
         """
         options = torch_support.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
@@ -144,7 +148,7 @@ class Recorder:
         """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: as in `prepare`, or this is the wrong thread, as in `stop`.
+            CaptureError: as for `prepare`, or this thread cannot stop the window, as for `stop`.
         """
         if not self.prepared:
             self.prepare()
@@ -169,7 +173,8 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the open step and begin the next, a range `ProfilerStep#number` as torch names it.
 
-        Where several threads step at once, a number may be skipped; it gets a range of no length.
+        If several threads call `session.step()` at once, a number may be skipped. The skipped step
+        gets a range of length zero.
         """
         self.end_step()
         for each in range(number if self._step is None else self._step + 1, number + 1):
@@ -180,7 +185,7 @@ class Recorder:
         """End the open step, if any. The trace marks a step that never ends as unfinished.
 
         Raises:
-            CaptureError: as in `stop`.
+            CaptureError: as for `stop`.
         """
         if self.prepared and not self._all_threads and not self.can_stop_here:
             self._abandon()
@@ -192,12 +197,12 @@ class Recorder:
             self._step_range = None
 
     def stop(self) -> RecordedWindow | None:
-        """End the window, remove all hooks from the program, and give what was recorded.
+        """End the window, remove all hooks from the program, and return the recording.
 
-        Gives None if only the warm-up ran, or the window was stopped before.
+        Returns None if only the warm-up ran, or if the window was already stopped.
 
         Raises:
-            CaptureError: this thread cannot stop it: see `Recorder` for older torch and
+            CaptureError: this thread cannot stop the window; see `Recorder` about older torch and
                 `profile_memory`.
         """
         with one_profiler.lock:
@@ -219,7 +224,7 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop on this thread, which must be the right one; needs `one_profiler.lock`."""
+        """Stop on this thread. Needs `can_stop_here`, and the caller holds `one_profiler.lock`."""
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
             self._take_snapshot()
@@ -232,10 +237,10 @@ class Recorder:
         try:
             self._profile.stop_trace()
         except Exception:
-            if not self._disturbed:  # where it is, older torch raises here, and `save` says why
+            if not self._disturbed:  # if disturbed, older torch raises here; `save` says why
                 self.release()
                 raise
-        self.release()  # not after KeyboardInterrupt: then the cleanup stops a second time
+        self.release()  # skipped by KeyboardInterrupt, so that the cleanup stops again
         self._close_step()
         backends.release_outlived()
 
@@ -246,7 +251,7 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Remove annotations' ranges and module hooks from the running program."""
+        """Stop opening ranges for annotations and modules in the running program."""
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
@@ -283,10 +288,10 @@ class Recorder:
             self._detach()
         memory = self._profile.profile_memory
         raise CaptureError(
-            "A window began on one thread and another continued it, but "
+            "A window began on one thread and continued on another, but "
             f"{'with profiler.profile_memory ' * memory}torch {torch.__version__} records only the "
-            "first and ends the window only there, so the window is dropped: step on one thread"
-            f"{', or leave profile_memory out' * memory}."
+            "first thread and can stop only there, so the window is dropped: call session.step() "
+            f"from one thread{', or turn profile_memory off' * memory}."
         )
 
     def release(self) -> None:
@@ -308,7 +313,7 @@ class Recorder:
         }
 
     def _take_snapshot(self) -> None:
-        """Keep the allocator's snapshot, and end its history."""
+        """Take the allocator's snapshot, and stop recording its history."""
         try:
             self._snapshot = torch.cuda.memory._snapshot()
         finally:
@@ -321,16 +326,16 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: what the trace does not hold about the ranges, for `capture.json`:
+        ranges: for `capture.json`, facts about the ranges that the trace does not hold.
             `compiled_ranges` are ranges that Dynamo traced into a compiled region, with that
-            region; `module_types` are the classes of the submodules whose ranges opened;
+            region. `module_types` are the classes of the submodules whose ranges opened.
             `modules_not_seen` are the submodules whose ranges never opened, because they were not
-            called or are inside a compiled region (marked modules count only if this process
-            compiles); `graphs_compiled` is the number of graphs that Dynamo compiled since the
-            warm-up began, which takes time in the window.
+            called or are inside a compiled region; marked modules are listed only if this process
+            compiles code. `graphs_compiled` is the number of graphs that Dynamo compiled since the
+            warm-up began; their compilation may make the window slower.
         profile: torch's profiler with its recording.
-        disturbed: whether another of torch's profilers ran within the window.
-        with_memory_categories: whether `save` writes the categories of memory.
+        disturbed: whether the program ran another torch profiler within the window.
+        with_memory_categories: whether `save` also writes memory by category.
         snapshot: the CUDA allocator's memory snapshot, or None.
         execution_trace: torch's execution trace, or None.
     """
@@ -346,19 +351,19 @@ class RecordedWindow:
     def save(self, path: Path, *, quickly: bool = False) -> None:
         """Write the trace as plain JSON, with snapshot, execution trace and memory categories.
 
-        This works once: torch refuses a second export, and the recording is freed. With `quickly`,
-        for a process that is about to end, the categories are left out, because they take long.
-        Cost: holds the GIL about 3.5 s per million events.
+        Call this once: torch refuses a second export, and the recording is freed. With `quickly`,
+        for a process that is about to end, memory categories are not written, because they take
+        long. Cost: holds the GIL for about 3.5 s per million events.
 
         Raises:
-            CaptureError: the disk is full, torch wrote no whole file, torch was interrupted, or
-                another of its profilers ran within the window. In the last two cases its export
-                would crash the process.
+            CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted,
+                or another torch profiler ran within the window. In the last two cases torch's
+                export would crash the process.
         """
         if self.disturbed:
             raise CaptureError(
-                "torch.profiler was used inside the window, which takes the recording away: leave "
-                "one of the two out."
+                "torch.profiler was used inside the window, so torch discarded the recording: use "
+                "either torch.profiler or this session."
             )
         if getattr(self.profile.profiler, "kineto_results", None) is None:
             raise CaptureError(
@@ -378,19 +383,19 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # frees its events here, where the caller times it: a tenth of the whole
+        # frees the events here, so that the caller's measurement includes it: a tenth of the whole
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
-                f"torch wrote no whole trace into {output_dir}, so the window is lost: check the "
-                "free space and quota there."
+                f"torch wrote an incomplete trace into {output_dir}, so the window is lost: check "
+                "the free space and quota there."
             )
         if self.execution_trace is not None:
             self._keep_execution_trace(self.execution_trace, path.with_name("execution_trace.json"))
         try:
             if self.snapshot is not None:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
-        except OSError as error:  # the trace is saved
+        except OSError as error:  # the trace is already saved
             logger.error(
                 "The memory snapshot cannot be written ({}): make room for the next one.", error
             )
@@ -402,16 +407,16 @@ class RecordedWindow:
             trace.path.replace(target)
         else:
             logger.warning(
-                "torch wrote no whole execution trace: check the free space and quota of {}.",
+                "torch wrote an incomplete execution trace: check the free space and quota of {}.",
                 target.parent,
             )
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the block ends: torch cannot stop or save a second time.
+    """Delay Ctrl-C and SIGTERM until the block ends: torch cannot stop or save a window twice.
 
-    Does nothing on threads other than the main one, which handle no signals.
+    Does nothing outside the main thread, because only the main thread handles signals.
     """
     if current_thread() is not threading.main_thread():
         yield
@@ -427,7 +432,7 @@ def uninterrupted() -> Iterator[None]:
         if os.getpid() == process:
             arrived.add(number)
             return
-        signal.signal(number, before[signal.Signals(number)])  # in a forked child
+        signal.signal(number, before[signal.Signals(number)])  # in a forked child: do not delay
         signal.raise_signal(number)
 
     for number, handler in before.items():
@@ -445,16 +450,16 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_early() -> None:
-    """Import before training what torch's first window imports: 818 modules, 1.4 s of CPU time."""
-    with suppress(Exception):  # where this fails, torch's profiler does not import it either
+    """Import early the 818 modules that torch's first window needs, in 1.4 s of CPU time."""
+    with suppress(Exception):  # if it fails, torch's profiler does not need it
         import torch._inductor.config  # noqa: F401
 
 
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
-    """Check the options that only torch knows, with an empty window.
+    """Record an empty window, to check options that only torch can check.
 
-    Cost: nothing without `experimental_config` and types of an activity; else about 1 ms, and in
-    the process's first window the second in which Kineto initializes.
+    Cost: none if neither `experimental_config` nor types of an activity are given. Otherwise about
+    1 ms, and in the first window of a process also 1 s in which Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -482,7 +487,7 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """The path, or if Kineto cannot open it a temporary file that is moved there afterwards."""
+    """Yield `path`, or, if Kineto cannot open it, a temporary file that is then moved there."""
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return
@@ -494,7 +499,7 @@ def _torch_can_open(path: Path) -> Iterator[Path]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a trace ends as JSON does; on a full disk torch truncates it without an error."""
+    """Whether a trace is complete; on a full disk torch truncates it without an error."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

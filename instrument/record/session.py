@@ -47,28 +47,32 @@ class Session:
     """Records windows of a run and runs the sinks on each.
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
-    override it. Without any option the whole block is recorded, and with triggers alone only the
-    windows that they request; None records nothing. With `model`, each submodule gets a range while
-    a window warms up or records. In a list or dict of models the ranges' names begin with
-    `0.Generator` or the key. Use the session as a context manager, or call `start`, `step` once
-    after each training step, and `stop`.
+    override it. None alone records nothing. Without any option, everything from `start` to `stop`
+    is recorded. With only triggers, only the windows that they request are recorded.
+
+    With `model`, each submodule gets a range while a window warms up or records. If `model` is a
+    list, the names of the ranges begin with index and class, such as `0.Generator`; if it is a
+    dict, with the key.
+
+    Use the session as a context manager. Or call `start`, then `step` once after each training
+    step, then `stop`.
 
     Attributes:
         config: the checked `ProfilerConfig`.
         captures: the captures of this rank so far, oldest first.
-        step_number: the current training step, counted from 0; recorded steps bear these numbers.
-            It can be set from a checkpoint, before the start or later; the schedule then continues
-            from there. Steps of other phases do not change it.
-        activities: what is recorded; empty before the start.
+        step_number: the current training step, counted from 0. The trace shows these numbers. Set
+            it when training resumes from a checkpoint, before the start or later; the schedule then
+            continues from there. Steps of other phases do not change it.
+        activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
-        timings: of the whole run, see `timings.table()`; None before the start, and where the
-            config has none.
+        timings: the timings of the whole run, see `timings.table()`. None before the start, or if
+            the config has no timings.
 
-    A copy, by `copy` or `pickle`, has the same config and model and was never started.
+    A copy, by `copy` or `pickle`, has the same config and model, and is not started.
 
     Errors while recording or writing are logged and never reach the training loop. Cost: one
-    comparison for a step outside windows; at the end of a window, the time that torch needs to stop
-    and to write its trace, and with `export=inline` the time of the sinks.
+    comparison for a step outside windows. At the end of a window, training waits until torch has
+    stopped and written its trace; with `export=inline`, it also waits for the sinks.
 
     Raises:
         ConfigError: from the constructor, for an option that cannot work.
@@ -81,7 +85,7 @@ class Session:
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
         self._model = model
-        named_models(model)  # raises here rather than at the start
+        named_models(model)  # so that a wrong model raises here, before the start
         self._loop = StepLoop(self.config)
         self._calls = RecordedCalls(self)
         self._instrumented: list[nn.Module] = []  # the models that this session instrumented
@@ -131,17 +135,17 @@ class Session:
         self._stop(f"exception {kind.__name__}" if kind else None)
 
     def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
-        """Log the plan, check the output folder, and begin the first step.
+        """Log which steps will be recorded, check the output folder, and begin the first step.
 
         Args:
-            model: gets ranges for its submodules, unless the constructor was given a model.
-            total_steps: the steps of the whole run, where known; overrides the config's. The
-                session warns of windows that do not fit into them.
+            model: its submodules get ranges, unless the constructor already got a model.
+            total_steps: the number of steps of the whole run; overrides the config's. The session
+                warns of windows that do not fit into the run. None: unknown.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses one of its options.
-            CaptureError: the session runs already, another one records, or torch's own profiler is
-                running.
+            CaptureError: the session is already running, another session is recording, or torch's
+                own profiler is running.
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
@@ -189,8 +193,8 @@ class Session:
     def step(self, loss: Any = None) -> None:
         """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
-        A tensor is read one step later, so that training hardly ever waits for the device. Inside a
-        loop over `steps`, which ends the steps itself, this only takes the loss.
+        A tensor is read one step later, so that training hardly ever waits for the device. A loop
+        over `session.steps` ends the steps itself; inside it, this call only passes the loss on.
         """
         loop = self._loop
         counter = loop.current
@@ -200,7 +204,8 @@ class Session:
             loop.step(loss)
         elif loss is None:
             loop.warn_once(
-                "session.step() does nothing inside session.steps(), which steps by itself."
+                "session.step() does nothing inside a loop over session.steps(), which ends each "
+                "step itself."
             )
         else:
             counter.loss = loss
@@ -209,12 +214,14 @@ class Session:
     def phase(self, name: str) -> Iterator[None]:
         """Count the steps of the block separately: `with session.phase("validation"):`.
 
-        The names are "validation", "test" and "predict"; outside such blocks the phase is "train".
-        The schedule is followed in the phases that `profiler.phases` lists. Triggers see the steps
-        of train only. A window that is open when another phase begins stays open: the block is a
-        range of its name within the current step, and its steps do not count for the window. A
-        window of the phase itself ends with the block at the latest. When the phase begins again,
-        its counter continues.
+        `name` is "validation", "test" or "predict"; outside such blocks the phase is "train". The
+        schedule applies to the phases that `profiler.phases` lists. Triggers see only steps of
+        train.
+
+        If a window is open when the block begins, the window stays open. The block is then a range
+        within the current step, and the steps of the block do not count for that window. A window
+        that begins inside the block ends, at the latest, with the block. The next block of the same
+        phase continues to count where this one ends.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
@@ -233,41 +240,45 @@ class Session:
                 self._loop.leave(before, time.perf_counter_ns() - began_ns, reason)
 
     def steps(self, loader: Iterable[T]) -> Batches[T]:
-        """The loader's batches. A step ends after each; the wait for a batch is a range `data`.
+        """Give the batches of a loader; after each batch, a step ends.
 
-        The wait for batch k is in step k. `session.step(loss=…)` inside the loop gives the loss to
-        triggers. A second loop inside the first, for validation, ends no steps.
+        The wait for a batch is a range `data`; the wait for batch k belongs to step k. Call
+        `session.step(loss=…)` inside the loop to pass the loss to triggers. If a loop over
+        `session.steps` is inside another one, for example for validation, it ends no steps.
         """
         loop = self._loop
         if loop.running and loop.total_steps is None and loop.current is loop.train:
             sentence = plan_text.unreachable_in_first_pass(self.config, loop.train, _length(loader))
             if sentence:
-                logger.info("{}", sentence)  # no warning: most runs pass over the loader again
+                # not a warning, because most runs loop over the loader more than once
+                logger.info("{}", sentence)
         return Batches(loader, loop)
 
     def record(self, function: F, /, *, name: str | None = None) -> F:
         """Make each call of a function a step: `@session.record` for inference without a loop.
 
-        The first call starts the session, unless it runs already. The call that ends the last
-        window stops the session, and waits for the captures as `stop` does. Without a schedule the
-        first call is the window. If the schedule is a function, no window is known to be the last,
-        and the session runs until `stop`.
+        The first call starts the session, unless the session is already running. The call that
+        ends the last window stops the session, and waits for the captures as `stop` does. Without a
+        schedule, the first call is the only window. If the schedule is a function, the last window
+        is unknown, so the session runs until `stop` is called.
 
-        Each call is a range, named `name` or as the function. Calls count from any thread or
-        asynchronous task; coroutines and generators count when they end. Calls within a call do
-        not count, nor do those in a window that began before it. A step lasts from the end of one
-        call to the end of the next: where calls overlap, see their ranges for their durations. Once
-        everything is recorded, a call costs the check of a flag.
+        Each call is a range, named `name` or, if that is None, after the function. Calls in all
+        threads and asynchronous tasks count as steps; a coroutine or generator counts when it ends.
+        Two kinds of calls do not count: a call inside another call, and a call that began before
+        the window in which it ends.
+
+        A step lasts from the end of one call to the end of the next. If calls overlap, their ranges
+        show how long each call took. After the last window, a call costs the check of a flag.
 
         Raises:
-            ConfigError: it is a module, a class or an asynchronous generator.
+            ConfigError: `function` is a module, a class or an asynchronous generator.
         """
         return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
     def stop(self) -> None:
         """End the session and save the open window, labelled truncated if it had a planned end.
 
-        Calling it twice is harmless.
+        A second call does nothing.
         """
         self._stop(None)
 
@@ -295,10 +306,10 @@ class Session:
 
 
 class Batches(Generic[T]):
-    """The batches of a loader, with a step after each; other attributes are the loader's own.
+    """Wraps a loader, and ends a step after each batch; all other attributes are the loader's.
 
-    The wait for each batch is a range `data`. If the loader's length is unknown, its end shows one
-    more such range, which brings no batch.
+    The wait for each batch is a range `data`. If the loader's length is unknown, there is one more
+    range `data` at the end, for the attempt that finds no further batch.
     """
 
     __slots__ = ("_loader", "_loop")
@@ -308,7 +319,7 @@ class Batches(Generic[T]):
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        # copying looks for special methods, and for slots before the copy has them
+        # a copy is asked for special methods, and for its slots before they are set
         if name.startswith("__") or name in Batches.__slots__:
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -363,22 +374,22 @@ def _run_metadata(
 ) -> dict[str, Any]:
     try:
         return run_metadata(config, activities, rank_info)
-    except Exception:  # a trace is worth more than its metadata
-        logger.exception("capture.json will lack the description of the run.")
+    except Exception:  # keep the trace, even without its metadata
+        logger.exception("capture.json will not describe the run.")
         return {"format": FORMAT, "rank": rank_info.rank}
 
 
 def _length(loader: Iterable[Any]) -> int | None:
     try:
         return len(loader)  # type: ignore[arg-type]
-    except Exception:  # it has none, or the user's code raises
+    except Exception:  # the loader has no length, or its code raises
         return None
 
 
 def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
-    """The copy of a session that was copied or pickled; it was never started."""
+    """Build the copy of a copied or pickled session; the copy is not started."""
     session = kind(config, model=model)
     session.loop.user_metadata.update(user_metadata)
     return session

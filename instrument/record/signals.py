@@ -14,7 +14,7 @@ from instrument import threads
 
 
 class WindowOwner(Protocol):
-    """Has a window that can be saved; see `StepLoop`."""
+    """An object whose open window can be saved; see `StepLoop`."""
 
     @property
     def recording(self) -> bool:
@@ -27,8 +27,8 @@ class WindowOwner(Protocol):
 class Preemption:
     """Delays SIGTERM while a window is open, saves the window, then passes the signal on.
 
-    It does so at the end of the current step, or after half of `grace_s`. Without an open window
-    the signal goes directly to its previous handler.
+    The window is saved at the end of the current step, or after half of `grace_s` if the step takes
+    longer. Without an open window, the signal goes directly to its previous handler.
 
     Attributes:
         noticed: whether a SIGTERM is being delayed.
@@ -53,7 +53,8 @@ class Preemption:
     def uninstall(self) -> None:
         """Restore the previous handler, unless another one was set since.
 
-        On threads other than the main one this handler stays, and passes every signal on.
+        Only the main thread can do that. On another thread the handler stays installed, and passes
+        every signal on.
         """
         self._cancel_timer()
         if (
@@ -72,7 +73,7 @@ class Preemption:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Do what the signal would have done without this handler."""
+        """Do what SIGTERM would have done without this handler."""
         self._cancel_timer()
         self.noticed = False
         if not _on_main_thread():  # handled again on the main thread, with nothing left to save
@@ -94,7 +95,7 @@ class Preemption:
             half = (self._grace_s or 0) / 2
             self._timer = threading.Timer(half, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
-            # the signal may have interrupted a handler of the log, which then accepts no message
+            # the signal may have interrupted a log handler, which then accepts no message
             with suppress(Exception):
                 threads.start(
                     self._timer,

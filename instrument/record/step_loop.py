@@ -1,4 +1,4 @@
-"""`StepLoop`: the state of one run. Each step advances it, and begins and ends windows."""
+"""`StepLoop` holds the state of one run: it counts steps, and begins and ends windows."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
-# How many of the unrecorded steps before a window its steps are compared with.
+# The steps of a window are compared with at most this many unrecorded steps before it.
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
 _LOCK_WAIT_S = 0.1
-# The reasons with which a window is cut short because the process is about to end start so.
+# The reason why a window ends early begins with one of these if the process is about to end.
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
 
 class OverheadTimer:
-    """The durations of one phase's steps, and the time that its window adds to the loop.
+    """The durations of the steps of one phase, and the time that a window adds to training.
 
-    A step lasts from the end of the one before, without the time that the session spends between
-    the two. Cost: one reading of the clock per step, about 0.2 µs.
+    A step lasts from the end of the previous step to its own end. The session's own work between
+    two steps is not included. Cost: one reading of the clock per step, about 0.2 µs.
     """
 
     def __init__(self) -> None:
-        # one more than compared: the oldest is left out
+        # one more than `_STEPS_COMPARED`, because the oldest step is not used
         self._unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)
         self._recorded: list[int] = []
         self._paused_ns: dict[str, int] = {}
@@ -60,7 +60,11 @@ class OverheadTimer:
         self._began_ns = time.perf_counter_ns()
 
     def end_step(self, *, recorded: bool | None) -> int:
-        """End the step, begin the next, and give its time in ns; `recorded` is None in warm-up."""
+        """End the current step, begin the next one, and return the ended step's duration in ns.
+
+        `recorded` says whether a window was open. It is None for a step of the warm-up, whose
+        duration is not kept.
+        """
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
         if recorded is not None:
@@ -68,16 +72,16 @@ class OverheadTimer:
         return took
 
     def exclude(self, elapsed_ns: int) -> None:
-        """Do not count this time, which another phase took, in the current step."""
+        """Exclude time that another phase took from the current step."""
         self._began_ns += elapsed_ns
 
     def begin_window(self) -> None:
-        """Forget the recorded steps and the pauses of the window before."""
+        """Reset the durations that belong to a single window."""
         self._recorded, self._paused_ns = [], {}
 
     @contextmanager
     def pausing(self, part: str) -> Iterator[None]:
-        """Time the block, for which the training loop waits, as `start`, `stop` or `save`."""
+        """Measure how long the loop waits for the block; `part` is start, stop or save."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -85,9 +89,10 @@ class OverheadTimer:
             self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
-        """The median of the last 50 unrecorded steps without the oldest; None without any.
+        """The median duration of the last unrecorded steps, at most 50; None before the second.
 
-        In the first step of a run workers start and code is compiled, so it must not count.
+        The oldest stored step is left out. It may be the first step of the run, in which data
+        workers start and code is compiled.
         """
         steps = tuple(self._unrecorded)[1:]  # a copy: another thread may call this
         return int(median(steps)) if steps else None
@@ -95,9 +100,10 @@ class OverheadTimer:
     def window_cost(self) -> dict[str, Any]:
         """The cost of the window that ends now, for `capture.json`.
 
-        `recorded_step_ns` and `unrecorded_step_ns` are medians, the latter over the last
-        `unrecorded_steps` (at most 50) before the window; None where there is no such step. The
-        loop waited `start_ns`, `stop_ns` and `save_ns`, which is torch's own export.
+        `recorded_step_ns` is the median duration of the window's steps. `unrecorded_step_ns` is
+        the median over the last steps before the window, and `unrecorded_steps` is their number,
+        at most 50. A median is None if there are no such steps. `start_ns`, `stop_ns` and
+        `save_ns` are how long the training loop waited; `save_ns` is torch's own export.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -115,17 +121,19 @@ class StepCounter:
 
     Attributes:
         name: train, validation, test or predict.
-        schedule: the config whose schedule the phase follows; None where it follows none.
-        step_number: the current step, or the next one while another phase runs; counted from 0.
+        schedule: the config, if `profiler.phases` lists the phase; otherwise None.
+        step_number: the current step of the phase, counted from 0. While another phase runs, the
+            step with which this phase continues.
         began_at: the step number at the session's start.
-        planned: the open window, or else the next one; `Idle` while it is not known yet, None
-            where no window is left.
-        skipped: the last window that was left out because its first step has passed, or None.
-        next_event_step: the next step at whose start there is something to do.
-        batch_open: whether the step of a batch from `session.steps` has not ended yet.
-        loop_left: whether the loop that took this batch has ended.
-        loss: the loss given to `session.step` within that step.
-        overhead: the times of its steps.
+        planned: the open window, or the next one if none is open. `Idle` if the next window is not
+            known yet; None if no window is left.
+        skipped: the last window that was skipped because its first step had passed; None if no
+            window was skipped.
+        next_event_step: the next step at whose start a window may begin, continue or end.
+        batch_open: whether `session.steps` has given a batch whose step has not ended yet.
+        loop_left: whether the user's loop over `session.steps` has ended.
+        loss: the loss that was passed to `session.step` in the step of that batch.
+        overhead: measures the steps of the phase.
     """
 
     name: str
@@ -143,11 +151,11 @@ class StepCounter:
 
     @property
     def window(self) -> Window | None:
-        """The open window, or else the next; None where none is left or known."""
+        """The open window, or the next one; None if neither is known."""
         return self.planned if isinstance(self.planned, Window) else None
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
-        """Begin a run with this step."""
+        """Begin a run at this step."""
         self.schedule = config if self.name in config.phases else None
         self.skipped, self.overhead = None, OverheadTimer()
         self.step_number = self.began_at = step_number
@@ -155,19 +163,19 @@ class StepCounter:
         self.skip_to(step_number)
 
     def advance(self) -> None:
-        """Plan the window after the planned one, which is over or cannot be recorded."""
+        """Plan the next window, because the planned one is over or cannot be recorded."""
         if self.planned is not self._following[0]:
             self.look_ahead()
         self.planned = self._following[1]
 
     def look_ahead(self) -> None:
-        """Compute the window after the planned one now, which saves time when that one ends."""
+        """Compute the window after the planned one early, so that `advance` takes less time."""
         window = self.window
         following = None if window is None else self._next_window(window.first + 1)
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip the windows that begin before this step; a step number from a checkpoint jumps."""
+        """Skip windows that begin before this step; the user may have set the step number."""
         planned = self.planned
         if (
             planned is None
@@ -186,22 +194,22 @@ class StepCounter:
         return None if self.schedule is None else next_window(self.schedule, step)
 
     def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of the capture of these steps; without a last step, of the first."""
+        """The name of the capture of steps `first` to `last`, or of `first` alone if it is None."""
         prefix = "" if self.name == "train" else f"{self.name}_"
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
 
 
 @dataclass
 class Run:
-    """What does not change between a session's start and its stop.
+    """The parts of a run that do not change between the session's start and its stop.
 
     Attributes:
-        activities: what is recorded, as the config names it.
-        emitting: what annotations open their ranges with.
-        capture_queue: takes the windows that have been saved.
+        activities: what is recorded, such as cpu and cuda.
+        emitting: the backend with which annotations open their ranges in windows.
+        capture_queue: receives the saved windows.
         metadata: the part of `capture.json` that all windows of the run share.
-        triggers: may request windows; None where the config has no triggers.
-        timings: of the whole run; None where the config has none.
+        triggers: calls the triggers; None if the config has no triggers.
+        timings: times the whole run; None if the config has no timings.
     """
 
     activities: list[str]
@@ -213,26 +221,26 @@ class Run:
 
 
 class StepLoop:
-    """Counts the steps of a run, and begins, continues and ends windows between them.
+    """Counts the steps of a run, and begins, continues and ends windows between two steps.
 
-    Any thread may take a step, and a thread of `Limits` may end a window, so everything that
-    changes a window holds `lock`. An error costs the window, is logged once in a run, and never
-    reaches the caller: `_guarded` catches it. Cost: a step outside windows is one comparison and
-    one reading of the clock.
+    Any thread may call `step`, and a thread of `Limits` may end a window. So all code that changes
+    a window holds `lock`. If recording fails, the window is lost and the error is logged, once in
+    a run. The error never reaches the caller, because `_guarded` catches it. Cost: a step outside
+    windows is one comparison and one reading of the clock.
 
     Attributes:
         lock: held by the thread that begins, continues or ends a window.
         running: whether a run has begun and not ended.
         records_nothing: whether the config records nothing, or nothing on this rank.
-        run: what is fixed for the run; None before the first.
-        train: the counter outside any `session.phase` block.
+        run: the parts of the run that do not change; None before the first run.
+        train: the counter of the phase train.
         current: the counter of the current phase.
-        recorder: of the window that is open or warming up; None where there is none.
-        owner: the counter whose window the recorder records, or recorded last.
+        recorder: records the window that is open or warming up; None without such a window.
+        owner: the counter whose window is being recorded, or was recorded last.
         by_calls: whether a step is a call of a function instead of a training step.
         user_metadata: what the user adds to `capture.json`.
-        total_steps: how many steps the run has, where that is known.
-        ended_at: the step number at the end of the last run; None before.
+        total_steps: how many steps the run has; None if unknown.
+        ended_at: the step number at the end of the last run; None before the first run has ended.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -249,13 +257,14 @@ class StepLoop:
         self.ended_at: int | None = None
         self._counters = {"train": self.train}
         self._limits: Limits | None = None
-        # the last window that lay before train's first step
+        # the last window that was skipped because the run begins after its first step
         self._skipped_at_start: Window | None = None
         self._preemption = Preemption(self)
         self._logged: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepLoop, (self.config,)  # a copy, as `session.steps` may be pickled, never ran
+        # `session.steps(loader)` may be pickled; the copy is not started
+        return StepLoop, (self.config,)
 
     @property
     def recording(self) -> bool:
@@ -269,7 +278,7 @@ class StepLoop:
         return self.train.step_number
 
     def progress(self) -> StepProgress:
-        """The current training step and the time of a step; any thread may call this."""
+        """The current training step and the median time of a step; any thread may call this."""
         return StepProgress(self.train.step_number, self.train.overhead.unrecorded_ns())
 
     def may_record(self) -> bool:
@@ -280,11 +289,12 @@ class StepLoop:
     # The entry points.
 
     def begin(self, run: Run, total_steps: int | None) -> None:
-        """Begin a run at train's step number, and log the plan; an earlier run's state is gone."""
-        if self.step_number == self.ended_at:  # a second run, and the user set no number
+        """Begin a run at the current training step, and log which steps it will record."""
+        # a later run begins at 0, unless the user has set the number
+        if self.step_number == self.ended_at:
             self.train.step_number = 0
         self.run, self._logged = run, set()
-        # the current phase too: the session may start within one
+        # `current` too: the session may start inside a `session.phase` block
         self._counters = {each.name: each for each in (self.train, self.current)}
         for counter in self._counters.values():
             counter.begin(self.config, counter.step_number if counter is self.train else 0)
@@ -313,10 +323,10 @@ class StepLoop:
             return
         if run.timings is not None and counter is self.train:
             run.timings.end_step(counter.step_number)
-        # neither a lock nor a call here, in which another thread could run
+        # needs no lock: without a call in these two lines, no other thread can run between them
         if counter.step_number + 1 < counter.next_event_step:
             counter.step_number += 1
-            # a step within another phase's window is slower, and does not count
+            # not timed during a window of another phase, because recording makes the step slower
             if self.recorder is None:
                 took_ns = counter.overhead.end_step(recorded=False)
                 if run.triggers is not None and counter is self.train:
@@ -329,14 +339,14 @@ class StepLoop:
             run.timings.begin_step()
 
     def close_batch(self, counter: StepCounter) -> None:
-        """End the step of the batch that `session.steps` gave last, with the loss given in it."""
+        """End the step of the last batch from `session.steps`, with the loss of that step."""
         if counter.batch_open:
             counter.batch_open = False
             loss, counter.loss = counter.loss, None
             self.step(loss)
 
     def enter(self, name: str) -> StepCounter:
-        """Count the steps of another phase from now on; gives the counter used before."""
+        """Count the steps of another phase from now on; returns the counter used before."""
         before = self.current
         if name != before.name:
             if name not in self._counters:
@@ -351,12 +361,12 @@ class StepLoop:
         return before
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
-        """Use the counter from before `enter` again. A window of the phase that is left ends."""
+        """Return to the counter `before`, and end an open window of the phase that ends."""
         counter = self.current
-        if counter is before:  # a block of train within train
+        if counter is before:  # the block has the same phase as the code around it
             return
         if reason is None:
-            self.close_batch(counter)  # `break` ended its loop
+            self.close_batch(counter)  # `break` may have ended the loop over its batches
         counter.batch_open = False
         if self.running and self.owner is counter:
             self._guarded(self._finish, reason, f"the phase {counter.name} ended")
@@ -364,18 +374,19 @@ class StepLoop:
         before.overhead.exclude(elapsed_ns)
 
     def go_to(self, number: int) -> None:
-        """Give the current training step this number. An open window ends: it may have no gap."""
+        """Set the number of the current training step. An open window ends: it can have no gap."""
         counter = self.train
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")
         if self.ended_at is not None:
-            self.ended_at = -1  # the next start keeps the number, even one equal to `ended_at`
+            # so that the next run begins at this number, even if it equals `ended_at`
+            self.ended_at = -1
         if counter.began_at == counter.step_number:
             counter.began_at = number
         counter.step_number, counter.next_event_step = number, number + 1
 
     def end(self, reason: str | None) -> None:
-        """End the run; `reason` says why it ends early. `deliver` then waits for its captures."""
+        """End the run; `reason` says why it ends early. Call `deliver` afterwards."""
         if reason is None:
             self.close_batch(self.current)  # `break` ended the loop after a whole batch
         self.current.batch_open = False
@@ -404,14 +415,14 @@ class StepLoop:
         self.running, self.ended_at = False, self.step_number
 
     def deliver(self, reason: str | None) -> None:
-        """Finish and upload the captures, and wait for that as long as the config allows."""
+        """Wait until the captures are finished and uploaded, as long as the config allows."""
         if self.run is not None:
             self._guarded(self.run.capture_queue.close, reason)
 
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
-            with uninterrupted():  # handles the signal after the last log line
+            with uninterrupted():  # the signal's handler runs after the last log message
                 self._guarded(self._finish, "SIGTERM", "")
                 self.run.capture_queue.warn_of_unfinished()
 
@@ -427,9 +438,9 @@ class StepLoop:
             logger.warning("{}", sentence)
 
     def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act` with the lock held; None if another thread holds it for more than 0.1 s.
+        """Call `act` with the lock held; None if another thread holds the lock for 0.1 s.
 
-        A step that is skipped so is caught up on by the next one.
+        In that case `act` is not called, and the next step does the work of this one.
         """
         if not self.lock.acquire(timeout=_LOCK_WAIT_S):
             return None
@@ -439,7 +450,7 @@ class StepLoop:
             self.lock.release()
 
     def _guarded(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act`. If it raises, drop the window, log the error once in a run, and give None."""
+        """Call `act`. If it raises, drop the window, log the error once, and return None."""
         with self.lock:
             recorder = self.recorder
             try:
@@ -476,7 +487,7 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """Count the step, end or continue a window, and begin the next; gives True."""
+        """End the step, and perhaps the window; begin the next step. Returns True."""
         counter.step_number += 1
         recorder = self.recorder
         recorded = recorder is not None and recorder.started_at is not None
@@ -515,8 +526,8 @@ class StepLoop:
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
         """Begin the next step of the current phase: idle, warm-up or recorded.
 
-        `requested` is a trigger's name and the window that it requests, which comes before the
-        windows of the schedule.
+        `requested` is a trigger's name and the window that it requests. This window takes
+        precedence over the windows of the schedule.
         """
         counter = self.current
         if requested is not None:
@@ -578,7 +589,7 @@ class StepLoop:
             self.recorder.next_step(number)
 
     def _config_of(self, window: Window) -> ProfilerConfig:
-        """The run's options, with those replaced that the window's trigger sets."""
+        """The run's config, with the options that the window's trigger changes."""
         trigger = self.config.triggers.get(window.trigger) if window.trigger else None
         records = getattr(trigger, "records", {})
         return self.config.model_copy(update=dict(records)) if records else self.config
@@ -628,8 +639,7 @@ class StepLoop:
         """Write a window's raw trace and its metadata, and queue them for the worker.
 
         Raises:
-            CaptureError: the trace cannot be saved.
-            OSError: as for `CaptureError`.
+            CaptureError, OSError: the trace cannot be saved.
         """
         capture_queue, first = run.capture_queue, window.first
         if capture_queue.sinks_here:
@@ -646,7 +656,7 @@ class StepLoop:
                 recorded.save(staging / queue.RAW, quickly=quickly)
             try:
                 metadata = self._window_metadata(recorded, counter, window, run, ended, reason)
-            except Exception:  # the trace is worth more than its metadata
+            except Exception:  # keep the trace, even without its metadata
                 logger.exception("capture.json is incomplete for this window.")
                 metadata = dict(run.metadata)
             metadata["cost"] = counter.overhead.window_cost() | {
@@ -656,7 +666,7 @@ class StepLoop:
                 capture_queue.remember(staging)
             folder = queue.queue(staging, metadata)
         except Exception:
-            # half a trace takes space, and the lack of it may be the cause
+            # remove the incomplete trace, because a full disk may be the cause
             shutil.rmtree(staging, ignore_errors=True)
             raise
         capture_queue.taken += 1
@@ -677,7 +687,7 @@ class StepLoop:
         ended: int,
         reason: str | None,
     ) -> dict[str, Any]:
-        """The content of `capture.json` of a window whose last whole step is `ended - 1`."""
+        """The content of `capture.json` for a window whose last complete step is `ended - 1`."""
         first = window.first
         metadata = run.metadata | recorded.ranges
         metadata |= {
@@ -700,20 +710,20 @@ class StepLoop:
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
                 "torch.compile compiled {} graphs inside the window of {}, and the window's times "
-                "include that: wait longer before the window (profiler.wait).",
+                "include the compilation: wait longer before the window (profiler.wait).",
                 graphs,
                 window.done_in_words(ended),
             )
         return metadata
 
     def _end_within_step(self, limits: Limits, reason: str) -> None:
-        """End a window in which no step ends; a thread of its limits calls this."""
+        """End a window in which no step ends; called by the thread of `limits`."""
         with self.lock:
             if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
 
     def _finish(self, reason: str | None, ended: str) -> None:
-        """End the open window early: for `reason`, or else because the run or phase `ended`."""
+        """End the open window early, because of `reason`, or because of `ended` if it is None."""
         counter, recorder = self.owner, self.recorder
         window = counter.window
         if recorder is None or window is None:
@@ -726,22 +736,22 @@ class StepLoop:
         stepped = counter.step_number > counter.began_at
         if window.last is not None:
             reason = reason or (ended if stepped else "session.step() was never called")
-        elif reason is None and not stepped:  # the whole block is one step
+        elif reason is None and not stepped:  # no step has ended: the whole block is one step
             counter.step_number += 1
             recorder.end_step()
         self._end_window(reason)
 
     def _has_recorded_steps(self, reason: str | None) -> bool:
-        """Whether the open window is worth saving.
+        """Whether a window is open and should be saved.
 
-        One that has just begun is not, unless `reason` ends the run.
+        A window that has just begun is saved only if `reason` says why the run ends early.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first
         return self.recording and not (just_begun and reason is None)
 
     def _abandon_window(self, reason: str) -> None:
-        """End the open window, or drop it if it holds no whole step."""
+        """End the open window, or drop it if it holds no complete step."""
         window = self.owner.window
         if self.recording and window is not None and self.owner.step_number > window.first:
             self._end_window(reason)
@@ -749,7 +759,7 @@ class StepLoop:
             self._drop_window(self.recorder)
 
     def _drop_window(self, recorder: Recorder | None) -> None:
-        """Stop recording and keep nothing; `recorder` is None if the window failed before it."""
+        """Stop recording without saving; `recorder` is None if none was created yet."""
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None
             self.owner.advance()

@@ -1,8 +1,8 @@
 """Times every range and step of a whole run, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 go into a histogram.
-Every n steps a summary since the last write, and one of the whole run, go to `timings_rank0.jsonl`
-and optionally to TensorBoard.
+Every n steps a line is added to `timings_rank0.jsonl`, with one summary of the time since the last
+line and one of the whole run. TensorBoard can get the first of them too.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
 from instrument.runs.timings_file import FORMAT, summary_table
 
-#: The row of whole steps, named as the operator table names them.
+#: The row of whole steps; the operator table uses the same name.
 STEP = "ProfilerStep*"
-#: The row of all ranges with names beyond the first `_MOST_NAMES`.
+#: The common row of all ranges whose names come after the first `_MOST_NAMES` names.
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000
 _BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
 _GROWTH = 1.04
 _BINS = 900  # the last one begins at 23 days
-_MOST_WAITING = 16_384  # ranges that the device has not reached; further ones are not timed
+_MOST_WAITING = 16_384  # so many ranges may wait for the device; further ones are not timed
 
 
 class DurationHistogram:
     """Any number of durations in 7 kB: exact count, sum and maximum, and a histogram.
 
-    The bins are 4 % wide, so a quantile is within 2 % of the true one, which is the duration at
-    position ceil(share · count) of the sorted durations.
+    The bins are 4 % wide, so a quantile is within 2 % of the true one. The true quantile is the
+    duration at position ceil(share · count) of the sorted durations.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """The duration that this share does not exceed, within 2 %; needs at least one duration."""
+        """The quantile for a share (0.5: the median), within 2 %; needs at least one duration."""
         position = math.ceil(share * self.calls)
         bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
         middle_ns: float = _GROWTH ** (bin_index + 0.5)
@@ -106,7 +106,7 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Count durations, unless this interrupts a count, as in a signal handler."""
+        """Move `uncounted` into the histogram, unless another call of this is already doing so."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -129,7 +129,7 @@ class Row:
 
 
 class Rows:
-    """The durations of each range by name, for 1,000 names, and one row for all further names."""
+    """A row of durations for each of the first 1,000 range names, and one for further names."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
@@ -150,8 +150,8 @@ class Rows:
             return self._rows.setdefault(name, Row())
         if OTHERS not in self._rows:
             logger.warning(
-                "Timings keep {} range names, and {!r} is one more: it and all others count "
-                "together as {!r}. Names made from arguments are the usual cause.",
+                "Timings keep at most {} range names: {!r} and all later names are counted "
+                "together as {!r}. The usual cause is a name that is made from arguments.",
                 _MOST_NAMES,
                 name,
                 OTHERS,
@@ -180,9 +180,9 @@ class DeviceTimes:
 
     The events are on the current stream, and the time includes what the stream waits for. The CPU
     never waits for the device: `collect`, at the end of each step, reads the events that the device
-    has reached. Not timed are ranges that begin before CUDA is in use, end on another device, are
-    inside the capture of a CUDA graph, or begin while 16,384 others wait. Cost: two events per
-    range.
+    has reached. Some ranges are not timed: those that begin before CUDA is in use, end on another
+    device, are inside the capture of a CUDA graph, or begin while 16,384 ranges wait for the
+    device. Cost: two events per range.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -218,7 +218,7 @@ class DeviceTimes:
             while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
                 name, device, begin, end = self._waiting.popleft()
                 took_ns = round(begin.elapsed_time(end) * 1e6)
-                if took_ns >= 0:  # negative if the end is on another stream, which was ahead
+                if took_ns >= 0:  # negative if the range ended on another stream, which was ahead
                     self.rows.add(name, took_ns)
                 self._spare[device] += (begin, end)
         except Exception as error:
@@ -243,25 +243,25 @@ class DeviceTimes:
         return device, event
 
     def _fail(self, error: Exception) -> None:
-        """Stop timing the device; most often the program itself failed, and this sees it late."""
+        """Stop timing the device; the usual cause is an earlier CUDA error of the program."""
         if not self._failed:
             self._failed = True
-            logger.error("Timings measure no device times from here on: {}", error)
+            logger.error("Timings measure no device times from now on: {}", error)
 
 
 class Timings:
     """Times ranges and steps from `start` to `stop`, and writes summaries.
 
-    Each call counts with its whole duration, even inside another of the same name. Coroutines and
-    generators count by the slices between their suspensions, from the second on as `name
-    (resumed)`. Steps and ranges inside a window count too, although recording makes them slower.
-    The session's work between two steps does not count. Ranges that torch.compile traces into a
-    compiled region are not timed.
+    Each call counts with its full duration, even inside another call of the same name. Coroutines
+    and generators are timed in slices, from one suspension to the next: the first slice is named
+    `name`, later ones `name (resumed)`. Steps and ranges inside a window count too, although
+    recording makes them slower. The session's work between two steps does not count. Ranges that
+    torch.compile traces into a compiled region are not timed.
 
     Cost: 2 to 5 µs per range on the CPU in a step of 2 ms, whose own work evicts this code from the
-    caches; 0.5 to 1 µs where ranges follow each other; 3 µs per submodule with `modules`, 1 µs per
-    step; 25 kB per name; each write, on the training thread, 0.05 ms and 0.2 kB per name. If the
-    process is killed, the durations since the last write are lost.
+    caches; 0.5 to 1 µs if ranges follow each other directly; 3 µs per submodule with `modules`;
+    1 µs per step; 25 kB per name. Each write takes 0.05 ms of the training thread and 0.2 kB of
+    disk per name. If the process is killed, the durations since the last write are lost.
 
     Attributes:
         path: the file to which each write appends a line.
@@ -273,7 +273,7 @@ class Timings:
         self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         self._ranges = self._cpu.backend
-        if self._device:  # outside, so that the CPU's times do not include the cost of events
+        if self._device:  # the CPU's times are inner, so that they exclude the cost of events
             self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
         self._last_step: int | None = None
@@ -291,7 +291,10 @@ class Timings:
         if self._modules is None and any_instrumented():
             more = "; submodules too with profiler.timings.modules=true"
         logger.info(
-            "Times every range and step, into {} every {} steps{}", self.path, self._every, more
+            "Times every range and step, and writes to {} every {} steps{}",
+            self.path,
+            self._every,
+            more,
         )
 
     def begin_step(self) -> None:
@@ -303,7 +306,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the current step, if any, and write every n steps."""
+        """Count the current step, if any; every n steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -329,7 +332,7 @@ class Timings:
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
     def table(self) -> Table:
-        """One row per range up to the last write, the most time first."""
+        """One row per range, for the run up to the last write; longest total time first."""
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -341,7 +344,7 @@ class Timings:
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By name, the summaries since the last write and of the run, of ranges called since."""
+        """By name, for ranges called since the last write: summaries since then and of the run."""
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -395,7 +398,7 @@ def _tensorboard_writer(
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
     """A function that appends summaries to a TensorBoard event file.
 
-    The file has its own folder, because in one folder TensorBoard never returns to an older file.
+    The file has its own folder: within a folder, TensorBoard never returns to an older file.
     """
     # import everything now, which takes half a second, instead of between two steps
     import_module("tensorboard.compat.proto.event_pb2")

@@ -1,4 +1,4 @@
-"""What this torch can record on this machine: found by trying, not by its version."""
+"""Finds what this torch can record on this machine, by trying it instead of by its version."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def available_activities() -> list[str]:
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
-    """Those of the activities that this machine can record; warns of the others. None means all."""
+    """The `wanted` activities that this machine can record; None: all. Warns of missing ones."""
     available = available_activities()
     if wanted is None:
         return available
@@ -71,7 +71,7 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 
 
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
-    """The experimental options of a window: ours, as far as this torch has them, then the user's.
+    """The experimental options of a window: the defaults that this torch knows, and the user's.
 
     `verbose` puts the call stack on every operator. `trace_only` skips events that are never read
     here. `profile_all_threads` records every thread, but torch then loses all memory events.

@@ -38,15 +38,15 @@ class _ActiveTrigger:
     warned: bool = False
 
     def may_record(self, number: int) -> bool:
-        """Whether it may have a window after this step; warns once when it has none left."""
-        # out of range if the step number was set back: then there is no cooldown
+        """Whether the trigger may get a window after this step; warns once if none is left."""
+        # no cooldown if the user has set the step number back: the difference is then larger
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
             if not self.warned:
                 logger.warning(
-                    "The trigger {} fires again, but has had all windows that its max_windows "
-                    "allows: none is recorded.",
+                    "The trigger {} fires again, but already had all windows that its max_windows "
+                    "allows: no window is recorded.",
                     self.name,
                 )
             self.warned = True
@@ -54,7 +54,7 @@ class _ActiveTrigger:
         return True
 
     def count_window(self, number: int) -> None:
-        """Count a window that it gets after this step."""
+        """Count a window that the trigger gets after this step."""
         self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1
@@ -63,8 +63,9 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, all ranks record what a trigger of any rank requests, from the step that
-    the leading rank announces. Cooldown and number of windows then count once for all ranks.
+    With a `coordinator`, all ranks record a window that a trigger of any rank requests. It begins
+    at the step that the leading rank announces. Cooldown and number of windows then count for all
+    ranks together.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class TriggerRunner:
         self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
         self._announced: list[AnnouncedWindow] = []  # for all ranks, at steps still to come
         self._triggers: list[_ActiveTrigger] = []
-        # made between steps; only the last of each trigger counts
+        # by trigger, the last request made between steps
         self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
         self._over = Event()
         for name, trigger in triggers.items():
             self._begin(name, trigger, folder)
-        # what to call after each step, without the triggers that raised
+        # called after each step; a trigger that raises is removed
         self._checks = [
             (each.callbacks.fires, each)
             for each in self._triggers
@@ -91,9 +92,9 @@ class TriggerRunner:
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
         )
         if polled or coordinator is not None:
-            without = [f"the trigger {each.name} is not asked between steps" for each in polled]
+            without = [f"the trigger {each.name} is not polled between steps" for each in polled]
             if coordinator is not None:
-                without.append("this rank records by itself what its triggers ask for")
+                without.append("this rank alone records what its triggers request")
             if not threads.start(self._thread, " and ".join(without)):
                 self._coordinator = None
 
@@ -110,7 +111,7 @@ class TriggerRunner:
             )
         except BaseException as error:
             _reraise_interrupt(error)
-            logger.exception("The trigger {} could not begin and is not asked.", name)
+            logger.exception("The trigger {} could not begin and is never called.", name)
             callbacks = None
         self._triggers.append(
             _ActiveTrigger(name, callbacks or TriggerCallbacks(), cooldown, max_windows)
@@ -119,17 +120,18 @@ class TriggerRunner:
     def after(
         self, number: int, took_ns: int, loss: Any, recorded: bool
     ) -> tuple[str, Request] | None:
-        """Call all triggers after step `number`; give the window to record from the next step on.
+        """Call all triggers after step `number`; return the window that begins with the next step.
 
         Args:
             number: the step that has ended.
             took_ns: its duration.
             loss: as given to `session.step`.
-            recorded: whether a window is open; no other can then begin.
+            recorded: whether a window is open; then no other window can begin.
 
         Returns:
-            The name of a trigger and its request: the first that fires and may have a window, or
-            one that was announced for this step to all ranks. None without any.
+            The name of a trigger and its request: the window that was announced to all ranks for
+            the next step, or else the request of the first trigger that fires and may get a window.
+            None if no window begins.
         """
         known = self._losses.after_step(number, loss)
         # a NamedTuple's own constructor takes twice as long
@@ -159,9 +161,9 @@ class TriggerRunner:
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
-        """The window that all ranks record from the step after this one on.
+        """The announced window that all ranks begin with the next step; None without one.
 
-        A window that is open, on all ranks, postpones it.
+        If a window is open, it is open on all ranks, and the announced window begins a step later.
         """
         window = self._announced[0]
         if number + 1 < window.begin:
@@ -173,8 +175,8 @@ class TriggerRunner:
         if number + 1 == window.begin:
             return window.trigger, Request(window.why, window.steps)
         logger.warning(
-            "The window that the trigger {} asked for ({}) is not recorded here: all ranks begin "
-            "it with step {}, and this one is at step {} already.",
+            "The window that the trigger {} requested ({}) is not recorded on this rank: all ranks "
+            "begin it with step {}, and this rank is already at step {}.",
             window.trigger,
             window.why,
             window.begin,
@@ -191,7 +193,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """The first request made between steps that may have a window; drops the others."""
+        """The first request made between steps whose trigger may get a window; drops the rest."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):
@@ -230,7 +232,7 @@ class TriggerRunner:
                 self._coordinator.end()
 
     def exchange(self) -> None:
-        """Exchange requests and announced windows with the other ranks; blocks on the store."""
+        """Exchange requests and announced windows with the other ranks, through the store."""
         if (coordinator := self._coordinator) is None:
             return
         try:
@@ -239,7 +241,7 @@ class TriggerRunner:
             self._coordinator = None
             logger.log(
                 "INFO" if coordinator.ended else "WARNING",
-                "Rank {} records by itself what its triggers ask for from now on: {}.",
+                "From now on, rank {} alone records what its triggers request: {}.",
                 coordinator.rank,
                 str(error).rstrip("."),
             )
@@ -277,7 +279,7 @@ class TriggerRunner:
 
     def _drop(self, trigger: _ActiveTrigger) -> None:
         """Within `except`: log what a trigger raised, and do not call it after steps any more."""
-        logger.exception("The trigger {} failed and is not asked again.", trigger.name)
+        logger.exception("The trigger {} failed and is not called again.", trigger.name)
         self._checks = [pair for pair in self._checks if pair[1] is not trigger]
 
 

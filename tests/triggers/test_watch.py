@@ -36,8 +36,8 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
         8,
     ]
     assert log.at("WARNING") == [
-        "The trigger mine fires again, but has had all windows that its max_windows allows: none "
-        "is recorded."
+        "The trigger mine fires again, but already had all windows that its max_windows allows: no "
+        "window is recorded."
     ]
     assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
         0,
@@ -152,7 +152,7 @@ def test_a_poll_that_fails_is_told_once_and_its_end_still_comes(
             thread.join(20)
     assert [type(call) for call in trigger.calls[1:]] == [int, str], "polled once, and ended"
     (error,) = log.at("ERROR")
-    assert error.startswith("The trigger polled failed and is not asked again.")
+    assert error.startswith("The trigger polled failed and is not called again.")
 
 
 def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> None:
@@ -168,7 +168,7 @@ def test_a_trigger_that_cannot_begin_costs_no_run(tmp_path: Path, log: Log) -> N
         for _ in range(3):
             session.step()
     assert len(session.captures) == 1
-    assert "The trigger mine could not begin and is not asked." in log.at("ERROR")[0]
+    assert "The trigger mine could not begin and is never called." in log.at("ERROR")[0]
 
 
 @pytest.mark.parametrize("where", ["begin", "fires", "poll", "failed", "end"])
