@@ -1,9 +1,9 @@
 """Find the range and the kind of work that all time in a trace belongs to.
 
 Each nanosecond that an event covers on a thread is the own time of one scope, the innermost scope
-around it. Without such a scope, it lies outside all scopes. `instrument.links.autograd` finds the
-range that a scope belongs to. A range belongs to itself, even inside a backward node, as in
-recomputation. A backward node belongs to the range of its forward operator, whichever thread the
+around it. A nanosecond without such a scope lies outside all scopes. `instrument.links.autograd`
+finds the range that a scope belongs to. A range belongs to itself, even inside a backward node, as
+in recomputation. A backward node belongs to the range of its forward operator, whichever thread the
 engine ran it on.
 """
 
