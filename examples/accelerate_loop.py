@@ -3,10 +3,10 @@
     pip install 'torch-instrument[accelerate,tensorboard]'
     python examples/accelerate_loop.py
 
-Such a loop needs a plain `Session`: `session.steps(loader)` makes each batch a step, however many
-batches are accumulated. The sink `Trackers` logs the ranges of each window by `accelerator.log`, so
-that they become curves beside the loss in any tracker, here TensorBoard, in `./runs/`. The captures
-are in `./profile/`.
+Such a loop needs a plain `Session`. `session.steps(loader)` counts each batch as one step, with any
+number of accumulated batches. The sink `Trackers` logs the ranges of each window with
+`accelerator.log`, so that any tracker shows them as curves beside the loss. Here the tracker is
+TensorBoard, in `./runs/`. The captures are in `./profile/`.
 """
 
 import torch

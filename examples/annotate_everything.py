@@ -1,12 +1,11 @@
-"""All kinds of marks on one page, and the ranges that a window records for them.
+"""All kinds of annotations, and the ranges that a window records for them.
 
     python examples/annotate_everything.py
-    INSTRUMENT_DISABLE=1 python examples/annotate_everything.py   # marks return objects unchanged
+    INSTRUMENT_DISABLE=1 python examples/annotate_everything.py   # annotations change nothing
 
-The name of a range comes from the code, from the mark, or from the arguments of the call. A
-coroutine or generator has a range for each slice between two suspensions, so it does not count the
-time of others while it waits. Ranges inside a compiled region are listed with the region and not
-timed.
+The name of a range comes from the code, from the annotation, or from the arguments of the call. A
+coroutine or generator has a range for each slice between two suspensions, so the time while it
+waits does not count. Ranges inside a compiled region are listed with the region and not timed.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ def another(x: Tensor) -> Tensor:
     return a_function(x) * 2
 
 
-@profiled("power {n}")  # from the arguments, and only while a window records
+@profiled("power {n}")  # made from the arguments, only while a window records
 def power(x: Tensor, n: int = 2) -> Tensor:
     return x**n
 
@@ -83,7 +82,7 @@ async def an_async_generator(n: int) -> AsyncIterator[int]:
         yield i
 
 
-@profiled("square")  # square.forward and square.backward
+@profiled("square")  # gives the ranges square.forward and square.backward
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

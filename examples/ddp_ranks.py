@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/ddp_ranks.py
     torchrun --nproc-per-node 4 examples/ddp_ranks.py first_per_node
 
-Each recorded rank prints how long its steps took, and how much of that was the all-reduce of
-gradients. Rank 1 has more work, so the others wait for it. The captures are in `./profile/`.
+Each recorded rank prints the time of its steps, and the part of this time in the all-reduce of
+gradients. Rank 1 has more work, so all other ranks wait for it. The captures are in `./profile/`.
 """
 
 import sys
@@ -40,7 +40,7 @@ def report(capture: Capture, rank: int) -> None:
 
 
 def main() -> None:
-    """Train and report; all ranks record, or those that the command line names."""
+    """Train and report; all ranks record, or only those that the command line names."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     chosen = sys.argv[1] if len(sys.argv) > 1 else "all"

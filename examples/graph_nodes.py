@@ -1,8 +1,8 @@
-"""The time of a ResNet-18, node by node of its `torch.fx` graph.
+"""Time a ResNet-18 node by node of its `torch.fx` graph.
 
     python examples/graph_nodes.py
 
-The model is that of `resnet_inference.py`, without changes. It runs on the GPU if there is one.
+The model is the one of `resnet_inference.py`, unchanged. It runs on the GPU if there is one.
 """
 
 import torch

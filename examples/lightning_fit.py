@@ -4,9 +4,9 @@
     python examples/lightning_fit.py
 
 The callback takes the arguments of `Session`: here a preset by name and one option. Each submodule
-is a range with its qualified name, and so is each part of a step, from `data` to `optimizer_step`;
-only the loss is marked in the code. The log shows a table of the ranges and operators of batches 5
-to 7. The capture is in `./profile/`.
+is a range with its qualified name. Each part of a step, from `data` to `optimizer_step`, is a range
+too. The code marks only the loss. The log shows a table of the ranges and operators of batches 5 to
+7. The capture is in `./profile/`.
 """
 
 import lightning
@@ -20,7 +20,7 @@ from instrument.integrations.lightning import ProfilerCallback
 
 
 class Encoder(nn.Sequential):
-    """From a point in the plane to features."""
+    """Maps a point in the plane to features."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())

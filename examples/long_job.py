@@ -1,15 +1,15 @@
-"""A long job that records nothing until somebody asks for it or something unusual happens.
+"""A long job that records nothing until a user requests it or something unusual happens.
 
     python examples/long_job.py
 
-While it trains, run one of these in another shell, or on another node that shares the folder:
+While the job trains, run one of these in another shell, or on another node that shares the folder:
 
     instrument trigger profile --steps 5      # records five steps
     touch profile/record                      # records profiler.active steps
     kill -USR2 PID                            # the same; the job prints its PID at the start
 
-The loader stalls once, and the trigger slow_step notices it. Ctrl-C ends the job, which then prints
-what was recorded.
+The loader stalls once, and the trigger slow_step notices the stall. Ctrl-C ends the job, which then
+prints the windows that were recorded.
 """
 
 import os

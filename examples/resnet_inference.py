@@ -18,7 +18,10 @@ from instrument import Capture, Session, profiled
 
 @profiled("basic_block")
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions, added to their input; a 1×1 convolution adapts it to a new shape."""
+    """Two 3×3 convolutions, whose output is added to their input.
+
+    A 1×1 convolution adapts the input if the output has another shape.
+    """
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class ResNet18(nn.Module):
 
 
 def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:
-    """Record one forward pass after one for warm-up, which can take several times as long."""
+    """Record one forward pass, after a warm-up pass that can take several times as long."""
     session = Session(warmup=1, active=1, **options)
     predict = session.record(model.__call__, name="model_inference")
     for _ in range(2):
@@ -96,14 +99,14 @@ def main() -> None:
         where == "device"
     )
     print(operators.sort(f"{where}_ns").head(10).select(times))
-    print("\nBy input shape, those with the most self time:\n")
+    print("\nBy input shape, the operators with the most self time:\n")
     by_shape = operators.by("input_shapes").sort(f"self_{where}_ns").head(10)
     print(by_shape.select([*times, "input_shapes"]))
 
     heading("4. Memory")
     operators = record(model, inputs, profile_memory=True).operators
     memory = ["name", "calls", f"self_{where}_bytes", f"{where}_bytes"]
-    print("Allocated and not freed, by each operator itself and with those that it called:\n")
+    print("Allocated and not freed, by each operator alone and with operators that it called:\n")
     print(operators.sort(f"self_{where}_bytes").head(10).select(memory))
 
     heading("5. Trace")
@@ -121,7 +124,7 @@ def main() -> None:
     print("Open it in https://www.speedscope.app, or draw it: flamegraph.pl stacks.txt > flame.svg")
 
     heading("8. Long-running jobs")
-    print("One step waits, one warms up, two are recorded, all of it twice.")
+    print("One step waits, one warms up and two are recorded. Then the same happens again.")
     print("The table sink logs each window.\n")
     session = Session(wait=1, warmup=1, active=2, repeat=2, sinks={"table": {"rows": 5}})
     predict = session.record(model.__call__, name="model_inference")

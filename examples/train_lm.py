@@ -10,8 +10,8 @@ The log shows the loss and, when the window closes, a table of the ranges that a
 recorded window is in `outputs/DATE/TIME/profile/`. Open its `trace.json.gz` in
 https://ui.perfetto.dev, or print its tables again with `instrument show FOLDER`.
 
-A training script needs three things for it: the `@profiled` marks, the `Session`, and a loop over
-its `steps`.
+To be profiled, a training script needs three things: the `@profiled` marks, the `Session`, and a
+loop over its `steps`.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 @profiled("mlp_block")
 class MLP(nn.Module):
-    """Two linear layers, four times as wide between them."""
+    """Two linear layers with a hidden layer that is four times as wide."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class MLP(nn.Module):
 
 @profiled("transformer_block")
 class Block(nn.Module):
-    """Attention, then an MLP, each on normalised input and added to its input."""
+    """Attention, then an MLP. Each takes normalised input, and its output is added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
 
 
 class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
-    """The source of the standard library: pieces of `context` bytes, and the bytes that follow."""
+    """The source of the standard library: `context` bytes, and for each of them the next byte."""
 
     def __init__(self, context: int) -> None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -115,7 +115,7 @@ class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
 
 @profiled
 def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of the next bytes in nats per byte; guessing gives ln 256 = 5.55."""
+    """The cross-entropy of the next bytes in nats per byte; random guesses give ln 256 = 5.55."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

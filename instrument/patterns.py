@@ -1,10 +1,10 @@
-r"""Regular expressions from a file, matched in time linear in the text.
+r"""Match regular expressions from a config or a capture, in time linear in the text.
 
-Python's `re` backtracks: `(a+)+$` needs exponential time for a name of forty characters. This
-matcher follows all alternatives at once, one character at a time (Thompson, 1968).
+Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty characters. The matcher
+here follows all alternatives at once, one character at a time (Thompson, 1968).
 
 It supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the assertions
-`^ $ \A \Z \b \B`, but no lookarounds, references to groups or flags.
+`^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from instrument.errors import ConfigError
 
-# A pattern has about one state per character. The cache of steps is cleared when it is full.
+# A pattern has about one state for each character. A cache of `_MOST_STEPS` steps is cleared.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
     r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]
@@ -34,17 +34,17 @@ _EDGES: dict[str, Callable[[str, str], bool]] = {
 }
 _EDGES |= {r"\A": _EDGES["^"], r"\Z": _EDGES["$"]}
 
-# A part of a pattern: takes the state after it, adds its own states, and returns the first of them.
+# Builds a part of a pattern: takes the state that follows the part, adds the states of the part,
+# and returns the first of these.
 _Part = Callable[[int], int]
 _States = frozenset[int]
 
 
 class Pattern:
-    """Several regular expressions, of which any may match anywhere in a text, ignoring case.
+    """Regular expressions that are searched for together, ignoring case.
 
     Raises:
-        ValueError: one of them is invalid or not supported; the message says why, in words that fit
-            into brackets.
+        ValueError: an expression is invalid or not supported. The message gives the reason.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class Pattern:
         self._start = [self._compiled(pattern) for pattern in patterns]
 
     def search(self, text: str) -> bool:
-        """Whether one of them matches anywhere in the text."""
+        """Whether at least one of the expressions matches anywhere in the text."""
         states, before = _States(), ""
         for after in (*text, ""):
             key = states, before, after
@@ -65,7 +65,10 @@ class Pattern:
         return False
 
     def _step(self, key: tuple[_States, str, str]) -> tuple[_States, str, bool]:
-        """The states after a character, its kind, and whether a match ended before it."""
+        """The states after a character, the kind of the character, whether a match ends before it.
+
+        The kind is "a" for a letter, a digit and an underscore, else " ".
+        """
         states, before, after = key
         reached: set[int] = set()
         waiting = [*self._start, *states]
@@ -99,7 +102,7 @@ class Pattern:
         while at < len(pattern):
             token = _TOKEN.match(pattern, at)
             if token is None:
-                raise ValueError(f"{pattern!r} is not understood from {pattern[at : at + 5]!r} on")
+                raise ValueError(f"{pattern!r} cannot be parsed at {pattern[at : at + 5]!r}")
             tokens.append(token)
             at = token.end()
         tokens.reverse()
@@ -133,7 +136,7 @@ class Pattern:
             return part
         repeat = tokens.pop()
         if tokens and tokens[-1]["repeat"]:
-            raise ValueError(f"{repeat.string!r} is not understood from {tokens[-1][0]!r} on")
+            raise ValueError(f"{repeat.string!r} cannot be parsed at {tokens[-1][0]!r}")
         least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(
             repeat[0][0], _bounds(repeat)
         )
@@ -165,7 +168,7 @@ class Pattern:
 
     def _add(self, following: list[int]) -> int:
         if len(self._next) >= _MOST_STATES:
-            raise ValueError(f"together they have more than {_MOST_STATES} parts")
+            raise ValueError(f"the patterns have more than {_MOST_STATES} parts in total")
         self._next.append(following)
         return len(self._next) - 1
 
@@ -193,15 +196,16 @@ def check_pattern(names: str) -> None:
     """Check a pattern of `profiler.communication`.
 
     Raises:
-        ConfigError: it is no regular expression, is not supported, or matches every name.
+        ConfigError: the pattern is not a regular expression, is not supported, or matches every
+            name.
     """
     option = f"profiler.communication holds {names!r}, which"
     try:
-        matches_all = re.compile(f"(?:{names})").search("")  # readers join several with |
+        matches_all = re.compile(f"(?:{names})").search("")  # readers join the patterns with |
     except re.error as error:
         raise ConfigError(
-            f"{option} is no regular expression ({error.msg}); give some for kernel names, such as "
-            "[my_all_reduce]."
+            f"{option} is no regular expression ({error.msg}); give patterns for kernel names, "
+            "such as [my_all_reduce]."
         ) from None
     try:
         Pattern([names])

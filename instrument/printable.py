@@ -1,16 +1,17 @@
-"""Text that a terminal, a log or a text file can show as it stands.
+"""Make text from traces and captures safe to show in a terminal, a log or a text file.
 
-Names in a trace, and all of a capture, may come from anybody. A control character in them could clear the screen,
-retitle the window or write to the clipboard; a line break could forge a line of a table; a bidirectional override shows
-another name than the one there is. In text for a person they stand as escapes, by the rule of Python's `repr`. Data
-(columns, JSON, Parquet) keeps every name as it is.
+Names in a trace, and everything else in a capture, may come from a stranger. A control character in
+a name could clear the screen, change the title of the window or write to the clipboard. A line
+break could fake a line of a table. A bidirectional override makes a name look like another name.
+Text for people therefore shows such characters as escapes, like Python's `repr`. Data (columns,
+JSON, Parquet) keeps every name unchanged.
 """
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text in one line, with an escape as in `repr` for each character that does not print."""
+    """Escape line breaks and all other characters that do not print, as `repr` does."""
     if text.isprintable():
         return text
     return "".join(
@@ -20,5 +21,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text of several lines, whose line breaks stay."""
+    """Escape like `printable`, but keep the line breaks."""
     return "\n".join(map(printable, text.split("\n")))

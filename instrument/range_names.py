@@ -1,29 +1,31 @@
-"""How names of ranges are encoded in a trace.
+"""Encode the names of ranges for a trace, and decode them.
 
-Kineto does not escape quotation marks in its JSON, which makes the whole file invalid; it turns
-backslashes into slashes, and names that are not printable ASCII into "unknown". `to_trace` writes
-such names percent-encoded after a prefix, and `from_trace` decodes them. It also encodes a user's
-name that begins like torch's name of a step.
+Kineto does not escape quotation marks: one quotation mark in a name makes the whole JSON file
+invalid. Kineto also turns backslashes into slashes, and replaces names that are not printable ASCII
+by "unknown". `to_trace` therefore percent-encodes such names after the prefix "utf8:", and
+`from_trace` decodes them. `to_trace` also encodes a user's name that begins with "ProfilerStep#",
+which is torch's name for a step.
 """
 
 from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-#: The suffix of a range of a resumed coroutine or generator; the read half merges it with its first
-#: part.
+#: When a coroutine or generator resumes, its new range has this suffix. The read half merges the
+#: new range with the range before the suspension.
 RESUMED = " (resumed)"
 
-#: The suffix of a mark. Kineto has no instant events for users, so a mark is a range of no length.
+#: The suffix of a mark (`instrument.mark`). Kineto has no instant events for users, so a mark is a
+#: range without a duration.
 MOMENT = " (mark)"
 
-#: The prefix of torch's ranges of steps, before the number.
+#: torch's name for the range of a step, without the number of the step.
 STEP_PREFIX = "ProfilerStep#"
 
-#: The suffix that the reader adds to ranges that activation checkpointing runs again.
+#: The read half adds this suffix to a range that activation checkpointing runs again.
 RECOMPUTED = " (recomputed)"
 
-#: The prefix of torch's ranges of compiled code, before the number of the region.
+#: torch's name for the range of a compiled region, without the number of the region.
 REGION = "Torch-Compiled Region: "
 
 _ENCODED = "utf8:"
@@ -31,7 +33,7 @@ _SAFE = "".join(map(chr, range(32, 127))).translate(str.maketrans("", "", '"\\%'
 
 
 def to_trace(name: str) -> str:
-    """The name in characters that Kineto does not change; most names stay as they are."""
+    """Encode a name so that Kineto does not change it; most names stay as they are."""
     if name.startswith(STEP_PREFIX):
         return f"{_ENCODED}%{ord(name[0]):X}{quote(name[1:], _SAFE, errors='surrogatepass')}"
     is_plain = name.isascii() and name.isprintable() and '"' not in name and "\\" not in name
@@ -41,13 +43,13 @@ def to_trace(name: str) -> str:
 
 
 def from_trace(name: str) -> str:
-    """The name that `to_trace` encoded."""
+    """Decode a name that `to_trace` encoded; other names stay as they are."""
     if not name.startswith(_ENCODED):
         return name
     return unquote(name.removeprefix(_ENCODED), errors="surrogatepass")
 
 
 def shown(name: str) -> str:
-    """Like `from_trace`, with quotes around a user's name that looks like that of a step."""
+    """Decode like `from_trace`, and quote a user's name that looks like the name of a step."""
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

@@ -190,7 +190,7 @@ class Never:
         (
             {"communication": ["mine", "ring("]},
             "profiler.communication holds 'ring(', which is no regular expression (missing ), unterminated "
-            "subpattern); give some for kernel names, such as [my_all_reduce].",
+            "subpattern); give patterns for kernel names, such as [my_all_reduce].",
         ),
         (
             {"communication": ["a|"]},

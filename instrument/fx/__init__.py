@@ -1,4 +1,4 @@
-"""The time of a model, node by node of its `torch.fx` graph, without changes to its source."""
+"""Time each node of a model's `torch.fx` graph, without changes to the model's source."""
 
 from __future__ import annotations
 

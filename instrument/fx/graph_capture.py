@@ -1,4 +1,4 @@
-"""Capturing the graph of a model, by `torch.fx` tracing or else by `torch.export`."""
+"""Capture the graph of a model, by `torch.fx` tracing or else by `torch.export`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Traced(NamedTuple):
-    """The graph of a model, for calls like the one that it was captured with.
+    """The graph of a model, for calls like the call that it was captured from.
 
     Attributes:
         graph: the nodes.
-        constants: holds the tensors that the graph uses and the model does not have.
-        values: gives the values of the placeholders for the inputs of a call.
-        result: gives the result of the model for that of the output node.
-        how: what captured the graph, and why not the other way.
+        constants: a module with the tensors that the graph uses and the model does not have.
+        values: a function from the inputs of a call to the values of the placeholders.
+        result: a function from the value of the output node to the result of the model.
+        how: the tool that captured the graph, and why the tools before it failed.
     """
 
     graph: fx.Graph
@@ -63,25 +63,27 @@ class Traced(NamedTuple):
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """Capture the graph that a call of the model with these inputs runs, and restore the model.
 
-    `torch.fx` tracing is tried first, as it keeps modules and functions as the user wrote them. If
-    it fails, or its graph gives other results, gradients, buffers or inputs than the model,
-    `torch.export` is tried, whose nodes are operators. A graph fixes what the forward pass reads
-    from Python attributes, and what it draws from generators other than torch's. See
+    `torch.fx` tracing is tried first, because it keeps modules and functions as the user wrote
+    them. Its graph must give the same results and gradients as the model, and leave the same
+    buffers and inputs. If it does not, or if tracing fails, `torch.export` is tried, whose nodes
+    are operators. In a graph, values that the forward pass reads from Python attributes are
+    constants, and so are random numbers from generators other than torch's. See
     `side_effects.unchanged` for what is restored.
 
     Cost: the model runs once, and each graph once, with a backward pass if gradients are enabled.
     Hooks of modules and tensors see these runs.
 
     Raises:
-        GraphError: both ways fail, or a graph cannot represent such a call. Errors of the model
+        GraphError: both tools fail, or a graph cannot represent such a call. Errors of the model
             itself are not caught.
     """
     expected = outcome(model, model, inputs, strict=True)
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            # torch.export prints the graph of a failed attempt. With a seed, the random numbers
-            # that tracing fixes differ from those of `expected`, which shows that they are fixed.
+            # stderr is redirected because torch.export prints the graph of a failed attempt. With
+            # the seed, random numbers that tracing turned into constants differ from those of
+            # `expected`, so that the comparison finds such constants.
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
             why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
@@ -92,7 +94,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
         failures.append(f"{name} {why}")
     raise GraphError(
         f"{type(model).__name__} cannot be captured as a graph: {'; '.join(failures)}. Mark its "
-        "submodules by instrument_model instead, or rewrite that line."
+        "submodules with instrument_model instead, or change the model's code."
     )
 
 
@@ -101,11 +103,12 @@ class Outcome(NamedTuple):
 
     Attributes:
         results: the leaves of the result.
-        gradients: of the parameters and inputs; None if the result does not depend on one. Kernels
-            need not compute them the same way each time.
+        gradients: the gradients of the parameters and inputs. A gradient is None if the result does
+            not depend on the tensor. Kernels may compute gradients slightly differently in each
+            run.
         left: the values of buffers and inputs after the call.
         changed: the attributes of modules that the call changed, by the position of the module and
-            their name.
+            the name of the attribute.
     """
 
     results: list[Any]
@@ -120,8 +123,8 @@ def outcome(
     """Run a call, restore the model and inputs, and return its results and side effects.
 
     Raises:
-        GraphError: with `strict`, a graph cannot represent such a call, as is known before it or
-            seen in it. Errors of `run` are not caught.
+        GraphError: with `strict`, a graph cannot represent such a call. Errors of `run` are not
+            caught.
     """
     why = unsupported(model, inputs) if strict else None
     if why is not None:
@@ -141,7 +144,7 @@ def outcome(
 
 
 class _PackingObserver(TorchFunctionMode):
-    """Notes whether a call changes the hooks that pack the tensors which autograd saves."""
+    """Finds out whether a call changes autograd's hooks for saved tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,14 +158,17 @@ class _PackingObserver(TorchFunctionMode):
 
 
 def _saving_hooks() -> Any:
-    """The innermost pair of hooks that packs and unpacks saved tensors now; None for none."""
-    # Not every torch has this function.
+    """The innermost pair of hooks that packs and unpacks saved tensors; None if there is none."""
+    # Some versions of torch do not have this function.
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top(False) if top is not None else None
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """The reason if a call checkpoints or offloads activations: a graph would use other memory."""
+    """The reason why a graph cannot represent the call if it checkpoints or offloads activations.
+
+    None if it does neither. A graph of such a call would use more or less memory than the model.
+    """
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
     while nodes:
@@ -177,7 +183,10 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """The reason if a call changed the dicts and lists among the copies of its inputs."""
+    """The reason why a graph cannot represent the call if it changed dicts or lists in `copies`.
+
+    None if it changed none. `copies` are copies of `inputs`, which the call was given.
+    """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))
     return None if same else "changes the dicts or lists that it is given"
@@ -186,8 +195,8 @@ def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
 def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
     """How the outcome of the graph differs from that of the model; None if they agree.
 
-    Values are compared by `torch.testing.assert_close`, gradients within a hundredth of the
-    largest.
+    Values are compared by `torch.testing.assert_close`. Gradients may differ by a hundredth of the
+    largest value.
     """
     interpreter = traced.interpreter(model)
 
@@ -201,10 +210,11 @@ def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome
 
 
 def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
-    """A key of calls: two calls with the same key have the same graph.
+    """A key for a call: two calls with the same key have the same graph.
 
-    It holds the shape, type, device and `requires_grad` of tensors; the other inputs; the modules,
-    their hooks and plain attributes, such as `training`; and the modes of autograd and autocast.
+    The key holds the shape, type, device and `requires_grad` of each input tensor; the values of
+    all other inputs; the modules, their hooks and plain attributes, such as `training`; and the
+    modes of autograd and autocast.
 
     Cost: about 6 µs for each module.
     """
@@ -225,7 +235,7 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _copied(inputs: Inputs) -> Inputs:
-    """The same leaves in new containers, for code that removes what it reads."""
+    """The same leaves in new containers, because a model may remove items from its inputs."""
     copied: Inputs = pytree.tree_map(lambda leaf: leaf, inputs)
     return copied
 
@@ -265,7 +275,7 @@ _WAYS = {"torch.fx.symbolic_trace": _by_tracing, "torch.export": _by_export}
 class _Tracer(fx.Tracer):
     """Traces one call: tensors among its inputs become placeholders, other inputs stay as they are.
 
-    So an omitted mask is None in the code of the model, and not a proxy that is never None.
+    So an omitted mask is None in the code of the model. A proxy in its place would never be None.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -295,7 +305,7 @@ class _Tracer(fx.Tracer):
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs: its parameter, and the keys and indices inside that."""
+    """A name for each leaf of the inputs: its parameter, then keys and indices in the argument."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = []
     for path, _ in pytree.tree_flatten_with_path(inputs)[0]:
@@ -325,7 +335,7 @@ def _leaves(result: Any) -> list[Any]:
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
     """The gradients of the sources, from a sum of the results with unequal weights.
 
-    With equal weights, those of a normalisation would cancel out.
+    With equal weights, the gradients of a normalisation would cancel out.
     """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -347,7 +357,10 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """The reason if a submodule that the graph does not call has hooks."""
+    """What the graph leaves out if a submodule that it does not call has hooks.
+
+    None if there is no such submodule.
+    """
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):
@@ -356,7 +369,7 @@ def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
 
 
 def _difference(given: Outcome, expected: Outcome) -> str | None:
-    """How two outcomes differ, as the rest of a sentence about the graph; None if they agree."""
+    """How two outcomes differ, as the end of a sentence about the graph; None if they agree."""
     if len(given.results) != len(expected.results):
         return f"gives {len(given.results)} values where the model gives {len(expected.results)}"
     differences = (
@@ -384,7 +397,7 @@ def _value_difference(one: Any, other: Any) -> str | None:
         except (AssertionError, TypeError, ValueError) as error:
             return f"gives other numbers than the model ({_first_line(error)})"
         return None
-    # NaN differs from itself, and agrees with NaN.
+    # NaN is not equal to itself, but agrees with NaN here.
     if type(one) is not type(other) or (one != other and not (one != one and other != other)):
         return f"gives {one!r} where the model gives {other!r}"
     return None

@@ -1,4 +1,4 @@
-"""`NodeInterpreter`: runs a captured graph and times each node, each in a range of its own."""
+"""`NodeInterpreter`: runs a captured graph and times each node, in a range named after the node."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class NodeInterpreter(fx.Interpreter):
 
     `constants` holds the attributes that the graph uses and the model does not have.
 
-    The time of a node is that of its call alone, without the look-up of its arguments. Values are
+    The time of a node is the time of its call, without the look-up of its arguments. Values are
     freed after their last use. The modes of the caller apply (training, gradients, autocast).
 
-    Without `device`, times are those of the CPU. With it, events in the stream of the device give
-    its own times, and are read after the run. With `sync`, or if the device has no such events, the
-    interpreter waits for the device before and after each node; times are then the CPU's until the
-    device is done.
+    There are three ways to time a node:
+
+    - Without `device`, by the clock of the CPU.
+    - With `device`, by events in the stream of the device, so that times are those of the device.
+      The events are read after the run.
+    - With `device` and `sync`, or if the device has no such events, by the clock of the CPU. The
+      interpreter then waits for the device before and after each node.
 
     Attributes:
-        times_ns: of the last run, one for each node in graph order.
+        times_ns: the time of each node in the last run, in graph order.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class NodeInterpreter(fx.Interpreter):
         sync: bool = False,
     ) -> None:
         super().__init__(model, graph=graph)
-        self.extra_traceback = False  # leave errors of the model as they are
+        self.extra_traceback = False  # add no text to errors of the model
         self.times_ns: list[int] = []
         self._constants = constants
         self._labels = {node: to_trace(node.name) for node in graph.nodes}
@@ -62,7 +65,7 @@ class NodeInterpreter(fx.Interpreter):
         try:
             result = self.run(*values, enable_io_processing=False)
         finally:
-            self.env.clear()  # otherwise its values live until the next run
+            self.env.clear()  # otherwise the values of this run live until the next run
         if self._events:
             self._device.synchronize()
             self.times_ns = [round(begin.elapsed_time(end) * 1e6) for begin, end in self._events]
@@ -81,7 +84,7 @@ class NodeInterpreter(fx.Interpreter):
             closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
-        """What a node calls, looked up once; the base class would look it up in each run."""
+        """The callable of a node, looked up once; the base class looks it up in each run."""
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":
@@ -97,7 +100,7 @@ class NodeInterpreter(fx.Interpreter):
         return lambda *args, **kwargs: method(node.target, args, kwargs)
 
     def _owner(self, path: str, name: str) -> nn.Module:
-        """The module that holds an attribute: one of the model, or else of the constants."""
+        """The module that holds an attribute: a module of the model, or else of the constants."""
         with suppress(AttributeError):
             owner = self.module.get_submodule(path)
             if hasattr(owner, name):

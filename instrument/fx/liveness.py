@@ -20,16 +20,17 @@ class Liveness:
     alive the value that it was made from. Sizes are those that tensors request, without the
     rounding of an allocator.
 
-    Not included are parameters and buffers (`model_bytes`), the inputs, which the caller holds
-    (`input_bytes`), memory that a node allocates and frees while it runs, such as workspaces, and
-    what autograd keeps for the backward pass.
+    Not included are: parameters and buffers (`model_bytes`); the inputs, which the caller holds
+    (`input_bytes`); memory that a node allocates and frees while it runs, such as workspaces; and
+    tensors that autograd keeps for the backward pass.
 
     Attributes:
-        nodes: a row for each node: `name`; `new_bytes`, which it makes; `alive_bytes` when it
-            returns, its arguments included; `freed_bytes` after it.
-        peak_bytes: the maximum of `alive_bytes`; 0 for a graph that makes nothing.
+        nodes: a row for each node. `new_bytes` is the memory that the node allocates, `alive_bytes`
+            the memory alive when the node returns, its arguments included, and `freed_bytes` the
+            memory that is freed after the node.
+        peak_bytes: the maximum of `alive_bytes`; 0 for a graph that allocates nothing.
         peak_node: the first node at the maximum.
-        at_peak: the nodes whose values are alive there, the largest first: `name alive_bytes
+        at_peak: the nodes whose values are alive at the peak, the largest first: `name alive_bytes
             last_use`. `last_use` is None for values that live to the end.
         input_bytes: the memory of the inputs.
         model_bytes: the memory of the parameters and buffers.
@@ -57,7 +58,10 @@ class Liveness:
 
 @dataclass
 class _Storage:
-    """A piece of memory: its bytes, the node that makes it, and the last node that uses it."""
+    """A piece of memory: its bytes, the node that makes it, and the last node that uses it.
+
+    `freed` is None for memory that lives to the end.
+    """
 
     size: int
     made: int
@@ -70,10 +74,10 @@ def liveness(
     """Find which memory is alive after each node.
 
     Args:
-        nodes: with the columns `name op inputs`, inputs first.
-        storages: for each row, the number and bytes of the memory of each of its tensors. Tensors
-            in the same memory have the same number.
-        model_bytes: of parameters and buffers.
+        nodes: a table with the columns `name op inputs`; a node comes after its inputs.
+        storages: for each row, a number and the bytes for the memory of each of its tensors.
+            Tensors in the same memory have the same number.
+        model_bytes: the memory of the parameters and buffers.
     """
     names, ops = nodes.column("name"), nodes.column("op")
     last_use = _last_uses(nodes)

@@ -19,7 +19,7 @@ from instrument.units import count, size
 
 #: The types whose rate can be measured.
 MEASURED = ("float32", "float64", "bfloat16", "float16")
-# Matrices grow until a product takes this long, or to this many rows.
+# Matrices grow until a product takes `_LONG_NS`, or until they have `_LARGEST` rows.
 _LONG_NS, _LARGEST = 10_000_000, 8192
 _COPIED_BYTES = 2**28  # far more than caches hold
 _WARMUP, _TIMES = 1, 5
@@ -30,11 +30,11 @@ class Machine:
     """The highest rates of a device.
 
     Attributes:
-        device: its name, and what else the rates depend on: threads, torch version, float32
-            precision.
-        flops_per_second: by type, such as `{"float32": ...}`; a multiplication and an addition
-            count as two.
-        bytes_per_second: of copying memory; bytes read and bytes written both count.
+        device: the name of the device, with the other things that the rates depend on: threads,
+            torch version, float32 precision.
+        flops_per_second: for each type, such as `{"float32": ...}`; a multiplication and an
+            addition count as two.
+        bytes_per_second: the bandwidth of a memory copy; bytes read and bytes written both count.
     """
 
     device: str
@@ -49,18 +49,19 @@ class Machine:
 def measured(
     device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
 ) -> Machine:
-    """The rates of a device for these types, from the cache or else measured and cached.
+    """The rates of a device for these types; rates that are not in the cache are measured.
 
-    The best of five measurements counts. On a busy machine rates come out too low, and stay so
-    until refreshed. `machine.json` in the user's cache (`instrument.cache`) holds them by device,
-    torch version, number of threads and float32 precision.
+    The best of five measurements counts. On a busy machine, measured rates are too low, and the
+    cache keeps them until `refresh`. The file `machine.json` in the user's cache folder
+    (`instrument.cache`) holds the rates by device, torch version, number of threads and float32
+    precision.
 
     Args:
         device: such as `cpu` or `cuda`.
-        dtypes: of `MEASURED`.
-        refresh: measure all of them again.
+        dtypes: names from `MEASURED`.
+        refresh: measure all of these rates again.
 
-    Cost: about half a second for each type that is measured, and 512 MiB meanwhile.
+    Cost: about half a second for each type that is measured, and 512 MiB of memory meanwhile.
 
     Raises:
         ConfigError: the rate of a type cannot be measured.
@@ -68,7 +69,7 @@ def measured(
     for dtype in dtypes:
         if dtype not in MEASURED:
             raise ConfigError(
-                f"The rate of {dtype!r} cannot be measured; choose of {', '.join(MEASURED)}."
+                f"The rate of {dtype!r} cannot be measured; choose one of {', '.join(MEASURED)}."
             )
     name = _name(device)
     cached: dict[str, Any] = {} if refresh else _read().get(name, {})
@@ -84,7 +85,7 @@ def measured(
 
 
 def _name(device: str) -> str:
-    """The name of a device, with all that its rates depend on."""
+    """The name of a device, with all other things that its rates depend on."""
     kind = torch.device(device).type
     if kind == "cpu":
         model = f"{_processor()}, {torch.get_num_threads()} threads"
@@ -112,7 +113,7 @@ def _matmul_rate(device: str, dtype: str) -> int:
             torch.rand(rows, rows, device=device).to(getattr(torch, dtype)) for _ in range(2)
         )
         result = torch.empty_like(one)
-        # The closure is called at once, so it sees these matrices.
+        # The closure is called in this iteration, so it uses the matrices of this iteration.
         took_ns = _best_ns(lambda: torch.mm(one, other, out=result), device)  # noqa: B023
     return 2 * rows**3 * 10**9 // took_ns
 
@@ -125,7 +126,10 @@ def _copy_rate(device: str) -> int:
 
 
 def _best_ns(run: Callable[[], object], device: str) -> int:
-    """The shortest of several times until the device is done; disturbances only lengthen times."""
+    """The shortest of several times from the call until the device is done.
+
+    The shortest time counts, because disturbances only lengthen times.
+    """
     kind = torch.device(device).type
     wait: Callable[[], object] = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None
     times = []
@@ -143,9 +147,9 @@ def _read() -> dict[str, Any]:
         rates = json.loads(file.read())
         if isinstance(rates, dict):
             return rates
-    return {}  # not cached yet, or damaged: measure again
+    return {}  # no cache file, or a damaged one: measure again
 
 
 def _write(rates: dict[str, Any]) -> None:
-    with suppress(OSError), cache.adding(cache.RATES) as file:  # the home may be read-only
+    with suppress(OSError), cache.adding(cache.RATES) as file:  # the home folder may be read-only
         file.write(json.dumps(rates, indent=1).encode())

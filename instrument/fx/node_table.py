@@ -32,17 +32,21 @@ class NodeTable(Table):
     - `module_path`, `module_type`: the innermost module that the node runs in, and its class; "" is
       the model itself.
     - `source`: file and line of the call in the user's own code.
-    - `inputs`: the names of the nodes that it takes, separated by commas.
+    - `inputs`: the names of the nodes whose values this node takes, separated by commas.
     - `calls`: the number of timed runs.
-    - `mean_ns median_ns p95_ns`: over these runs, the latter two by nearest rank.
-    - `share`: `median_ns` as a fraction of its sum over all nodes, without the time between nodes.
-    - `output_shape output_dtype output_bytes`: of the tensors that it returns, views included.
-    - `new_bytes`: of the memory that it made for them; 0 for views and for writes in place.
-    - `moved_bytes`: the least that it must move: each tensor and parameter that it takes is read
-      once, each that it returns is written once; 0 for a view.
-    - `flops`: by formula, of its operators that have one; None if none has.
-    - `flops_per_second`: `flops` over `median_ns`.
-    - `intensity`: `flops` over `moved_bytes`.
+    - `mean_ns median_ns p95_ns`: the mean, median and 95th percentile of the node's time over these
+      runs. The percentiles are by nearest rank.
+    - `share`: `median_ns` divided by the sum of `median_ns` over all nodes. The sum does not
+      include the time between nodes.
+    - `output_shape output_dtype output_bytes`: of the tensors that the node returns, views
+      included.
+    - `new_bytes`: the memory that the node allocated for these tensors; 0 for views and for writes
+      in place.
+    - `moved_bytes`: the fewest bytes that the node must move. It reads each of its input tensors
+      and parameters once, and writes each of its output tensors once; 0 for a view.
+    - `flops`: the FLOPs, by formula, of the operators that have a formula; None if none has.
+    - `flops_per_second`: `flops` divided by `median_ns`.
+    - `intensity`: `flops` divided by `moved_bytes`.
     """
 
     def __init__(
@@ -65,12 +69,12 @@ class NodeTable(Table):
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:
         """Group the nodes: one row for each group, in the order of their first nodes.
 
-        The column `nodes` is the number of nodes in a group. `mean_ns median_ns p95_ns` are of the
-        sum over the group in each run.
+        The column `nodes` is the number of nodes in a group. In each run, the times of the nodes of
+        a group are summed; `mean_ns median_ns p95_ns` are statistics of these sums.
 
         Args:
             what: the column to group by.
-            depth: with `module_path`, put modules together at this depth; 1 is the children of the
+            depth: with `module_path`, group by the ancestor at this depth; 1 is the children of the
                 model.
 
         Raises:
@@ -78,7 +82,7 @@ class NodeTable(Table):
         """
         if what not in GROUPINGS:
             raise ConfigError(
-                f"Nodes cannot be grouped by {what!r}; choose of {', '.join(GROUPINGS)}."
+                f"Nodes cannot be grouped by {what!r}; choose one of {', '.join(GROUPINGS)}."
             )
         keys = list(self._labels[what])
         if what == "module_path" and depth is not None:
@@ -105,7 +109,7 @@ class NodeTable(Table):
 
 
 def _times(times_ns: Ints) -> dict[str, list[Any]]:
-    """The columns of times; `times_ns` has a row for each run and a column for each row here."""
+    """The columns of times; `times_ns` has a row for each run and a column for each table row."""
     runs, rows = times_ns.shape
     if not runs:
         return {
@@ -144,7 +148,7 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 
 def labels(graph: fx.Graph, model: nn.Module) -> dict[str, list[Any]]:
-    """The columns of `NodeTable` that name its nodes."""
+    """The columns of `NodeTable` that name and describe the nodes."""
     nodes = list(graph.nodes)
     modules = [_module(node, model) for node in nodes]
     return {
@@ -184,7 +188,7 @@ def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
 
 
 def _source(stack: str | None) -> str | None:
-    """The innermost line of the user's own code, as file:line."""
+    """The innermost line of the user's own code in the text of a stack, as file:line."""
     return innermost(_FRAME.findall(stack or ""))
 
 
@@ -198,6 +202,9 @@ def line_of(traceback: TracebackType | None) -> str | None:
 
 
 def innermost(frames: list[tuple[str, str]]) -> str | None:
-    """The last of frames, outermost first, outside torch, this package and generated code."""
+    """The innermost frame outside torch, this package and generated code, as file:line.
+
+    `frames` begin with the outermost frame.
+    """
     own = [frame for frame in frames if not frame[0].startswith((*_PACKAGES, "<"))]
     return ":".join(own[-1]) if own else None

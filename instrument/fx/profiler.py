@@ -31,41 +31,42 @@ def profile_graph(
     sync: bool = False,
     **kwargs: Any,
 ) -> GraphProfile:
-    """Run a model node by node of its graph, and return what each node took, made and computed.
+    """Run a model node by node of its graph; return the times, memory and FLOPs of its nodes.
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
-    The following are restored afterwards: buffers, attributes of modules, random number generators
-    (of torch, NumPy and Python) and tensors among the inputs. Writes to parameters, files and the
-    user's lists stay, and hooks see every run. If the forward pass waits for other ranks, all ranks
-    must call this alike. The modes of the model and the caller apply: for inference, call this
-    after `model.eval()` and under `torch.no_grad()`. Each run is followed by a run of the model
-    without its graph, for `overhead`.
+    These are restored afterwards: buffers, attributes of modules, tensors among the inputs, and the
+    random number generators of torch, NumPy and Python. These are not restored: parameters, files
+    and the user's lists. Hooks see every run. If the forward pass waits for other ranks, all ranks
+    must make the same call. The modes of the model and the caller apply: for inference, call
+    `model.eval()` first, and call this function under `torch.no_grad()`. Before each run of the
+    graph, the model runs once without its graph, for `overhead`.
 
     Args:
         model: a module; it is not changed.
-        inputs: of its forward pass, as `kwargs`: tensors and plain values, also in dicts, lists and
-            tuples.
+        inputs: positional arguments of the forward pass: tensors and plain values, also in dicts,
+            lists and tuples.
         runs: the number of timed runs.
-        warmup: the number of runs before them.
+        warmup: the number of runs before the timed runs.
         sync: wait for the device before and after each node, so that no two nodes overlap. Without
-            it, times are the device's own, by events in its stream; the launch of a node counts
-            only where the device waits for it.
-        kwargs: of the forward pass.
+            `sync`, events in the stream of the device measure the device's own time. The time to
+            launch a node then counts only if the device waits for the launch.
+        kwargs: keyword arguments of the forward pass, of the same types as `inputs`.
 
     Cost: the model runs at most `2 * (runs + warmup) + 6` times, one of them under torch's profiler
     for the FLOPs.
 
     Raises:
         GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
-            represent the call: it takes other objects, changes the dicts and lists among its
-            inputs, or checkpoints activations. Errors of the model itself are not caught.
+            represent the call. A graph cannot represent a call that takes other objects, changes
+            the dicts and lists among its inputs, or checkpoints activations. Errors of the model
+            itself are not caught.
         ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:
         raise ConfigError(
-            f"profile_graph was given runs={runs}, warmup={warmup}: give at least 1 run and 0 to "
-            "warm up."
+            f"profile_graph was given runs={runs}, warmup={warmup}: runs must be at least 1, and "
+            "warmup at least 0."
         )
     profiler = NodeProfiler(model, sync=sync)
     with unchanged(model, (inputs, kwargs)):
@@ -82,7 +83,7 @@ def profile_graph(
 
 @dataclass
 class _Captured:
-    """A captured graph, and what is measured of it before the timed runs."""
+    """A captured graph, and the measurements that are made before the timed runs."""
 
     traced: Traced
     inspection: Inspection
@@ -94,10 +95,10 @@ class _Captured:
 class NodeProfiler:
     """Runs a model node by node of its graph, and collects the times of the nodes.
 
-    `run` replaces a call of the model, including gradients and writes to buffers and inputs. The
-    first one captures the graph, for which the model runs a few more times; what `profile_graph`
-    restores is restored after those. For the options see `profile_graph`. Each run stores eight
-    bytes for each node.
+    Call `run` instead of the model: gradients and writes to buffers and inputs are the same. The
+    first `run` captures the graph. For that, the model runs a few more times, and the changes that
+    these runs make are undone, as in `profile_graph`. For `sync`, see `profile_graph`. Each run
+    stores eight bytes for each node.
     """
 
     def __init__(self, model: nn.Module, *, sync: bool = False) -> None:
@@ -106,7 +107,7 @@ class NodeProfiler:
         self._captured: _Captured | None = None
         self._interpreters: dict[Any, NodeInterpreter] = {}  # by the signature of calls
         self._outputs: list[Any] = []  # of the first run
-        self._wait: Callable[[], object] = _nothing  # waits for the device, once that is known
+        self._wait: Callable[[], object] = _nothing  # waits for the device, once it is known
         self.reset()
 
     def reset(self) -> None:
@@ -119,7 +120,7 @@ class NodeProfiler:
         """Run the model node by node and return its result.
 
         Raises:
-            GraphError: the model cannot be captured, or its graph does not hold for these inputs.
+            GraphError: the model cannot be captured, or its graph is not valid for these inputs.
         """
         traced, interpreter = self._graph_for((inputs, kwargs))
         values = traced.values((inputs, kwargs))
@@ -142,7 +143,7 @@ class NodeProfiler:
         captured = self._captured
         if captured is None or not self._times_ns:
             raise GraphError(
-                "NodeProfiler has no run yet: call its run with the model's inputs first."
+                "NodeProfiler has no run yet: first call its method run with the model's inputs."
             )
         graph, times_ns = captured.traced.graph, np.stack(self._times_ns)
         facts = {**captured.inspection.columns, "flops": captured.flops}
@@ -159,10 +160,11 @@ class NodeProfiler:
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
-        """The graph, captured at the first call, and the interpreter for calls of this signature.
+        """The graph, and the interpreter for calls of this signature.
 
-        At each new signature the graph is compared with the model. Each has its own interpreter, as
-        an interpreter keeps the modules that the model had when it was made.
+        The first call captures the graph. For each new signature, the graph is compared with the
+        model. Each signature has a separate interpreter, because an interpreter keeps the modules
+        that the model had when the interpreter was made.
         """
         key, captured = signature(self._model, inputs), self._captured
         if captured is None:
@@ -172,7 +174,8 @@ class NodeProfiler:
             why = mismatch(captured.traced, self._model, inputs, expected)
             if why is not None:
                 raise GraphError(
-                    f"The graph of NodeProfiler's first run {why}: make another for these inputs."
+                    f"The graph of NodeProfiler's first run {why}: make a new "
+                    "NodeProfiler for these inputs."
                 )
         if key not in self._interpreters:
             self._interpreters[key] = captured.traced.interpreter(
@@ -190,8 +193,8 @@ class NodeProfiler:
         with unchanged(model, inputs):
             flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
         graded = torch.is_grad_enabled()
-        # Inference tensors do not count their writes, so inference mode is left if the model has no
-        # inference tensors; these cannot be used outside it.
+        # torch does not count writes to inference tensors. So the inspection runs outside inference
+        # mode, unless the model has inference tensors, which can only be used in that mode.
         needed = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
         mode = torch.inference_mode(needed and torch.is_inference_mode_enabled())
         with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):
@@ -225,7 +228,7 @@ def _overhead(
 
 
 def _detached(leaf: Any) -> Any:
-    # Otherwise all that autograd saved would live as long as the profile.
+    # Otherwise the tensors that autograd saved would live as long as the profile.
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
@@ -234,7 +237,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _node_ns(device: str | None, sync: bool) -> int:
-    """What measuring adds to the time of a node: the time of a node that does nothing."""
+    """The time that measuring adds to a node: the time of a node that does nothing."""
     graph = fx.Graph()
     for _ in range(200):
         graph.call_function(_nothing, ())
@@ -246,7 +249,7 @@ def _node_ns(device: str | None, sync: bool) -> int:
 
 
 def _device(model: nn.Module, inputs: Inputs) -> str | None:
-    """The kind of the device that the model or its inputs are on; None for the CPU alone."""
+    """The kind of the device that the model or its inputs are on; None if it is the CPU."""
     for leaf in (*model.parameters(), *model.buffers(), *tree_leaves(inputs)):
         kind = leaf.device.type if isinstance(leaf, Tensor) else "cpu"
         if kind != "cpu" and hasattr(getattr(torch, kind, None), "synchronize"):

@@ -30,7 +30,7 @@ SHOWN = [
     "output_shape",
     "flops",
 ]
-# Quartiles further apart than this show that other work slowed some runs.
+# If the quartiles are further apart than this, other work on the machine slowed some runs.
 _UNEQUAL = 0.2
 
 
@@ -39,15 +39,18 @@ class Overhead:
     """The cost of running a model node by node: medians over the runs, in nanoseconds.
 
     Attributes:
-        model_ns: a run of the model without its graph; None if not measured.
-        interpreted_ns: a run of the graph node by node.
+        model_ns: the time of a run of the model without its graph; None if the model did not run
+            so.
+        interpreted_ns: the time of a run of the graph node by node.
         nodes_ns: the sum of the times of the nodes in a run.
-        node_ns: what measuring adds to the time of each node, measured with nodes that do nothing.
+        node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
-        of_model: the sum of the times of the nodes, less what measuring adds, over the time of the
-            model's run next to it. The median over such pairs of runs, so that other work on the
-            machine affects both.
-        quartiles: the first and third quartile over these pairs; None for fewer than two.
+        of_model: the sum of the times of the nodes, less the time that measuring adds, divided by
+            the time of a run of the model without its graph. Each run of the graph is compared with
+            the model's run next to it, so that other work on the machine slows both; this is the
+            median of all such pairs.
+        quartiles: the first and third quartile of these ratios; None for fewer than two pairs of
+            runs.
     """
 
     model_ns: int | None
@@ -72,7 +75,7 @@ class Overhead:
             spread = f" ({100 * low:.1f}–{high:.1%})"
             doubt = ", but the runs differ too much to tell" if high - low > _UNEQUAL else ""
         model = f"the {duration(self.model_ns)} of the model itself"
-        return f"{text} Without that, they take {self.of_model:.1%}{spread} of {model}{doubt}."
+        return f"{text} Without measuring, they take {self.of_model:.1%}{spread} of {model}{doubt}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,14 +84,16 @@ class GraphProfile:
 
     Attributes:
         nodes: a row for each node; see `NodeTable`.
-        how: what captured the graph; if not `torch.fx` tracing, also why not.
-        overhead: what running node by node costs.
+        how: the tool that captured the graph. If it was not `torch.fx` tracing, also why tracing
+            failed.
+        overhead: the cost of running node by node.
         outputs: the result of the model in the first run, detached.
-        storages: for each node, the number and bytes of the memory of each of its tensors, except
-            parameters and buffers. A view has the number of the tensor that it was made from.
+        storages: for each node, a number and the bytes for the memory of each of its tensors,
+            except parameters and buffers. A view has the number of the tensor that it was made
+            from.
         model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
-        model: the name of its class.
+        model: the name of the model's class.
     """
 
     nodes: NodeTable
@@ -107,7 +112,7 @@ class GraphProfile:
 
     @property
     def foot(self) -> str:
-        """The text under a table of nodes: how they were captured, the overhead, and the memory."""
+        """The text under a table of nodes: what captured the graph, the overhead, the memory."""
         return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
 
     @cached_property
@@ -118,7 +123,7 @@ class GraphProfile:
     def roofline(self, machine: Machine | None = None) -> Table:
         """A row for each node: what limits it on a machine, and its time at that limit.
 
-        See `instrument.fx.roofline`. Without `machine`, the rates of this one apply; they are
+        See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply. They are
         measured at the first use, which takes a second or two, and cached.
         """
         return roofline.roofline(self.nodes, machine or self.machine())
@@ -128,10 +133,10 @@ class GraphProfile:
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
-        """An HTML page with the picture of the graph, and a row for each node.
+        """An HTML page with a picture of the graph and a table of the nodes.
 
-        Rows have the memory and the bounds of the nodes too. The page loads nothing, and is the
-        same for the same profile. `machine` is as in `roofline`.
+        The table also has columns for the memory and the bounds of the nodes. The page loads
+        nothing, and is the same for the same profile. For `machine`, see `roofline`.
         """
         return self._page(machine or self.machine())
 
@@ -146,7 +151,10 @@ class GraphProfile:
         return path
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame, without bounds, which need a measurement."""
+        """What a notebook shows: the page in a frame.
+
+        The page has no bounds, because they would need a measurement of the machine.
+        """
         return render("fx/draw/frame.html", page=self._page())
 
     def _page(self, machine: Machine | None = None) -> str:

@@ -1,7 +1,7 @@
-"""What limits each node on a machine, and how long it would take at that limit.
+"""What limits each node on a machine, and how long the node would take at that limit.
 
-The roofline model (Williams, Waterman, Patterson 2009): no node computes faster than the machine
-multiplies matrices, or moves bytes faster than the machine copies memory.
+The roofline model (Williams, Waterman, Patterson 2009) assumes two limits. No node computes faster
+than the machine multiplies matrices. No node moves bytes faster than the machine copies memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
     The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`:
 
-    - `bound_ns`: the least time of the node. It is the longer of two: the time for `flops` at the
-      machine's rate for the type of the result, and the time for `moved_bytes` at its bandwidth.
-    - `bound_by`: which of the two is longer, `compute` or `bandwidth`; `compute` if they are equal.
-      Operators without a rule for FLOPs (elementwise ones, norms, pooling) do little for each byte,
-      so they get `bandwidth`. This is wrong for those that compute much, such as an FFT or a custom
-      kernel; their `bound_ns` is still a time that they cannot beat. None if the rate of the type
-      is not known, or nothing moves.
-    - `bound_share`: `bound_ns` over `median_ns`; 0.5 means that half the time would do. Above 1 if
-      the data was in a cache.
+    - `bound_ns`: the shortest possible time of the node. It is the longer of two times: the time to
+      compute `flops` at the machine's rate for the type of the result, and the time to move
+      `moved_bytes` at the machine's bandwidth.
+    - `bound_by`: which of these two times is longer, `compute` or `bandwidth`; `compute` if they
+      are equal. Operators without a rule for FLOPs (elementwise operators, norms, pooling) compute
+      little for each byte, so they get `bandwidth`. This is wrong for operators that compute much,
+      such as an FFT or a custom kernel; but `bound_ns` is still a time that they cannot beat. None
+      if the rate for the type is not known, or if the node neither computes nor moves anything.
+    - `bound_share`: `bound_ns` divided by `median_ns`; 0.5 means that half the time would be
+      enough. It is above 1 if the data was in a cache.
     """
     rows = [_bound(row, machine) for row in nodes]
     kept = ("name", "median_ns", "flops", "moved_bytes", "intensity")
@@ -39,7 +40,7 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The result types of the nodes with FLOPs, as far as their rates can be measured."""
+    """The result types of the nodes with FLOPs, without types whose rate cannot be measured."""
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})
 

@@ -1,4 +1,4 @@
-"""Finding and undoing what a forward pass changes besides returning its result."""
+"""Find and undo the side effects of a forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from instrument.errors import GraphError
 
 
 class _Saved(NamedTuple):
-    """A tensor and its saved value; `version` is None for inference tensors, which have none."""
+    """A tensor and its saved value.
+
+    `version` is None for inference tensors, because they have no version counter.
+    """
 
     tensor: Tensor
     copy: Tensor
@@ -29,22 +32,23 @@ class _Saved(NamedTuple):
 
 @contextmanager
 def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iterator[None]:
-    """Restore after the block what a forward pass changes.
+    """After the block, restore what a forward pass changes.
 
-    That is buffers, tensors among the inputs, attributes of modules, and random number generators:
-    those of torch, NumPy and Python. So running statistics of BatchNorm and random numbers of
-    dropout are afterwards as if nothing had run. Changes inside lists and dicts that an attribute
-    holds, and writes to parameters, stay.
+    These are restored: buffers, tensors among the inputs, attributes of modules, and the random
+    number generators of torch, NumPy and Python. So the running statistics of BatchNorm and the
+    random numbers of dropout are the same as if nothing had run. These are not restored:
+    parameters, and the content of lists and dicts that an attribute holds.
 
     Args:
-        model: whose buffers and attributes are restored.
-        inputs: whose tensors are restored.
-        seed: of the generators in the block; None lets them continue.
+        model: the model whose buffers and attributes are restored.
+        inputs: the inputs whose tensors are restored.
+        seed: the seed of the generators in the block; None does not seed them.
 
     Cost: a copy of each buffer and input.
 
     Raises:
-        GraphError: a tensor cannot be copied or restored; all others are restored.
+        GraphError: a tensor cannot be copied or restored. All tensors that can be restored are
+            restored.
     """
     tensors = [*written_tensors(model, inputs)]
     try:
@@ -82,9 +86,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """Each attribute of each module, by position and name, and its length if it is a container.
+    """The value and length of each attribute of each module, by position of the module and name.
 
-    The dicts of torch itself, such as `_buffers`, count without a length.
+    The length is None for values that are not lists, dicts or sets, and for torch's own dicts, such
+    as `_buffers`.
     """
     return {
         (position, name): (
@@ -99,19 +104,19 @@ def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
 def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """The attributes that changed since `before`, a result of `attributes_of`.
 
-    The new value stands for a plain value, the length for another.
+    The result holds the new value of a plain attribute, and the new length of any other attribute.
     """
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")
     for key, (value, size) in after.items():
-        was, size_was = before.get(key, (found, None))  # an object that no attribute is
+        was, size_was = before.get(key, (found, None))  # no attribute is this object
         if size != size_was or (value is not was and not (_is_plain(value) and value == was)):
             found[key] = value if _is_plain(value) else size
     return found
 
 
 def plain_attributes(model: nn.Module) -> tuple[Any, ...]:
-    """The attributes that are numbers, strings or flags: code can branch on them."""
+    """The attributes that are numbers, strings, flags or None: code can branch on them."""
     return tuple(
         (name, type(value), value)
         for module in model.modules()
@@ -121,7 +126,10 @@ def plain_attributes(model: nn.Module) -> tuple[Any, ...]:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """How often kernels wrote to a tensor, as far as they count; None for an inference tensor."""
+    """How often torch counted a write to a tensor; None for an inference tensor.
+
+    Some kernels, such as those of BatchNorm, do not count their writes.
+    """
     return None if tensor.is_inference() else tensor._version
 
 
@@ -157,13 +165,13 @@ def _restore(saved: list[_Saved]) -> None:
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same values; NaN equals NaN.
 
-    It is needed because some kernels, such as BatchNorm's, do not count their writes.
+    The values are compared because some kernels, such as those of BatchNorm, do not count writes.
     """
     try:
         return bool(
             torch.equal(one, other) or ((one == other) | ((one != one) & (other != other))).all()
         )
-    except (RuntimeError, NotImplementedError):  # sparse and meta tensors, which count writes
+    except (RuntimeError, NotImplementedError):  # sparse and meta tensors count all writes
         return True
 
 

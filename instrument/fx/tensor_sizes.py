@@ -1,4 +1,4 @@
-"""The sizes of the tensors of each node of a graph, and its FLOPs, from separate runs."""
+"""Measure the tensor sizes and the FLOPs of each node of a graph, in separate runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from instrument.fx.side_effects import tensors_of
 from instrument.range_names import to_trace
 from instrument.record.recorder import Recorder
 
-#: The memory of a node's tensors: the number and bytes of each storage, without the model's own.
+#: The memory of a node's tensors: a number that identifies the storage, and its size in bytes, for
+#: each storage. Storages of the model's parameters and buffers are left out.
 Storages = tuple[tuple[int, int], ...]
 
-#: Modules, functions, methods and operators that read no more of their source than they return.
+#: Modules, functions, methods and operators that read only the elements which they return.
 _SELECTING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
 
 
@@ -30,9 +31,10 @@ class Inspection(NodeInterpreter):
     """Runs a graph once and records the tensors of each node.
 
     Attributes:
-        columns: of `NodeTable`, a cell for each node: `output_shape output_dtype output_bytes
-            new_bytes moved_bytes`.
-        storages: for each node, the memory of its tensors; that of a view is that of its source.
+        columns: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes` of
+            `NodeTable`, with a cell for each node.
+        storages: for each node, the memory of its tensors. A view has the memory of the tensor that
+            it was made from.
         model_bytes: the memory of the parameters and buffers; shared memory counts once.
     """
 
@@ -41,8 +43,8 @@ class Inspection(NodeInterpreter):
         names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
         self.storages: list[Storages] = []
-        # For each node, the numbers of its storages by address. Addresses alone would not do, as
-        # torch uses them again once a storage is freed.
+        # For each node, the numbers of its storages by address. An address does not identify a
+        # storage, because torch uses the address again after the storage is freed.
         self._numbers: dict[fx.Node, dict[int, int]] = {}
         self._count = 0
         self._of_model = {
@@ -103,16 +105,16 @@ class Inspection(NodeInterpreter):
 
 
 def _stored(value: Any) -> list[Tensor]:
-    """The tensors in a value that have one storage each; not the sparse and nested ones."""
+    """The tensors in a value that have one storage each, so no sparse or nested tensors."""
     return [
         leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested
     ]
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
-    """The bytes that a node must read: of each tensor once.
+    """The bytes that a node must read: each of its tensors once.
 
-    A node that selects from a tensor reads no more of it than it returns.
+    A node that selects elements of a tensor reads at most as many bytes as it returns.
     """
     distinct = {(_address(t), t.storage_offset(), t.shape, t.stride()): t for t in taken}.values()
     name = getattr(call, "__name__", type(call).__name__)
@@ -139,10 +141,10 @@ def _version(tensor: Tensor) -> int:
 
 
 def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
-    """The FLOPs of each node of a graph, by a trace of `run`, which must run each node once.
+    """Count the FLOPs of each node of a graph in a trace of `run`, which must run each node once.
 
-    None for a node without a rule for any of its operators, and for all nodes if something else
-    records in this process.
+    The FLOPs of a node are None if none of its operators has a rule. If another profiler is active
+    in this process, they are None for all nodes.
     """
     with TemporaryDirectory() as folder:
         config = ProfilerConfig(record_shapes=True)

@@ -1,4 +1,4 @@
-"""The models and inputs that a graph cannot represent, as known before the model runs."""
+"""Find models and inputs that a graph cannot represent, before the model runs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """Why a graph cannot represent such a call, as the rest of a sentence; None if it may."""
+    """Why a graph cannot represent such a call, as the end of a sentence about the model.
+
+    None if no reason is known before the model runs.
+    """
     other = next(_other_types(inputs), None)
     if other is not None:
         return (
-            f"takes a {other}, of which a graph cannot tell what is in it: "
+            f"takes a {other}, and a graph cannot read its content: "
             "pass tensors, numbers, dicts, lists"
         )
     if isinstance(model, torch.jit.ScriptModule):
         return "is TorchScript, which has a graph of its own"
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        return "has lazy parameters, which its first call creates: call it once before"
+        return "has lazy parameters, which its first call creates: call the model once before"
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             return f"has code by torch.compile in {name or 'it'}, which a graph would leave out"
@@ -47,7 +50,7 @@ def unsupported(model: nn.Module, inputs: Any) -> str | None:
 
 
 def _other_types(value: Any) -> Iterator[str]:
-    """The types of values other than tensors, plain values and the containers that are copied."""
+    """The types of all values that are not tensors, plain values or the containers in `_COPIED`."""
     if isinstance(value, (Tensor, *_FIXED)):
         return
     if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):

@@ -1,13 +1,11 @@
-"""What caused what in a trace.
-
-A trace is a flat list of events. This package joins them:
+"""Find the relations between the events of a trace, which is a flat list of events.
 
 - `call_tree`: which CPU event lies inside which.
-- `launches`: which CPU event launched a kernel, a copy or a memset.
-- `autograd`: which range's forward pass a backward node belongs to.
+- `launches`: which CPU event launched each kernel, copy and memset.
+- `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
-- `paths`: ranges of the same name inside ranges of the same names, put together.
-- `step_index`, `intervals`, `flops`: steps, overlapping intervals, operations by formula.
+- `paths`: ranges with the same name inside ranges with the same names, as one path.
+- `step_index`, `intervals`, `flops`: steps, overlapping intervals, FLOPs by formula.
 
-`links.Links` holds all of it for one trace; each part is computed once, at its first use.
+`links.Links` holds these relations for one trace. Each is computed once, at its first use.
 """

@@ -1,10 +1,10 @@
-"""Where all work belongs: to which range, and as which kind of work.
+"""Find the range and the kind of work that all time in a trace belongs to.
 
-Every nanosecond of a thread that an event covers is the own time of exactly one scope, the
-innermost one around it, or lies outside all scopes. `instrument.links.autograd` says which range a
-scope belongs to: a range to itself, a backward node to the range of its forward operator, on
-whatever thread the engine ran it. A range inside a backward node, as in recomputation, belongs to
-itself.
+Each nanosecond that an event covers on a thread is the own time of one scope, the innermost scope
+around it. A nanosecond without such a scope lies outside all scopes. `instrument.links.autograd`
+finds the range that a scope belongs to. A range belongs to itself, even inside a backward node, as
+in recomputation. A backward node belongs to the range of its forward operator, whichever thread the
+engine ran it on.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ FORWARD, BACKWARD, ACCUMULATE, OPTIMIZER, UNATTRIBUTED, RECOMPUTE = range(6)
 
 @dataclass(frozen=True, slots=True)
 class AttributedWork:
-    """All work of a trace, summed in groups of the same two paths and the same kind.
+    """All work of a trace, in groups with equal `enclosing`, `attributed` and `kind`.
 
     Attributes:
         enclosing: the path of the innermost range in which the work ran; -1 for none.
         attributed: the path that the work belongs to; -1 for none.
         kind: an index into `KINDS`.
         cpu_ns: the CPU time of each group.
-        device_ns: the time of the device events that each group launched.
-        counted_cpu_ns: the part of `cpu_ns` in finished steps, which shares are of.
+        device_ns: the time of the device events that each group launched; None if the trace has no
+            device events.
+        counted_cpu_ns: the part of `cpu_ns` in finished steps. Shares in tables are shares of this
+            time.
         counted_device_ns: the part of `device_ns` that was launched in finished steps.
-        flops: by formula.
+        flops: the FLOPs of each group, by formula; None if the trace has no shapes.
         operations: the number of operators that `flops` counts.
-        unlaunched_ns: the time of the device events whose launch is not known. They are in no
-            group.
+        unlaunched_ns: the time of the device events whose launch is not known. These device events
+            are in no group.
         counted_unlaunched_ns: the part of `unlaunched_ns` in finished steps.
-        device: of each device event whose launch is known: its group, start and end.
+        device: the group, start and end of each device event whose launch is known.
     """
 
     enclosing: Ints
@@ -58,7 +60,7 @@ class AttributedWork:
 
 
 def attributed_work(links: Links) -> AttributedWork:
-    """Sum CPU time, device time and FLOPs by the range that they belong to and the kind of work."""
+    """Sum CPU time, device time and FLOPs by the range and the kind of work they belong to."""
     events, scopes = links.events, links.scopes
     width = len(scopes.paths.names) + 1
     kind = _kinds(links)
@@ -71,7 +73,7 @@ def attributed_work(links: Links) -> AttributedWork:
     position[links.call_tree.index] = np.arange(len(links.call_tree))
 
     def own(total_ns: Ints) -> Ints:
-        """The own time of each scope, then the time outside all scopes."""
+        """The own time of each scope, followed by the time outside all scopes."""
         of_scopes = total_ns[position[scopes.nodes.index]]
         outside = total_ns[roots].sum() - of_scopes[scopes.nodes.parent < 0].sum()
         return np.append(scopes.nodes.own(of_scopes), outside)
@@ -101,14 +103,14 @@ def attributed_work(links: Links) -> AttributedWork:
 
 
 def summed(values: Ints, group: Ints, count: int) -> Ints:
-    """The sum of each of `count` groups, in integers."""
+    """Sum integers by group; `count` is the number of groups."""
     totals = np.zeros(count, np.int64)
     np.add.at(totals, group, values)
     return totals
 
 
 def _kinds(links: Links) -> Ints:
-    """The kind of the own work of each scope."""
+    """The kind of each scope's own work."""
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
@@ -119,10 +121,10 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """Which paths are the work of an optimizer: its step and the ranges in it.
+    """A mask of the paths that are work of an optimizer: its step, and the ranges in the step.
 
-    The closure of an optimizer runs forward and backward inside its step. Ranges in which operators
-    record gradients are of such a closure, and not the optimizer's work.
+    The closure of an optimizer runs forward and backward inside the step. A range in which
+    operators record gradients belongs to such a closure, and is not work of the optimizer.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
@@ -132,7 +134,10 @@ def _under_step(links: Links) -> Flags:
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """For each path, how many operators record gradients in its ranges; none of an optimizer do."""
+    """For each path, the number of operators in its ranges that record gradients.
+
+    The operators of an optimizer itself do not record gradients.
+    """
     scopes = links.scopes
     scope = scopes.innermost[scopes.recording]
     scope = scope[scope >= 0]
@@ -141,7 +146,7 @@ def _recording_gradients(links: Links) -> Ints:
 
 
 def _operations(links: Links, group: Ints, count: int) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each group, and how many operators they are of."""
+    """The FLOPs of each group, and the number of operators that have these FLOPs."""
     flops = links.flops
     if flops is None:
         return None, None

@@ -1,32 +1,35 @@
-"""Scopes: the ranges and the backward nodes of a trace, and the range that each belongs to.
+"""Find the scopes of a trace, and the range that each scope belongs to.
 
-A range is what the user marked, a backward node is a function that the autograd engine ran. Both
-are scopes: the time of an operator belongs to the innermost scope around it. The time of a range
+A scope is a range, which the user marked, or a backward node, which is a function that the autograd
+engine ran. The time of an operator belongs to the innermost scope around it. The time of a range
 belongs to that range. The time of a backward node belongs to the range around its forward operator,
 so that a layer has its backward time too.
 
 The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
 torch/csrc/autograd/node.h):
 
-- While gradients are recorded, torch writes a sequence number on every operator: the one that the
-  next backward node of this thread will get. Several operators can have the same number. The last
-  of them made the node.
-- When the engine runs the node, torch writes the same number and the forward thread on its event
-  (`Node::operator()` in the same file). torch's own arrows from forward to backward join on these
-  two (`generateForwardBackwardLink` in torch/csrc/profiler/collection.cpp).
-- The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), while the
-  events have that of the operating system. So each forward thread is matched with the thread whose
-  operators fit its nodes best: first by how many names agree (`AddmmBackward0`, `aten::addmm`),
-  then by how many numbers are found.
+- While gradients are recorded, torch writes a sequence number on every operator. It is the number
+  that the next backward node of this thread will get. Several operators can have the same number.
+  The last of these operators made the node.
+- When the engine runs the node, torch writes this sequence number and the forward thread on the
+  event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
+  backward use the same two values (`generateForwardBackwardLink` in
+  torch/csrc/profiler/collection.cpp).
+- The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
+  events have the thread ids of the operating system. So each forward thread is matched with the
+  thread whose operators fit its nodes best. The best fit has the most pairs of equal names
+  (`AddmmBackward0` and `aten::addmm`), and then the most sequence numbers found.
 
 Three more rules:
 
-- The nodes that accumulate gradients in leaves have no sequence number. The engine prefers them to
-  all other nodes, so one runs as soon as its input is there. It therefore gets the range of the
-  node just before it on the same thread. This is a guess, and tables show it as a kind of its own.
-- A backward node inside another one, and without a forward operator, gets the range of the outer.
-- If operators inside a backward node record gradients again, they repeat a forward pass: this is
-  activation checkpointing. The ranges in there have the suffix " (recomputed)" in their names.
+- A node that accumulates the gradient of a leaf has no sequence number. The engine prefers such
+  nodes to all other nodes, so the node runs as soon as its input is there. It therefore gets the
+  range of the backward node just before it on the same thread. This is a guess, and tables show
+  such time as a separate kind.
+- A backward node inside another backward node, and without a forward operator, gets the range of
+  the outer node.
+- If operators inside a backward node record gradients again, the node repeats a forward pass: this
+  is activation checkpointing. The ranges inside the node get the suffix " (recomputed)".
 """
 
 from __future__ import annotations
@@ -57,23 +60,25 @@ _BACKWARD = re.compile(r"Backward\d*$")
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """The scopes of a call tree, that is its ranges and backward nodes, and where each belongs.
+    """The scopes of a call tree (ranges and backward nodes), and the range that each belongs to.
 
     A path is an index into `paths`; -1 stands for none.
 
     Attributes:
         nodes: the call tree of the scopes alone.
-        innermost: for each node of the whole call tree, the innermost scope at or above it.
-        backward: which scopes are backward nodes; the others are ranges.
+        innermost: for each node of the whole call tree, the innermost scope at or above it; -1 for
+            none.
+        backward: a mask of the scopes that are backward nodes; all other scopes are ranges.
         ranges: the call tree of the ranges alone.
         opened: the path of each range.
-        paths: the paths of names that the ranges make.
+        paths: the tree of all paths of ranges.
         enclosing: for each scope, the path of the innermost range at or above it.
-        attributed: for each scope, the path that its own time belongs to. For a range its own path,
-            for a backward node the path of the innermost range around its forward operator.
-        unattributed: the backward nodes whose forward operator is not known.
-        recomputed: the ranges of a forward pass that a backward node repeats.
-        recording: the nodes of the whole call tree that are operators which record gradients.
+        attributed: for each scope, the path that its own time belongs to. A range has its own path.
+            A backward node has the path of the innermost range around its forward operator.
+        unattributed: a mask of the backward nodes whose forward operator is not known.
+        recomputed: a mask of the ranges that are part of a forward pass which a backward node
+            repeats.
+        recording: a mask of the nodes of the whole call tree: the operators that record gradients.
     """
 
     nodes: CallTree
@@ -122,9 +127,10 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """The distinct names of ranges, and for each name of an event its index among them.
+    """For each name of an event, its index among the names without suffix; and these names.
 
-    A range that was suspended and resumed has one name, without the suffix of its later slices.
+    A range that was suspended and resumed has several slices. Without the suffix of the later
+    slices, all have one name.
     """
     plain = [name.removesuffix(RESUMED) for name in events.names]
     index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
@@ -132,14 +138,17 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 
 
 def is_backward(events: Events) -> Flags:
-    """Which events are backward nodes: by name; before torch 1.10, by their forward thread."""
+    """A mask of the backward nodes.
+
+    Before torch 1.10, their names do not show them, but their forward threads do.
+    """
     named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
-    """Which of these events are backward nodes that accumulate the gradient of a leaf."""
+    """A mask of the events in `nodes`: those that accumulate the gradient of a leaf."""
     return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
 
 
@@ -152,20 +161,21 @@ def _recomputed(
     backward: Flags,
     name: Ints,
 ) -> Flags:
-    """Which scopes are ranges of a forward pass that a backward node repeats.
+    """A mask of the ranges that are part of a forward pass which a backward node repeats.
 
-    Operators in a backward node also record gradients under `create_graph`. Then those that the
-    node calls itself record too, and no range in there counts as repeated. Nor does a range whose
-    name occurs only in backward nodes, such as that of a hook.
+    With `create_graph`, operators in a backward node record gradients too, although nothing is
+    repeated. In this case, the operators that the node calls directly also record gradients, so the
+    ranges inside the node do not count as repeated. A range whose name occurs only in backward
+    nodes, such as the range of a hook, does not count either.
 
     Args:
         events: of the trace.
-        call_tree: all nodes.
-        recording: which nodes are operators that record gradients.
-        scopes: the scopes among them.
+        call_tree: the whole call tree.
+        recording: a mask of the nodes that are operators and record gradients.
+        scopes: the call tree of the scopes alone.
         innermost: the innermost scope at or above each node of `call_tree`.
-        backward: which scopes are backward nodes.
-        name: a number for the name of each scope.
+        backward: a mask of the scopes that are backward nodes.
+        name: for each scope, a number that stands for its name.
     """
     holder = np.append(scopes.nearest(backward), -1)  # the backward node at or above each scope
     is_operator = (
@@ -174,13 +184,13 @@ def _recomputed(
     records, differentiates = np.zeros((2, len(scopes) + 1), np.bool_)
     records[holder[innermost[recording]]] = True
     enclosing = call_tree.parent >= 0
-    own = np.zeros(len(call_tree), np.bool_)  # the operators that a scope calls itself
+    own = np.zeros(len(call_tree), np.bool_)  # the operators that a scope calls directly
     own[enclosing] = (
         call_tree.index[call_tree.parent[enclosing]]
         == np.append(scopes.index, -1)[innermost[enclosing]]
     )
     differentiates[holder[innermost[is_operator & own & ~recording]]] = True
-    records[-1] = False  # the slot of scopes in no backward node
+    records[-1] = False  # this element stands for scopes in no backward node
     in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
     found: Flags = (records & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
     return found
@@ -197,20 +207,21 @@ def _owners(
     """For each scope, the scope that its own time belongs to.
 
     A range owns itself. A backward node belongs to the innermost range around its forward operator.
-    If that operator ran inside a backward node itself, as for a second derivative, both nodes have
-    the same owner. A backward node without a forward operator has the owner of the backward node
-    around it.
+    If that operator itself ran inside another backward node, as for a second derivative, the two
+    backward nodes have the same owner. A backward node without a forward operator has the owner of
+    the backward node around it.
 
     Args:
         events: of the trace.
-        call_tree: all nodes.
-        recording: which nodes are operators that record gradients.
-        scopes: the scopes among them.
+        call_tree: the whole call tree.
+        recording: a mask of the nodes that are operators and record gradients.
+        scopes: the call tree of the scopes alone.
         innermost: the innermost scope at or above each node of `call_tree`.
-        backward: which scopes are backward nodes.
+        backward: a mask of the scopes that are backward nodes.
 
     Returns:
-        The owner of each scope, -1 for none. And which backward nodes have no known owner.
+        Two arrays: the owner of each scope, -1 for none; and a mask of the backward nodes whose
+            owner is not known.
     """
     count = len(scopes)
     no_range, unknown = count, count + 1  # two more targets, which point at themselves
@@ -226,10 +237,10 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
-    for _ in range(count.bit_length() + 1):  # each round doubles how far a target reaches
+    for _ in range(count.bit_length() + 1):  # each round follows twice as many targets
         target = target[target]
     owner = target[:count]
-    # Damaged traces can have nodes that point at each other: these still end at a backward node.
+    # In a damaged trace, backward nodes can point at each other. Then the owner is a backward node.
     unattributed = backward & ((owner == unknown) | np.append(backward, [False, False])[owner])
     return np.where(unattributed | (owner >= count), -1, owner), unattributed
 
@@ -237,7 +248,7 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Point each accumulation at the backward node just before it on its thread, in `target`."""
+    """In `target`, point each accumulating node at the backward node before it on its thread."""
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))
     before = np.maximum.accumulate(np.where(backward & ~is_sum, nodes, -1))
@@ -248,14 +259,14 @@ def _target_accumulations(
 
 
 def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
-    """The operator that made each backward node, as a position among the events; -1 if unknown.
+    """The operator that made each backward node, as a position among the events; -1 if not known.
 
     `numbered` holds the operators that record gradients, in the order of the call tree.
     """
     found = np.full(len(nodes), -1)
     has_key = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
     threads, first = np.unique(events.thread[numbered], return_index=True)
-    by_number = {}  # the operators of each thread, by sequence number, then start
+    by_number = {}  # the operators of each thread, sorted by sequence number, then start
     for thread in threads[np.argsort(events.start_ns[numbered[first]])]:
         own = numbered[events.thread[numbered] == thread]
         by_number[thread] = own[np.argsort(events.sequence[own], kind="stable")]
@@ -270,9 +281,9 @@ def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
 
 
 def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
-    """The last operator with the sequence number of each node, or -1.
+    """For each node, the last operator with the same sequence number; -1 if there is none.
 
-    `operators` are by sequence number, then start.
+    `operators` are sorted by sequence number, then by start.
     """
     wanted = events.sequence[nodes]
     at = np.searchsorted(events.sequence[operators], wanted, "right") - 1
@@ -282,16 +293,17 @@ def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
 def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """Match each forward thread with one thread, the pairs that agree best first.
+    """Match each forward thread with one thread; the pairs that agree best are matched first.
 
-    Equal pairs are taken in the order in which their threads began, as torch numbers its threads in
-    the order in which they first record something.
+    Pairs that agree equally well are matched in the order in which their threads began, because
+    torch numbers its threads in the order in which they first record something.
 
     Args:
         events: of the trace.
         nodes: the backward nodes, as positions among the events.
-        candidates: for each pair of forward thread and thread, the indices of the nodes with that
-            forward thread, and the operator of this thread with the number of each, or -1.
+        candidates: for each pair of forward thread and thread, two arrays: the indices of the nodes
+            with that forward thread; and for each of them, the operator of that thread with the
+            same sequence number, or -1.
 
     Returns:
         The candidates of the chosen pairs.
@@ -313,7 +325,7 @@ def _best_matches(
 
 
 def _stems(events: Events) -> Ints:
-    """A number for each name, which is the same for `AddmmBackward0` and `aten::addmm`."""
+    """A number for each name; `AddmmBackward0` and `aten::addmm` have the same number."""
     bare = [
         _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
         for name in events.names

@@ -4,15 +4,15 @@ A trace gives each event a thread, a start and an end, but no parent. Parents fo
 by the rule of torch's own profiler (`EventList._populate_cpu_children` in
 torch/autograd/profiler_util.py):
 
-- Each thread has trees of its own. Its events are taken by start, and of those that start together
-  the longer first.
-- A parent contains its child wholly. An event that overlaps an earlier one only in part is not its
-  child, and from then on the earlier one gets no children.
-- An event without a duration is not a child of an event that ends where it starts.
+- Each thread has separate trees. Its events are sorted by start. If several events start at the
+  same time, the longest comes first.
+- A child lies completely inside its parent. If an event overlaps an earlier event only in part, it
+  is not a child of the earlier event, and the earlier event gets no more children.
+- An event without a duration is not a child of an event that ends at the same moment.
 
-So the parent of an event is the nearest earlier event of its thread that ends no earlier. Array
-operations find it for all events at once: each event tries the one before it, then the candidate of
-that candidate, until one ends late enough.
+So the parent of an event is the nearest earlier event on its thread that does not end before it.
+Array operations find the parents of all events at once. Each event first tries the event before it,
+and then again and again the candidate of its candidate, until it finds one that ends late enough.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from instrument.trace.events import Codes, Events, Flags, Ints
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """The nodes of a call tree: by thread, then start, then the longer first.
+    """The nodes of a call tree, sorted by thread, then by start, then the longer first.
 
-    Parents come before their children, and the descendants of a node follow it without a gap.
+    Parents come before their children. The descendants of a node come directly after the node.
 
     Attributes:
         index: the position of each node among the events.
         thread, start_ns, end_ns: those of the event.
-        parent: the node that holds each node; -1 for a root.
-        depth: how many nodes hold each node; 0 for a root.
+        parent: the parent of each node; -1 for a root.
+        depth: the number of ancestors of each node; 0 for a root.
     """
 
     index: Ints
@@ -54,17 +54,17 @@ class CallTree:
         return self.end_ns - self.start_ns
 
     def own(self, totals: Ints) -> Ints:
-        """A total of each node, less the totals of its direct children."""
+        """The total of each node, less the totals of its direct children."""
         of_children = np.zeros(len(self), np.int64)
         inner = self.parent >= 0
         np.add.at(of_children, self.parent[inner], totals[inner])
         return totals - of_children
 
     def ends_before_overlap(self) -> Ints:
-        """The end of each node, or the start of the next sibling where that comes first.
+        """The end of each node, or the start of its next sibling if the sibling starts earlier.
 
-        Siblings overlap where coroutines take turns. With these ends each nanosecond of a thread
-        counts once: for the sibling that started later.
+        Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
+        counts once, for the sibling that started later.
         """
         order = np.argsort(self.parent, kind="stable")
         one, other = order[:-1], order[1:]
@@ -88,14 +88,17 @@ class CallTree:
         return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1])) if len(self) else iter(())
 
     def with_descendants(self, own: Ints) -> Ints:
-        """A quantity of each node plus that of all its descendants; one pass for each level."""
+        """For each node, the sum of a quantity over the node and all its descendants.
+
+        Cost: one pass for each level.
+        """
         totals = own.copy()
         for nodes in [*self.levels()][:0:-1]:
             np.add.at(totals, self.parent[nodes], totals[nodes])
         return totals
 
     def nearest(self, chosen: Flags) -> Ints:
-        """For each node, the nearest chosen one among itself and its ancestors; -1 without one."""
+        """For each node, the nearest chosen node among itself and its ancestors; -1 for none."""
         own = np.arange(len(self))
         hop = np.where(chosen | (self.parent < 0), own, self.parent)
         while not np.array_equal(further := hop[hop], hop):
@@ -106,8 +109,8 @@ class CallTree:
         """A tree of the chosen nodes alone: the parent of each is its nearest chosen ancestor.
 
         Returns:
-            The new tree. And for each node of this tree, the nearest chosen one among itself and
-            its ancestors, as a node of the new tree; -1 without one.
+            Two values: the new tree; and for each node of the old tree, the nearest chosen node
+                among itself and its ancestors, as a node of the new tree, -1 for none.
         """
         kept = np.flatnonzero(chosen)
         number = np.full(len(self) + 1, -1)
@@ -120,7 +123,10 @@ class CallTree:
         return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
-        """The innermost node of a thread that holds each point in time, its end included; or -1."""
+        """For each point in time, the innermost node of the thread around it; -1 for none.
+
+        The start and the end of a node belong to the node.
+        """
         if not len(self):
             return np.full(len(time_ns), -1)
         found = _last_starting_by(self, thread, time_ns)
@@ -132,7 +138,9 @@ class CallTree:
 
 
 def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree:
-    """The call tree of the chosen events; `thread` replaces the threads of all events.
+    """Build the call tree of the chosen events.
+
+    If `thread` is given, it replaces the threads of all events.
 
     Cost: a sort, then some tens of array operations; about 0.2 µs for each event.
     """
@@ -146,7 +154,10 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The order by thread, then start, then the longer first. Only ties are sorted by length."""
+    """The order by thread, then by start, then the longer first.
+
+    Only events with equal starts are sorted by length.
+    """
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(thread[order], kind="stable")]
     thread, start = thread[order], start[order]
@@ -157,9 +168,9 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The parent of each event: the nearest earlier one of its thread that ends no earlier.
+    """The parent of each event: the nearest earlier event on its thread that ends no earlier.
 
-    The parent of an event without a duration ends later.
+    The parent of an event without a duration must end later than the event.
     """
     count = len(start)
     candidate = np.arange(-1, count - 1)
@@ -169,7 +180,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     passed[1:] &= end[:-1] < needed[1:]
     active = np.flatnonzero(passed)
     while active.size:
-        # What the candidate skipped ends before the candidate does, so this event may skip it too.
+        # Events that the candidate skipped end before the candidate, so this event can skip them.
         candidate[active] = candidate[candidate[active]]
         active = active[candidate[active] >= 0]
         active = active[end[candidate[active]] < needed[active]]
@@ -177,8 +188,8 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """How many nodes hold each node, by jumps to ancestors that double in length."""
-    outside = len(parent)  # a slot of its own for "above the root"
+    """The number of ancestors of each node, by jumps to ancestors that double in length."""
+    outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)
     while (jump < outside).any():
@@ -188,7 +199,7 @@ def _depths(parent: Ints) -> Ints:
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The last node of the thread that starts at or before each point in time; or -1."""
+    """For each point in time, the last node of the thread that starts at or before it; or -1."""
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
@@ -202,8 +213,8 @@ def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """Number the distinct paths of names from the roots down, one level at a time.
 
     Returns:
-        The path of each node. And for each path, the path above it (-1 at a root) and its last
-        name. A path comes after the path above it.
+        Three arrays: the path of each node; the parent of each path, -1 for a root; the last name
+            of each path. A path comes after its parent.
     """
     path = np.full(len(call_tree), -1)
     parents, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

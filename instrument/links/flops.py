@@ -1,14 +1,14 @@
-"""Floating-point operations by formula, from the shapes and arguments in a trace.
+"""Count floating-point operations by formula, from the shapes and arguments in a trace.
 
-A multiplication and the addition after it count as two. Where an operator with a rule runs another
-one (`aten::convolution` runs `aten::addmm`), the outer one counts. Operators without a rule are not
-counted: elementwise operators, norms, pooling, embeddings. `capture.operators.ops_without_flops`
-lists those of a trace.
+A multiplication and the addition after it count as two operations. If an operator with a rule calls
+another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
+counts. Operators without a rule are not counted: elementwise operators, norms, pooling, embeddings.
+`capture.operators.ops_without_flops` lists the operators of a trace that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`, and the totals
-equal those of `FlopCounterMode`. They differ in two cases. `FlopCounterMode` has no rule for
+equal those of `FlopCounterMode`. The totals differ in two cases. `FlopCounterMode` has no rule for
 attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors. And
-it counts the weight gradient of a grouped convolution too high, by a factor of the number of
+its count for the weight gradient of a grouped convolution is too high, by a factor of the number of
 groups.
 """
 
@@ -27,13 +27,15 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-_TOO_MANY = 2**60  # 20 minutes of a petaflop device; a sum of a few still fits into 64 bits
+_TOO_MANY = 2**60  # 20 minutes at 1 PFLOP/s; a sum of a few fits into 64 bits
 
 
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
-    """The FLOPs of each node itself, `UNKNOWN` without a rule; None if the trace has no shapes.
+    """The FLOPs of each node itself, `UNKNOWN` for a node without a rule.
 
-    Cost: one evaluation for each distinct operator and arguments.
+    The result is None if the trace has no shapes.
+
+    Cost: one evaluation for each distinct combination of operator and arguments.
     """
     if not (events.shapes >= 0).any():
         return None
@@ -55,9 +57,10 @@ def has_rule(name: str) -> bool:
 
 
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
-    """Which operators no rule counted: not themselves, nor those that they call or are called by.
+    """A mask of the outermost operators whose FLOPs are not counted.
 
-    Of operators inside each other, the outermost alone. `own` is the result of `node_flops`.
+    No rule counted such an operator, an operator that it calls, or an operator that calls it. `own`
+    is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -72,14 +75,14 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
 
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    """The FLOPs without those of nodes below a node that has some."""
+    """Replace the FLOPs of each node below a node with known FLOPs by `UNKNOWN`."""
     counted = call_tree.nearest(flops != UNKNOWN)
     below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
     return np.where(below, UNKNOWN, flops)
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
-    """The FLOPs by rule; `UNKNOWN` for shapes that do not fit it, as those of nested tensors."""
+    """The FLOPs by rule; `UNKNOWN` if the shapes do not fit the rule, as for nested tensors."""
     dims = decoded(events.texts[shapes])
     arguments = decoded(events.texts[concrete]) if concrete >= 0 else []
     try:
@@ -110,7 +113,7 @@ def _convolution(dims: Shapes, arguments: list[str]) -> int:
     """conv_flop_count: the filter is applied at each point of the output.
 
     A transposed convolution applies it at each point of the input. A trace does not hold the shape
-    of the output, which follows from the inputs (the formula of torch.nn.Conv2d).
+    of the output, so it is computed from the inputs (the formula of torch.nn.Conv2d).
     """
     image, weight = dims[0], dims[1]
     if arguments[6] == "True":  # transposed
@@ -129,7 +132,10 @@ def _applications(points: list[int], weight: list[int]) -> int:
 
 
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
-    """conv_backward_flop: as many as in the forward pass for each gradient, of input and weight."""
+    """conv_backward_flop: the FLOPs of the forward pass, once for each gradient (input, weight).
+
+    `output_mask` says which of the two gradients are computed.
+    """
     gradient, image, weight = dims[:3]
     gradients = arguments[10].strip("[]").split(", ")[:2].count("True")  # `output_mask`
     is_transposed = arguments[7] == "True"
@@ -137,13 +143,13 @@ def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
 
 
 def _numbers(text: str, length: int) -> list[int]:
-    """The values of a list such as "[1, 1]"; a single one holds for all dimensions."""
+    """The values of a list such as "[1, 1]"; a single value holds for all dimensions."""
     values: list[int] = msgspec.json.decode(text, type=list[int])
     return values * length if len(values) == 1 else values
 
 
 def _attention(dims: Shapes, _: list[str]) -> int:
-    """sdpa_flop_count: the scores, and their product with the values; a mask saves nothing."""
+    """sdpa_flop_count: the scores, and their product with the values; a mask changes nothing."""
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
     return 2 * batch * heads * rows * columns * (width + value[3])
@@ -159,7 +165,8 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 def _recurrent(times: int) -> Rule:
     """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
 
-    `times` is 2 for backward, with the gradients of inputs and weights. Not in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
+    in flop_counter.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -172,7 +179,8 @@ def _recurrent(times: int) -> Rule:
 def _recurrent_stack(times: int) -> Rule:
     """All layers of cuDNN or MIOpen: for each step of each sequence, a product with each matrix.
 
-    `times` is 2 for backward, with the gradients of inputs and weights. Not in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
+    in flop_counter.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:

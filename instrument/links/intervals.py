@@ -1,4 +1,4 @@
-"""Overlapping intervals: merged, and combined in layers."""
+"""Merge overlapping intervals, and combine layers of intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Intervals = tuple[Ints, Ints]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Segments of time, cut wherever an interval of any layer starts or ends.
+    """Segments of time, cut at each point where an interval of any layer starts or ends.
 
-    Masks of segments combine layers, without rounding. Each group has a timeline of its own.
+    A layer is a list of intervals. Masks of segments combine layers: `active[0] & ~active[1]`
+    selects the time in layer 0 and not in layer 1. Times are integers, so nothing is rounded. The
+    segments of each group form a separate timeline.
 
     Attributes:
         start_ns, end_ns: of each segment.
@@ -31,13 +33,16 @@ class Timeline:
     active: NDArray[np.bool_]
 
     def total_ns(self, where: Flags, groups: int = 1) -> Ints:
-        """The total time of the segments of a mask, for each group."""
+        """For each group, the total time of the segments in a mask."""
         totals = np.zeros(groups, np.int64)
         np.add.at(totals, self.group[where], (self.end_ns - self.start_ns)[where])
         return totals
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
-        """The time of the segments of a mask inside each window; for a timeline with one group."""
+        """For each window, the time of the segments in a mask inside the window.
+
+        The timeline must have only one group.
+        """
         if not len(self.start_ns):
             return np.zeros(len(start_ns), np.int64)
         before = np.concatenate([[0], np.cumsum(np.where(where, self.end_ns - self.start_ns, 0))])
@@ -51,7 +56,10 @@ class Timeline:
         return until(end_ns) - until(start_ns)
 
     def merged(self, where: Flags) -> Intervals:
-        """The segments of a mask, adjacent ones merged; for a timeline with one group."""
+        """The segments in a mask as intervals; adjacent segments are merged.
+
+        The timeline must have only one group.
+        """
         lasting = self.end_ns > self.start_ns
         inside = np.concatenate([[False], where[lasting], [False]])
         change = np.flatnonzero(inside[1:] != inside[:-1])
@@ -59,13 +67,13 @@ class Timeline:
 
 
 def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> Timeline:
-    """Make a timeline of layers of intervals.
+    """Build a timeline from layers of intervals.
 
     Intervals of a layer may overlap. An interval without a duration covers nothing.
 
     Args:
         layers: the starts and ends of each layer's intervals.
-        groups: for each layer, the group of each interval; None puts all into group 0.
+        groups: for each layer, the group of each interval; None puts all intervals into group 0.
 
     Cost: a sort of all starts and ends, and a pass for each layer; about 0.3 µs for each interval.
     """
@@ -80,16 +88,16 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     active = np.stack(
         [np.cumsum(np.where(layer == k, change, 0))[:-1] > 0 for k in range(len(layers))]
     )
-    # The segment from the last end of a group to the first start of the next one has no duration.
+    # The segment between the last end of a group and the first start of the next gets no duration.
     end = np.where(group[1:] == group[:-1], times[1:], times[:-1])
     return Timeline(times[:-1], end, group[:-1], active)
 
 
 def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
-    """The intervals by start, with those that touch or overlap merged.
+    """Merge intervals that touch or overlap; the result is sorted by start.
 
-    Cost: a sort, which is fast where they are nearly in order. Done before `sweep`, it saves two
-    ends for each interval that lies in another one.
+    Cost: a sort, which is fast if the intervals are nearly sorted. If intervals are merged before
+    `sweep`, `sweep` has two fewer ends to sort for each interval that lies in another one.
     """
     order = np.argsort(start_ns, kind="stable")
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])

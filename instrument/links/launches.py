@@ -2,16 +2,18 @@
 
 A trace links a device event to the CPU in two ways (both written by Kineto, torch's trace library):
 
-- `correlation`: the driver gives it to a runtime call, such as `cudaLaunchKernel`, and to the work
-  which that call launched. It finds the runtime call, and by time what lies around the call.
+- `correlation`: the driver gives this id to a runtime call, such as `cudaLaunchKernel`, and to the
+  work that the call launched. It leads to the runtime call. The time of the call shows which
+  operators and annotations lie around it.
 - `External id`: torch pushes one for each operator (`pushCorrelationId` in
   torch/csrc/profiler/kineto_shim.h), and Kineto writes it on the runtime call and the device event.
-  It names the innermost operator, and not a range inside it. Some traces have ids that name nothing
-  which lies around the call.
+  It names the innermost operator, but not a range inside that operator. In some traces, the id
+  names an event that does not lie around the call.
 
 So a launch belongs to the innermost operator or annotation around its runtime call, on the thread
-of the call. The external id decides only where nothing lies around the call, or where the trace has
-no call. torch itself takes the external id (`_parse_kineto_results` in torch/autograd/profiler.py).
+of the call. The external id decides only if nothing lies around the call, or if the trace does not
+have the call. torch itself uses the external id (`_parse_kineto_results` in
+torch/autograd/profiler.py).
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ _LINKED = ANNOTATION | OPERATOR
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Device events and the CPU events that they came from, as positions among the events.
+    """Device events and the CPU events that launched them, as positions among the events.
 
-    A launch may lie before the beginning of a trace, so either CPU event can be unknown: -1.
+    A CPU event is -1 if it is not in the trace, for example because it ran before the trace began.
 
     Attributes:
         device: the device events.
         operator: the operator or annotation that the external id names.
-        call: the runtime or driver call of the same correlation.
+        call: the runtime or driver call with the same correlation.
     """
 
     device: Ints
@@ -53,7 +55,7 @@ class Launches:
 
 
 def launches(events: Events) -> Launches:
-    """Join each device event to its runtime call by correlation, to its operator by external id."""
+    """Join device events to runtime calls by correlation, and to operators by external id."""
     device = np.flatnonzero(works_on_device(events))
     call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
@@ -62,8 +64,8 @@ def launches(events: Events) -> Launches:
 
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """The operator that the external id of each chosen event names; -1 where it names none."""
-    # Some versions of torch write the correlation as the external id too; that names no operator.
+    """The operator that the external id of each chosen event names; -1 if it names none."""
+    # Some versions of torch write the correlation as the external id. Such an id names no operator.
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
     )
@@ -71,7 +73,7 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
 
 
 def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
-    """For each wanted key, the first event of a mask that has it; -1 without one, and for key 0."""
+    """For each wanted key, the first event in `among` that has it; -1 for none, and for key 0."""
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:
         return np.full(len(wanted), -1)
@@ -82,10 +84,10 @@ def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 
 
 def threads_of_calls(events: Events, others: Flags) -> Codes:
-    """The thread of each event, where a runtime call may take the thread of its operator.
+    """The thread of each event; some runtime calls get the thread of their operator.
 
-    A call does so if none of `others`, the operators and annotations, lies around it on its own
-    thread. torch does the same (`_parse_kineto_results` in torch/autograd/profiler.py).
+    These are the calls that lie inside none of `others`, the operators and annotations, on their
+    own thread. torch does the same (`_parse_kineto_results` in torch/autograd/profiler.py).
     """
     calls = np.flatnonzero(events.among(is_runtime))
     operator = launching_operator(events, calls)
@@ -100,7 +102,7 @@ def threads_of_calls(events: Events, others: Flags) -> Codes:
 
 
 def launching_nodes(events: Events, call_tree: CallTree, found: Launches) -> Ints:
-    """The node of the call tree that launched each device event; -1 where none is known."""
+    """The node of the call tree that launched each device event; -1 if it is not known."""
     if not len(found.device):
         return found.device
     position = np.full(len(events) + 1, -1)

@@ -1,4 +1,4 @@
-"""`Links`: the call tree of a trace, and what several tables need of it."""
+"""`Links`: the call tree of a trace, and other relations that several tables need."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _HIDDEN = frozenset(
 
 
 class Links:
-    """What caused what in one trace; each part is computed at its first use and kept.
+    """The relations between the events of one trace; each is computed at its first use and kept.
 
-    Times of nodes are in nanoseconds. Shares in tables are of the time in finished steps, which the
-    properties `counted_*` hold; without a finished step they hold all time.
+    Times of nodes are in nanoseconds. Shares in tables are shares of the time in finished steps.
+    The properties `counted_*` hold the time in finished steps, or all time if no step finished.
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:
@@ -59,22 +59,22 @@ class Links:
 
     @cached_property
     def steps(self) -> Ints:
-        """The positions of the finished steps, by start."""
+        """The positions of the finished steps, sorted by start."""
         return finished_steps(self.events)
 
     @cached_property
     def launches(self) -> Launches:
-        """The device events and the CPU events that they came from."""
+        """The device events and the CPU events that launched them."""
         return launches(self.events)
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
-        """The device events, and for each the node that launched it; -1 where none is known."""
+        """The device events, and for each the node that launched it; -1 if it is not known."""
         return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
 
     @cached_property
     def spent_ns(self) -> Ints:
-        """The time of each node; what it shares with a later sibling counts for that one alone."""
+        """The time of each node; time shared with a later sibling counts only for the sibling."""
         return self._end_ns - self.call_tree.start_ns
 
     @cached_property
@@ -90,9 +90,9 @@ class Links:
 
     @cached_property
     def counted_device_ns(self) -> Ints:
-        """The time of each device event that was launched in a finished step; 0 for the others.
+        """The time of each device event, or 0 if it was not launched in a finished step.
 
-        A device event whose launch is not in the trace counts by its own start.
+        If the launch of a device event is not in the trace, the start of the device event decides.
         """
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
@@ -103,15 +103,15 @@ class Links:
 
     @cached_property
     def counted_device_own_ns(self) -> Ints | None:
-        """`device_own_ns` of device events that were launched in finished steps."""
+        """Like `device_own_ns`, but only for device events launched in finished steps."""
         return self._own_of_device(self.counted_device_ns)
 
     @cached_property
     def device_own_ns(self) -> Ints | None:
         """For each node, the time of the device events that it launched itself.
 
-        None if the trace has no device event. A device event counts nowhere if its launch is not in
-        the trace.
+        None if the trace has no device event. If the launch of a device event is not in the trace,
+        its time counts for no node.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

@@ -1,4 +1,4 @@
-"""The tree of the paths that nested names make, such as `train/forward/layer`, and sums over it."""
+"""The paths of nested names, such as `train/forward/layer`, as a tree, and sums over the tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 from instrument.links.call_tree import CallTree, number_paths
 from instrument.trace.events import Flags, Ints
 
-# A longer path is shortened: the texts of ranges that are nested n deep would otherwise take memory
-# in proportion to n². Nobody reads 2000 characters, and Python's stack ends after 1000 calls.
+# The text of a longer path is shortened. Otherwise the texts of ranges that are nested n deep would
+# take memory in proportion to n². Nobody reads 2000 characters, and Python does not nest calls more
+# than 1000 deep.
 LONGEST_PATH, _KEPT = 2000, 980
 
 
@@ -19,16 +20,17 @@ LONGEST_PATH, _KEPT = 2000, 980
 class Paths:
     """The distinct paths, in tree order: a parent before its children, siblings by first start.
 
-    Sums over them take time in proportion to the paths and items, however deep the paths are.
+    The time of a sum is proportional to the number of paths and items. The depth of the paths does
+    not matter.
 
     Attributes:
-        above: the path that each path lies in; -1 for none.
-        after: the descendants of path k are k + 1 to `after[k]`, the latter not included.
+        above: the parent of each path; -1 for a root.
+        after: the descendants of path k are the paths k + 1 to `after[k]` - 1.
         names: the last name of each path.
-        texts: the names from the outermost on, joined by "/". In a text of more than `LONGEST_PATH`
-            characters, a hash of the whole replaces the middle. So texts stay distinct, and are the
-            same in every trace.
-        depths: how many paths lie above each.
+        texts: the names from the root to the path, joined by "/". In a text of more than
+            `LONGEST_PATH` characters, a hash of the whole text replaces the middle. So texts stay
+            distinct, and equal paths of different traces have equal texts.
+        depths: the number of ancestors of each path.
     """
 
     above: Ints
@@ -38,22 +40,22 @@ class Paths:
     depths: list[int]
 
     def with_descendants(self, own: Ints) -> Ints:
-        """A quantity of each path plus that of all its descendants."""
+        """For each path, the sum of a quantity over the path and all its descendants."""
         sums = np.concatenate([[0], np.cumsum(own)])
         found: Ints = sums[self.after] - sums[:-1]
         return found
 
     def at_or_below(self, chosen: Flags) -> Flags:
-        """Which paths are chosen, or lie below a chosen one."""
+        """A mask of the paths that are chosen or lie below a chosen path."""
         change = np.zeros(len(chosen) + 1, np.int64)
         np.add.at(change, np.flatnonzero(chosen), 1)
         np.add.at(change, self.after[chosen], -1)
         return np.cumsum(change)[:-1] > 0
 
     def outermost(self, group: Ints) -> Flags:
-        """Which paths have no path of their own group above them."""
+        """A mask of the paths that have no ancestor in their own group."""
         order = np.argsort(group, kind="stable")
-        offset = group[order] * (len(group) + 1)  # each group has a stretch of its own
+        offset = group[order] * (len(group) + 1)  # each group has its own range of numbers
         reached = np.maximum.accumulate(np.concatenate([[0], offset + self.after[order]]))[:-1]
         outermost = np.zeros(len(group), np.bool_)
         outermost[order] = offset + order >= reached
@@ -62,16 +64,16 @@ class Paths:
     def summed(
         self, values: Ints, group: Ints, count: int, path: Ints, second: Ints | None = None
     ) -> Ints:
-        """Sum items over groups of paths: of each item that lies at or below a path of the group.
+        """For each group of paths, sum the items that lie at or below a path of the group.
 
-        An item that has two paths counts once in each group.
+        An item with two paths counts at most once in each group.
 
         Args:
             values: the quantity of each item.
             group: the group of each path, 0 to `count` - 1.
             count: the number of groups.
             path: the path of each item; -1 for none.
-            second: another path of each item, likewise.
+            second: a second path of each item; -1 for none.
         """
         own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
         np.add.at(own, path, values)
@@ -87,7 +89,7 @@ class Paths:
         return sums
 
     def common(self, one: Ints, other: Ints) -> Ints:
-        """The innermost path at or above both of each pair; -1 for none."""
+        """For each pair of paths, the innermost path at or above both; -1 if there is none."""
         above, after = np.append(self.above, -1), np.append(self.after, -1)
         jumps = [above]  # 1, 2, 4, … paths up
         while (jumps[-1] >= 0).any():
@@ -100,9 +102,10 @@ class Paths:
         return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
 
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
-        """Pairs of item and group that a sum over the outermost paths of the group counts twice.
+        """Pairs of item and group for which a sum over the outermost paths counts the item twice.
 
-        Two different outermost paths of the group hold one path of the item each.
+        This happens if the two paths of the item lie at or below two different outermost paths of
+        the group.
         """
         common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
@@ -116,9 +119,9 @@ class Paths:
         return pairs // len(self.names), pairs % len(self.names)
 
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
-        """The groups of the paths from each item's path up to `end`, which is not included.
+        """The groups of the paths from each item's path up to `end`, without `end` itself.
 
-        Each pair of item and group is one number: item times the number of paths, plus group.
+        Each pair of item and group is one number: item * number of paths + group.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():
@@ -129,7 +132,10 @@ class Paths:
 
 
 def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, Ints]:
-    """The paths of a call tree, and the path of each node; `name` is an index into `names`."""
+    """The paths of a call tree, and the path of each node.
+
+    `name` holds, for each node, the index of its name in `names`.
+    """
     numbered, above, label = number_paths(call_tree, name)
     order, depth = _tree_order(above, call_tree, numbered)
     rank = np.zeros(len(order) + 1, np.int64)
@@ -142,10 +148,13 @@ def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, 
 
 
 def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int], list[int]]:
-    """The paths, parents before children and siblings by first start; and the depth of each."""
+    """The paths in tree order, and the depth of each path.
+
+    Parents come before their children; siblings are sorted by first start.
+    """
     first = np.full(len(above), np.iinfo(np.int64).max)
     np.minimum.at(first, path, call_tree.start_ns)
-    children: dict[int, list[int]] = {}  # the last to start comes first, as a stack takes them
+    children: dict[int, list[int]] = {}  # by descending start, for the stack
     for k in np.argsort(-first, kind="stable").tolist():
         children.setdefault(int(above[k]), []).append(k)
     depth, order, stack = [0] * len(above), [], list(children.get(-1, []))
@@ -159,7 +168,7 @@ def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int]
 
 
 def _ends(above: Ints) -> Ints:
-    """For each path, one more than the index of its last descendant."""
+    """For each path, the index after that of its last descendant."""
     after = list(range(1, len(above) + 1))
     for k, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist()):
         if parent >= 0:
@@ -175,9 +184,9 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 
 
 def _shortened(path: str) -> str:
-    """The path with a hash for its middle, if it has more than `LONGEST_PATH` characters.
+    """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
 
-    A parent that was shortened before has its own hash in the text.
+    If the text of the parent was shortened, the path contains the hash of the parent.
     """
     if len(path) <= LONGEST_PATH:
         return path

@@ -1,4 +1,4 @@
-"""Which of the profiler's steps a point in time or an interval lies in."""
+"""Find the step of the profiler in which a point in time or an interval lies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def step_number(events: Events, event: int) -> int:
 
 
 def finished_steps(events: Events) -> Ints:
-    """The positions of the steps that ended inside the window, by start."""
+    """The positions of the steps that ended inside the window, sorted by start."""
     index = np.flatnonzero(
         events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished
     )
@@ -22,7 +22,7 @@ def finished_steps(events: Events) -> Ints:
 
 
 def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each interval lies inside steps; `steps` are by start and do not overlap."""
+    """How much of each interval lies in steps; `steps` are sorted by start and do not overlap."""
     starts, lengths = events.start_ns[steps], events.duration_ns[steps]
     before = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -35,9 +35,9 @@ def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Int
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
-    """The step that holds each point in time, as an index into `steps`; -1 for none.
+    """The step around each point in time, as an index into `steps`; -1 for none.
 
-    `steps` are by start and do not overlap.
+    `steps` are sorted by start and do not overlap.
     """
     if not len(steps):
         return np.full(len(time_ns), -1)

@@ -1,1 +1,1 @@
-"""Reading a trace file into numpy columns, and what else a capture folder holds as data."""
+"""Read a trace file into numpy columns, and read the metadata of a capture folder."""

@@ -1,8 +1,8 @@
-"""The content of `capture.json`, in the types that its readers rely on.
+"""Read `capture.json` and check the types of its values.
 
-Anybody can have written a capture. So its metadata is checked once, here, when the capture is
-opened. Each key may be missing: the value is then None, or empty. Other keys are kept for the user
-and not read.
+A capture may come from a stranger. So this module checks the metadata once, when the capture is
+opened. Every key may be missing; the value of a missing key is None or empty. Keys that this module
+does not know are kept for the user and not checked.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from instrument.errors import CaptureError
 METADATA_FILE = "capture.json"
 # Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
 FORMAT = 2
-# No job has more ranks: a larger number is damage.
+# No job has more ranks. A larger number means that the file is damaged.
 MOST_RANKS = 1_000_000
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Rank = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
-# A count or a time in nanoseconds: a sum of thousands of them still fits into 64 bits.
+# A count, or a time in nanoseconds. A sum of thousands of such numbers fits into 64 bits.
 Number = Annotated[int, Meta(ge=-(2**50), le=2**50)]
-# Files have this in their names.
+# The host name becomes a part of file names.
 Host = Annotated[str, Meta(max_length=255, pattern=r"^[^/\x00-\x1f\x7f-\x9f]*\Z")]
 
 
 class Window(Struct):
-    """Which steps were recorded, and why fewer than planned."""
+    """The steps that were recorded, and the reason if they are fewer than planned."""
 
     first_step: Number | None = None
     last_step: Number | None = None
@@ -59,9 +59,9 @@ class Cost(Struct):
 
 
 class Config(Struct):
-    """The options of the recording that readers use."""
+    """The options of the recording session that the read half uses."""
 
-    activities: Any = None  # names, or mappings from them to chosen types
+    activities: Any = None  # names, or mappings from a name to its chosen types
     profile_memory: bool | None = None
     with_flops: bool | None = None
     communication: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class InRegion(Struct):
 
 
 class Metadata(Struct):
-    """The keys of `capture.json` that are read."""
+    """The keys of `capture.json` that this package reads."""
 
     name: str | None = None
     window: Window = field(default_factory=Window)
@@ -103,7 +103,7 @@ class Metadata(Struct):
 
 def own_version() -> str:
     """The version of this package; "unknown" if it is not installed."""
-    # Imported here because it takes 20 ms and most readers do not need it.
+    # Imported here because the import takes 20 ms and most callers do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -113,13 +113,13 @@ def own_version() -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The content of the `capture.json` in a folder, whose known keys have the types of `Metadata`.
+    """Read the `capture.json` in a folder; its known keys have the types of `Metadata`.
 
-    Keys that an older version gave other names have the names of today.
+    Keys that an older version wrote under other names get their current names.
 
     Raises:
-        CaptureError: the file is missing, a link, not JSON, of a newer format, or a key has a value
-            of another type.
+        CaptureError: the file is missing, is a symbolic link, is not JSON or has a newer format, or
+            the value of a key has the wrong type.
     """
     path = folder / METADATA_FILE
     try:
@@ -128,7 +128,7 @@ def read(folder: Path) -> dict[str, Any]:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
         hint = "."
         if inside:
-            hint = f"; it holds captures: give one of them, such as {folder / inside[-1]}."
+            hint = f". It contains captures: give one of them, such as {folder / inside[-1]}."
         raise CaptureError(
             f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}"
         ) from None
@@ -141,8 +141,8 @@ def read(folder: Path) -> dict[str, Any]:
     written = content.get("format")
     if isinstance(written, int) and written > FORMAT:
         raise CaptureError(
-            f"The file {path} has format {written}, and this version of torch-instrument reads up "
-            f"to {FORMAT}: upgrade torch-instrument, or give the trace file alone."
+            f"The file {path} has format {written}, but this version of torch-instrument reads "
+            f"formats up to {FORMAT}: upgrade torch-instrument, or give the path of the trace file."
         )
     if "swallowed" in content and written == 1:
         content["compiled_ranges"] = content.pop("swallowed")
@@ -151,10 +151,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
-    """Convert metadata to the types that its readers rely on; errors name `path`.
+    """Convert metadata to `Metadata`; error messages name `path`.
 
     Raises:
-        CaptureError: a key has a value of another type.
+        CaptureError: the value of a key has the wrong type.
     """
     try:
         found = msgspec.convert(content, Metadata)
@@ -162,16 +162,17 @@ def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
     except (msgspec.ValidationError, ValueError) as error:
         where = f"The file {path}" if path else "The metadata of a capture"
         raise CaptureError(
-            f"{where} cannot be understood ({error}): correct it, or give the trace file alone."
+            f"{where} cannot be understood ({error}): correct it, or give the path of the trace "
+            "file."
         ) from None
     return found
 
 
 def unix_time(started_at: str | None) -> float | None:
-    """The seconds since the epoch of a time in ISO format; None for None.
+    """Convert a time in ISO format to seconds since the epoch; None gives None.
 
     Raises:
-        ValueError: it is not a time, or its year is out of range.
+        ValueError: the text is not a time, or its year is out of range.
     """
     try:
         return None if started_at is None else datetime.fromisoformat(started_at).timestamp()

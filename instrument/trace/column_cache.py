@@ -1,8 +1,9 @@
-"""A cache of the columns of traces, in the user's cache folder, so that a trace is parsed once.
+"""Cache the columns of traces in the user's cache folder, so that each trace is parsed once.
 
-The cache holds traces of at least 100,000 events, by path. An entry is valid for as long as the
-trace keeps its size, modification time and inode, and for the version of this package that wrote
-it. Nothing is written beside a trace. Each column is stored as the narrowest integers that hold it.
+The cache holds traces of at least 100,000 events, with one entry for each path. An entry is valid
+while the trace keeps its size, modification time and inode, and only for the version of this
+package that wrote the entry. Nothing is written beside a trace. Each column is stored in the
+narrowest integer type that holds its values.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ _OTHERS = [
     if f.name not in {*_EVENTS, "memory"}
 ]
 _Others = msgspec.defstruct("_Others", _OTHERS)
-# Columns of indices and the list that each leads into; the second kind has -1 for no value.
+# Columns of indices, and the list that each column indexes. The columns of `_INDICES_OR_NONE` can
+# hold -1, which means no value.
 _INDICES = {"category": "categories", "name": "names", "thread": "threads"}
 _INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack", "group"), "texts")
 _INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
 
 
 def _made_by() -> list[str]:
-    """The version of the package, the format and the columns; an entry with others is stale."""
+    """The package version, the format and the columns; an entry made by others is stale."""
     return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
@@ -78,23 +80,24 @@ def entry_of(trace: Path) -> str:
 
 
 def read(trace: Path, final_path: Path | None = None) -> Events:
-    """The events of a trace file, from the cache if it has a valid entry.
+    """Read the events of a trace file, from the cache if it has a valid entry.
 
-    Events that are read from the file are added to the cache if there are at least 100,000 of them
-    and the cache can be written.
+    Otherwise the file is parsed, and traces of at least 100,000 events are added to the cache. A
+    cache that cannot be written is ignored.
 
     Args:
         trace: the file.
-        final_path: the path that the trace will have once its folder is renamed.
+        final_path: the path that the trace will have after its folder is renamed; the cache entry
+            is stored for this path.
 
     Raises:
-        TraceError: as `reader.read`.
+        TraceError: see `reader.read`.
     """
     try:
         entry, state = entry_of(final_path or trace), _state(trace)
         cached = _load(entry, state)
     except (OSError, ValueError, RecursionError, msgspec.DecodeError):
-        cached = None  # no entry, or it is damaged or another user's
+        cached = None  # no entry, a damaged entry, or an entry of another user
     if cached is not None:
         return cached
     events = reader.read(trace)
@@ -138,7 +141,7 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
 
 
 def _is_sound(events: Events) -> bool:
-    """Whether all columns have one length, and all indices lie within their lists."""
+    """Whether the columns have equal lengths, and all indices lie within their lists."""
     memory = events.memory
     lengths = (
         {len(getattr(events, name)) for name in _EVENTS},
@@ -174,7 +177,7 @@ def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
 
 
 def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers as the narrowest integers that hold them."""
+    """The same numbers in the narrowest integer type that holds them."""
     if column.dtype == np.bool_:
         return column.view(np.int8)
     if column.dtype == np.float32:

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 
 from instrument.trace.events import Codes, Ints
 
-# Times of a trace are below this: 146 years, or the year 2116 in Unix time. So the difference of
-# two times fits into 64 bits.
+# The limit of times in a trace: 146 years, or the year 2116 in Unix time. With this limit, the
+# difference of two times fits into 64 bits.
 BEYOND_US = 2**62 // 1000
 BEYOND_NS = BEYOND_US * 1000
 
 
 def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
-    """Decimal microseconds as whole nanoseconds; beyond ±`BEYOND_NS` they become that limit.
+    """Convert decimal microseconds to whole nanoseconds, limited to ±`BEYOND_NS`.
 
-    Integer and fractional part are scaled separately: one product would round twice.
+    The integer part and the fraction of a float are scaled separately, because one product would
+    round twice.
     """
     values = np.array(microseconds) if len(microseconds) else np.zeros(0, np.int64)
     sizes = values.astype(np.float64)
@@ -44,7 +45,7 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
 
 
 def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
-    """Integers as a column; of those with more than 64 bits, the lower 64."""
+    """Convert integers to a column; an integer with more than 64 bits keeps its lower 64 bits."""
     try:
         return np.array(values, np.int64)
     except OverflowError:  # unsigned 64 bits, such as -1 written without its sign
@@ -59,20 +60,20 @@ class Interned(dict[Any, int]):
         return position
 
     def codes(self, values: Iterable[Hashable], count: int) -> Codes:
-        """The position of each value; `count` is how many there are."""
+        """The position of each value; `count` is the number of values."""
         return np.fromiter(map(self.__getitem__, values), np.int32, count)
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """The values of each field of some structs; this way costs least for each value."""
+    """The values of each field of some structs, by field name; the fastest way to read them."""
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 
 
 def ints(values: Sequence[int | None], missing: int) -> Ints:
-    """Numbers as a column, with `missing` for None.
+    """Convert numbers to a column, with `missing` for None.
 
-    Most columns of a piece hold one value throughout; that case takes a third of the time.
+    Most columns of a piece hold one value in all rows; that case takes a third of the time.
     """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))
@@ -83,7 +84,7 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
 
 
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
-    """Add a piece of each column to `parts`."""
+    """Append a piece of each column to `parts`."""
     for name, column in columns.items():
         parts.setdefault(name, []).append(column)
 
@@ -91,5 +92,8 @@ def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]
 def joined(
     parts: dict[str, list[NDArray[Any]]], empty: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Concatenate the pieces of each column and empty `parts`; without pieces, take `empty`."""
+    """Join the pieces of each column and remove them from `parts`.
+
+    A column without pieces is taken from `empty`.
+    """
     return {name: np.concatenate(parts.pop(name, [column])) for name, column in empty.items()}

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 Thread = tuple[int | str, int | str]
 
-# Kineto's categories are lower case from torch 1.12 on.
+# From torch 1.12, Kineto writes categories in lower case.
 OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
 PYTHON = frozenset({"python_function"})
@@ -30,7 +30,7 @@ DEVICE = (
 )
 # Among the device events of MTIA, these are waits of one stream for another.
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
-_MOST_DIGITS = 15  # of the number of a step
+_MOST_DIGITS = 15  # in the number of a step
 
 _LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
@@ -50,30 +50,30 @@ def is_step(name: str) -> bool:
 
 
 def is_moment(name: str) -> bool:
-    """Whether an event of this name is a moment that the user recorded."""
+    """Whether an event of this name is a mark (`instrument.mark`)."""
     return name.endswith(MOMENT)
 
 
 def is_loader(name: str) -> bool:
-    """Whether an event of this name is the wait for a batch of torch's DataLoader."""
+    """Whether an event of this name is a wait for a batch from torch's DataLoader."""
     return _LOADER.match(name) is not None
 
 
 def is_synchronising(name: str) -> bool:
-    """Whether a runtime call of this name does nothing but wait for the device."""
+    """Whether a runtime call of this name only waits for the device."""
     return _SYNCHRONISING.search(name) is not None
 
 
 def is_wait(name: str) -> bool:
-    """Whether a runtime call of this name returns only after the device finished some work."""
+    """Whether a runtime call of this name returns only after the device has finished some work."""
     return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:
-    """The parts of an operator's name: of `aten::add.Tensor`, `aten::add` and `Tensor`.
+    """Split the name of an operator: `aten::add.Tensor` gives `aten::add` and `Tensor`.
 
-    The default overload is "". A range that was recorded as an operator counts as one if it has
-    such a name.
+    The default overload is "". The range of a user can have the category of an operator; its name
+    is split too if it has this form.
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -85,12 +85,13 @@ class Memory:
 
     Attributes:
         thread: an index into `Events.threads`.
-        time_ns: as the times of `Events`.
-        size_bytes: negative for a free.
+        time_ns: the time, on the same clock as `Events.start_ns`.
+        size_bytes: the size of the memory; negative for a free.
         device_type: torch's number of the `DeviceType`; 0 is the CPU.
-        device_index: of the device; -1 if the trace does not say.
-        allocated_bytes, reserved_bytes: the running totals of the device; 0 if not recorded.
-        address: of the memory; 0 if not recorded.
+        device_index: the index of the device; -1 if the trace does not have it.
+        allocated_bytes, reserved_bytes: the totals of the device after the event; 0 if the trace
+            does not have them.
+        address: the address of the memory; 0 if the trace does not have it.
     """
 
     thread: Codes
@@ -107,11 +108,11 @@ class Memory:
 
 
 class Event(NamedTuple):
-    """One event of a trace as a row; a value that was not recorded is None.
+    """One event of a trace as a row; a value is None if the trace does not have it for this event.
 
     Times are in nanoseconds on the clock of the trace. `process` and `thread` of a device event are
-    its device and stream. `input_shapes` to `call_stack` are the decoded values of the trace.
-    `occupancy` is a fraction.
+    its device and stream. `input_shapes`, `concrete_inputs`, `input_types` and `call_stack` are
+    decoded from JSON. `occupancy` is a fraction: 1 is full occupancy.
     """
 
     category: str
@@ -139,39 +140,44 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Every event of a trace that has a duration, as parallel columns in the order of the file.
+    """All events of a trace that have a duration, as parallel columns in the order of the file.
 
-    Iterating and indexing give rows, each an `Event`, at about 5 µs for each row; columns are fast.
+    Iterating and indexing give rows of type `Event`. A row takes about 5 µs; the columns are fast.
     Flows, thread labels and event arguments without a column are not kept.
 
     Attributes:
-        categories, names: of events.
-        threads: pairs of process and thread; of device and stream for device events.
-        texts, grids: event arguments, as JSON text.
+        categories, names: the distinct categories and names. The name of an MTIA copy ends with the
+            direction of the copy.
+        threads: the distinct pairs of process and thread; for device events, of device and stream.
+        texts, grids: the distinct arguments of events, as JSON text.
         category, name, thread: for each event, an index into `categories`, `names`, `threads`.
-        start_ns, end_ns: in nanoseconds; with `base_ns` added, Unix time.
-        external_id, correlation: ids of launches; 0 if missing.
+        start_ns, end_ns: in nanoseconds; add `base_ns` to get Unix time.
+        external_id, correlation: the ids that join device events to the CPU events that launched
+            them; 0 if missing.
         sequence: the sequence number of autograd; -1 if missing.
-        forward_thread: of a backward node, torch's number of its forward thread; 0 if missing.
-        finished: false if the event had not ended when recording stopped.
-        shapes, concrete, types, group: the input shapes, concrete inputs and input types of an
-            operator, and the ranks of a collective's kernel: an index into `texts`; -1 if missing.
-        call_stack: likewise. -1 throughout if the trace has Python frames as events.
-        python_id, python_parent: of Python frames; -1 if missing.
-        moved_bytes: of copies and memsets; -1 if missing. MTIA's copies have their direction behind
-            their name.
-        grid, block: of kernels, an index into `grids`; -1 if missing.
-        blocks_per_sm: the blocks of a kernel over the multiprocessors of its device; NaN if
+        forward_thread: for a backward node, torch's number for the thread of its forward pass; 0 if
             missing.
-        occupancy: Kineto's estimate in percent; 0 if it made none, NaN if missing.
+        shapes, concrete, types: the input shapes, concrete inputs and input types of an operator,
+            as indices into `texts`; -1 if missing.
+        group: the ranks of a collective's kernel, as an index into `texts`; -1 if missing.
+        finished: false if the event had not ended when recording stopped.
+        call_stack: an index into `texts`; -1 if missing. All are -1 if the trace has Python frames
+            as events.
+        python_id, python_parent: the ids of a Python frame and of its parent; -1 if missing.
+        moved_bytes: the bytes that a copy or memset moves; -1 if missing.
+        grid, block: the grid and block sizes of a kernel, as indices into `grids`; -1 if missing.
+        blocks_per_sm: the number of blocks of a kernel divided by the number of multiprocessors of
+            its device; NaN if missing.
+        occupancy: Kineto's estimate of the occupancy in percent; 0 if Kineto made no estimate, NaN
+            if missing.
         memory: allocations and frees.
         recorded: the number of all events in the file.
         base_ns: see `start_ns`; 0 if missing.
-        cut_short: whether the file ends too early, and these are the events before its end.
-        rank, world_size: of the recording process; None if the trace does not say.
-        left_out: the number of events whose times are out of range, which are not here.
-        negative_durations: the number of events that end before they begin, as when the clock was
-            set back. They last 0 ns here and are not finished.
+        cut_short: whether the file is truncated. The columns then hold the events before the cut.
+        rank, world_size: of the recording process; None if the trace does not have them.
+        left_out: the number of events that are left out because their times are out of range.
+        negative_durations: the number of events that end before they begin, which happens if the
+            clock was set back. In the columns, they last 0 ns and are not finished.
     """
 
     categories: tuple[str, ...]
@@ -214,7 +220,7 @@ class Events:
         return len(self.start_ns)
 
     def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[index]  # negative indices and IndexError as of a list
+        at = range(len(self))[index]  # negative indices and IndexError as for a list
         process, thread = self.threads[self.thread[at]]
         occupancy = float(self.occupancy[at])
         return Event(
@@ -252,7 +258,7 @@ class Events:
 
     @property
     def begin_ns(self) -> int:
-        """When the first event began, memory events included; 0 without events."""
+        """When the first event began, memory events included; 0 if there are no events."""
         return min(
             (int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)),
             default=0,
@@ -260,12 +266,12 @@ class Events:
 
     @property
     def duration_ns(self) -> Ints:
-        """How long each event took; 0 for a negative duration in the file."""
+        """The duration of each event; 0 if it is negative in the file."""
         return self.end_ns - self.start_ns
 
     @property
     def records_gradients(self) -> Flags:
-        """The operators that were called while gradients were recorded, except backward nodes."""
+        """A mask of the operators that ran while gradients were recorded, except backward nodes."""
         found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
         return found
 
@@ -276,7 +282,7 @@ class Events:
         return chosen[self.category] if chosen.any() else np.zeros(len(self), np.bool_)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
-        """A mask of the events whose name passes a test, which runs once for each distinct name."""
+        """A mask of the events whose name passes a test; it runs once for each distinct name."""
         return flags(test, self.names)[self.name]
 
 
@@ -294,7 +300,7 @@ def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:
 
 
 def decoded(text: bytes) -> Any:
-    """The value of a JSON text; the text itself if Python cannot hold its value, such as 1e400."""
+    """Decode a JSON text; return the text itself if Python cannot hold its value, such as 1e400."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

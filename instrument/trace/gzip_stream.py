@@ -14,23 +14,24 @@ from instrument.errors import TraceError
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_AHEAD = 3
-# Traces compress by a factor of 10 to 60, and deflate by 1032 at most. A factor in between shows
-# that a file is not a trace, and would fill the memory.
+# Traces compress by a factor of 10 to 60, and the deflate format allows at most 1032. A file with a
+# factor over `MAX_RATIO` is not a trace, and its content could fill the memory.
 MAX_RATIO = 200
 RATIO_COUNTS_FROM_BYTES = 32 << 20
 RATIO_VARIABLE = "INSTRUMENT_MAX_INFLATION"
 
 
 def chunks(path: Path) -> Iterator[bytes]:
-    """The plain bytes of a file in order, in chunks of at most 1 MiB.
+    """Yield the bytes of a file, decompressed if it is gzip, in chunks of at most 1 MiB.
 
-    A file is gzip if its first bytes say so, whatever its name. isal or zlib-ng decompresses it if
-    installed, else the standard library. A file is refused once it has given more than 32 MiB and
-    more than 200 times the bytes read; INSTRUMENT_MAX_INFLATION sets another ratio.
+    The first bytes of a file show whether it is gzip; its name does not matter. isal or zlib-ng
+    decompresses the file if one of them is installed, else the standard library. A file is refused
+    once its plain bytes exceed both 32 MiB and 200 times the compressed bytes read so far.
+    INSTRUMENT_MAX_INFLATION sets another ratio than 200.
 
     Raises:
         TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
-        EOFError: after the last bytes, if the gzip data is cut short.
+        EOFError: after the last bytes, if the gzip data is truncated.
     """
     try:
         with path.open("rb") as file:
@@ -50,7 +51,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """The same chunks, read ahead in a thread: reading and decompressing release the GIL."""
+    """Yield the same chunks, read ahead in a thread; reading and unpacking release the GIL."""
     with ThreadPoolExecutor(1) as thread:
         try:
             pending = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
@@ -77,8 +78,9 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
         taken += len(packed) - len(stream.unconsumed_tail) - len(stream.unused_data)
         if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
             raise TraceError(
-                f"The trace file {path} inflates its first {taken} bytes to {size}, over {most:g} "
-                f"times as much, as no trace does; if you trust it, set {RATIO_VARIABLE} higher."
+                f"The first {taken} bytes of the trace file {path} decompress to {size} bytes, "
+                f"over {most:g} times as many. No trace does so; if you trust it, set "
+                f"{RATIO_VARIABLE} higher."
             )
         if plain:
             yield plain

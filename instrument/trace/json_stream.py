@@ -1,11 +1,12 @@
-"""Decoding the events of a trace file piece by piece, without the whole text in memory.
+"""Decode the events of a trace file piece by piece, so that memory never holds the whole text.
 
-A piece must end where an event ends. The layout of the text does not show where, as it differs
-between versions of torch. So `Pieces` guesses, and decoding proves it: text that starts at an event
-and stops at a `}` before `, {` is a JSON list between brackets if and only if this `}` ends an
-event. If decoding fails, the guess or the text is wrong, and a smaller piece is tried. The smallest
-is decoded event by event, by a parser that accepts what Kineto has been seen to write: NaN, bad
-escapes, control characters, broken UTF-8.
+A piece is a part of the text that must end where an event ends. The layout of the text does not
+show the ends of events, because it differs between versions of torch. So `Pieces` guesses, and
+decoding checks the guess. The guess is that a `}` before `, {` ends an event. A piece from the
+start of an event to such a `}`, put between brackets, is a JSON list if and only if the guess is
+right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
+smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
+to write: NaN, bad escapes, control characters, broken UTF-8.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from instrument.trace.layout import MARGIN
 from instrument.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 21, 1 << 13
-# No event is longer, nor is the text before or behind the events: so much is in memory at most.
+# The limit in bytes of an event, and of the text before and after the list of events. More text is
+# never in memory.
 LONGEST = 1 << 24
-# A piece stands between brackets, for the decoder, and between margins, for the scanner.
+# The decoder needs brackets around a piece, the scanner needs `MARGIN` bytes before and after it.
 _OPENS, _CLOSES = b"[".rjust(MARGIN), b"]".ljust(MARGIN)
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
 _LATEST_NS = 2**62  # in Unix time the year 2116
-# A string, ended or not, or a bracket.
+# A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
-# Kineto gives both parts of a negative time a sign, as in `"dur": -1918637.-566`.
+# Kineto writes a minus sign before both parts of a negative time, as in `"dur": -1918637.-566`.
 _TWO_SIGNS = re.compile(rb'("(?:ts|dur)"\s*:\s*)-?(\d{1,20})\.-(\d{1,3})(?!\d)')
 _BAD_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 _FORGIVING = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
 class _Document(msgspec.Struct):
-    """A trace, as far as it is read besides its events."""
+    """The keys of a trace document that are read; its list of events is emptied before."""
 
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
@@ -49,20 +51,27 @@ class _Document(msgspec.Struct):
 
 
 class Pieces:
-    """Iterates over the events of a trace piece by piece, once.
+    """Iterates over the events of a trace, one piece at a time. It can be iterated only once.
 
-    Each piece is the result of `scan`, or of `decode` where that gives None. Both take the text of
-    a JSON list of events; `scan` gets it between margins. `decode` raises the errors of msgspec.
-    `coerce` makes an event of a dict, and of its repaired text, if `decode` cannot read it.
+    Each item is the result of `scan` for the text of one piece, or the result of `decode` if `scan`
+    returns None.
+
+    Args:
+        chunks: the plain bytes of the file, in order.
+        path: the file, for error messages.
+        scan: reads the text of a JSON list of events, with `MARGIN` bytes before its first event
+            and after its last; returns None if it cannot read the text.
+        decode: reads the same text; raises the errors of msgspec if it cannot.
+        coerce: converts an event that `decode` cannot read, from a dict and the repaired text.
 
     Attributes (valid after the iteration):
-        base_ns: from the document; with it added, times are Unix time.
-        distributed: from the document; rank, world size and others.
-        cut_short: whether the text ends before the document does.
-        gzip_cut_short: whether the gzip data ends too early.
+        base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
+        distributed: the `distributedInfo` of the document: rank, world size and more.
+        cut_short: whether the JSON text is truncated.
+        gzip_cut_short: whether the gzip data is truncated.
 
     Raises:
-        TraceError: while iterating: the text is empty, not JSON, or JSON but not a trace.
+        TraceError: during the iteration: the text is empty, not JSON, or JSON but not a trace.
     """
 
     def __init__(
@@ -79,8 +88,8 @@ class Pieces:
         self.gzip_cut_short = False
         self._chunks, self._path = chunks, path
         self._scan, self._decode, self._coerce = scan, decode, coerce
-        self._text, self._at = b"", 0  # the text in memory, and the position in it
-        self._passed, self._at_end = 0, False  # the bytes of the file before it
+        self._text, self._at = b"", 0  # the text in memory, and the current position in it
+        self._passed, self._at_end = 0, False  # the number of bytes before `_text`
 
     def __iter__(self) -> Iterator[list[Any]]:
         is_list = self._open()
@@ -111,7 +120,7 @@ class Pieces:
             self._close(is_list)
 
     def _fill(self, size: int) -> None:
-        """Read until the text has at least `size` bytes ahead, or the file ends."""
+        """Read until at least `size` bytes follow the current position, or the file ends."""
         parts, ahead = [], len(self._text) - self._at
         while ahead < size and not self._at_end:
             try:
@@ -144,7 +153,7 @@ class Pieces:
         return False
 
     def _find_events(self) -> bool:
-        """Advance into the list traceEvents of the document; False if it has none."""
+        """Advance to the first event in `traceEvents`; return False if there is no such list."""
         searched, tried = self._at, 0
         while tried < _KEYS_TRIED:
             key = self._text.find(_KEY, searched)
@@ -161,7 +170,7 @@ class Pieces:
             elif self._at_end:
                 return False
             elif len(self._text) - self._at > LONGEST:
-                raise self._too_long("what stands before its traceEvents")
+                raise self._too_long("the text before its traceEvents")
             else:
                 searched = (
                     key if key >= 0 else max(len(self._text) - len(_KEY), self._at)
@@ -171,7 +180,7 @@ class Pieces:
         return False
 
     def _read_document(self, text: bytes) -> bool:
-        """Read the keys of a document without its events; False if it is not a document."""
+        """Read the keys of a document; return False if the text is not a document."""
         try:
             document = msgspec.json.decode(text, type=_Document)
         except BAD:
@@ -187,7 +196,7 @@ class Pieces:
         return True
 
     def _one_by_one(self) -> tuple[list[Any], bool]:
-        """The next few events, decoded one by one; and whether more may follow."""
+        """Decode the next few events one by one; return them, and whether more may follow."""
         events: list[Any] = []
         size = SMALLEST
         while True:
@@ -206,7 +215,10 @@ class Pieces:
                 raise self._too_long("an event")
 
     def _take(self, events: list[Any], stop: int) -> bool:
-        """Add the events that end before a position to `events`; return whether the list ended."""
+        """Append the events that end before position `stop` to `events`.
+
+        Returns whether the list of events has ended.
+        """
         while True:
             begin = self._at = _skip(self._text, self._at, _BLANK + b",")
             character = self._text[begin : begin + 1]
@@ -233,23 +245,23 @@ class Pieces:
         return self._coerce(event, repaired)
 
     def _close(self, is_list: bool) -> None:
-        """Read the text behind the events."""
+        """Read the text after the list of events."""
         while not self._at_end:
             self._at = _skip(self._text, self._at, _BLANK)
             if len(self._text) - self._at > LONGEST:
-                raise self._too_long("what follows its events")
+                raise self._too_long("the text after its events")
             self._fill(2 * (len(self._text) - self._at) + 1)
         rest = self._text[self._at :].strip(_BLANK)
         where = f"at byte {self._passed + self._at}"
         if is_list:
             if rest:
-                raise self._not_json(f"something follows the list {where}")
+                raise self._not_json(f"there is more text after the list, {where}")
             return
         document = b'{"traceEvents":[]' + rest
         if self._read_document(document):
             return
         if _object_end(document, 0, len(document)) >= 0:
-            raise self._not_json(f"what follows the events {where} is malformed")
+            raise self._not_json(f"the text after the events, {where}, is malformed")
         self.cut_short = True
 
     def _not_a_trace(self) -> TraceError:
@@ -265,7 +277,7 @@ class Pieces:
         return self._other_json()
 
     def _not_an_event(self, character: bytes, at: int) -> TraceError:
-        """The error for an element of the list that is not an object."""
+        """The error for an item in the list of events that is not an object."""
         if character in b'"-0123456789tfn[':
             return self._other_json()
         return self._not_json(f"invalid character (byte {at})")
@@ -287,20 +299,20 @@ class Pieces:
 
 
 def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
-    """The error for a file that ends before its first event."""
+    """The error for a file that is truncated before the end of its first event."""
     how = "gzip cut short" if gzip else "cut short: its JSON does not end"
     return TraceError(f"The trace file {path} is {how}; copy or record it again.")
 
 
 def forgiving(text: bytes) -> tuple[Any, str]:
-    """A JSON value, and its text with repairs.
+    """Repair a JSON text and decode it; return the value and the repaired text.
 
-    Backslashes of unknown escapes are taken literally, NaN and Infinity are null, and times with
-    two signs have one.
+    The backslash of an unknown escape is taken literally, NaN and Infinity become None, and a time
+    with two minus signs keeps the first.
 
     Raises:
-        ValueError: the text is not JSON with these repairs either.
-        RecursionError: it is nested too deeply.
+        ValueError: the text is not JSON even after the repairs.
+        RecursionError: the text is nested too deeply.
     """
     text = with_one_sign(text)
     repaired = _BAD_ESCAPE.sub(lambda match: match[1] or r"\\", text.decode("utf-8", "replace"))
@@ -308,7 +320,10 @@ def forgiving(text: bytes) -> tuple[Any, str]:
 
 
 def with_one_sign(text: bytes) -> bytes:
-    """The text with negative times that are valid JSON; without one, 0.1 ms for each MB."""
+    """Make negative times valid JSON by removing the second of two minus signs.
+
+    Cost: 0.1 ms for each MB if the text has no such time.
+    """
     characters = np.frombuffer(text, np.uint8)  # `b".-" in text` takes ten times as long
     if not (characters[np.flatnonzero(characters == ord("-")) - 1] == ord(".")).any():
         return text
@@ -316,7 +331,7 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """The first position from `at` on without any of these characters."""
+    """The first position, at or after `at`, whose byte is none of these characters."""
     size = 16
     while at < len(text):
         part = text[at : at + size]
@@ -327,7 +342,7 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _last_end(text: bytes, begin: int, end: int) -> int:
-    """The end of the last `}` before a `, {` between two positions; -1 if there is none."""
+    """The position after the last `}` before a `, {`, between two positions; -1 without one."""
     at = text.rfind(b"{", begin, end)
     while at > begin:
         comma = _skip_back(text, at)
@@ -340,7 +355,7 @@ def _last_end(text: bytes, begin: int, end: int) -> int:
 
 
 def _skip_back(text: bytes, at: int) -> int:
-    """The last position before `at` without a blank; 0 if there is none."""
+    """The last position before `at` whose byte is not blank; 0 if there is none."""
     size = 16
     while at > 0:
         begin = max(at - size, 0)
@@ -351,7 +366,7 @@ def _skip_back(text: bytes, at: int) -> int:
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:
-    """The end of the bracket that closes the one at `begin`; -1 if it is not before `end`."""
+    """The position after the bracket that ends the one at `begin`; -1 if it is not before `end`."""
     depth = 0
     for token in _TOKEN.finditer(text, begin, end):
         character = text[token.start()]

@@ -1,18 +1,17 @@
-"""Reading a Chrome/Kineto trace file into columns.
+"""Read a Chrome/Kineto trace file into columns.
 
-Most text of a file in Kineto's layout repeats, and only its numbers are read for each event
-(`layout`). Text in another layout is decoded (`schema`). Only events with a duration and memory
-instants become columns; the others are counted.
+In a file that Kineto wrote, most text repeats from event to event, and only the numbers of each
+event are parsed (`layout`). Text in another layout is decoded as JSON (`schema`). Events with a
+duration and memory events become columns. All other events are only counted.
 
-Cost: at least decompressing the file and passing its text once. torch 2.13 writes about 250 bytes
-for each event without shapes. A loop in C that hashes every string and adds up every number takes
-0.2 µs for each event, the fastest decoder into typed objects (msgspec) 0.5 to 1 µs. Here scanning
-takes 0.8 µs and decoding 1.6 µs; only compiled code of our own would come closer to that loop. The
-peak of memory is 220 bytes for each event, about 105 of them for the columns.
+Cost: scanning takes 0.8 µs for each event and decoding 1.6 µs. For comparison, a loop in C that
+hashes every string and adds up every number takes 0.2 µs, and the fastest decoder into typed
+objects (msgspec) takes 0.5 to 1 µs. torch 2.13 writes about 250 bytes for an event without shapes.
+Peak memory is 220 bytes for each event, of which the columns take about 105.
 
-Times are decimal microseconds in the file and integer nanoseconds here, without loss. Below 2**43
-µs a float is exact to the nanosecond (half its step is 0.488 ns). Above that, the decimal text is
-read a second time.
+Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
+Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.
+For larger times, the decimal text is read a second time.
 """
 
 from __future__ import annotations
@@ -61,17 +60,17 @@ from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced
 
 
 def read(path: Path) -> Events:
-    """The events of a trace file, plain or gzip, in the object form or as a bare list.
+    """Read the events of a trace file, plain or gzip, whose JSON is an object or a bare list.
 
-    A file that ends too early is read up to its last whole event, if at least one event with a
-    duration precedes the cut; `Events.cut_short` says so. An event that ends before it begins has
-    no duration and is not finished. An event whose times are out of range is left out. Both are
-    counted.
+    A truncated file is read up to its last complete event, and `Events.cut_short` is true. An event
+    that ends before it begins gets the duration 0 and counts as not finished. An event whose times
+    are out of range is left out. `Events.negative_durations` and `Events.left_out` count these two
+    kinds.
 
     Raises:
-        TraceError: the file is missing, empty, cut short before any event, not JSON, or JSON but
-            not a trace; its gzip data is damaged or decompresses too far; its durations add up to
-            more than 146 years.
+        TraceError: the file is missing, empty, not JSON, JSON but not a trace, or truncated before
+            the end of its first event with a duration. Or its gzip data is damaged or expands too
+            much. Or its durations add up to more than 146 years.
     """
     columns = _Columns()
     with _collector_off(), closing(ahead(chunks(path))) as text:
@@ -100,13 +99,13 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-# No event lasts as long: 104 days.
+# The limit of a duration: 104 days.
 _LONGEST_NS = 2**53
 _DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "group", "blocks_per_sm", "occupancy")
 
 
 class _Columns:
-    """Columns that grow by one piece of events at a time."""
+    """The columns of the events read so far; `add` appends the events of one piece of the file."""
 
     def __init__(self) -> None:
         self.spans = 0
@@ -118,7 +117,7 @@ class _Columns:
         self._halves: list[Begin | End] = []
 
     def add(self, piece: list[Any] | Scanned) -> None:
-        """Add a piece of events that was scanned or decoded."""
+        """Append the events of one piece, which was either scanned or decoded."""
         if isinstance(piece, Scanned):
             self.recorded += piece.recorded
             self.spans += len(piece.columns["name"])
@@ -165,7 +164,7 @@ class _Columns:
         }
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """The columns of device events and runtime calls, built from these events alone."""
+        """The columns of device events and runtime calls, computed from these events alone."""
         of_device = flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))
         at = np.flatnonzero(of_device[category])
         args = {name: [arg[name][k] for k in at.tolist()] for name in _DEVICE_ARGS}
@@ -204,12 +203,12 @@ class _Columns:
         }
 
     def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
-        """Call stacks of operators; none if the trace has Python frames as events."""
+        """The call stacks of operators; all are -1 if the trace has Python frames as events."""
         has_frames = not PYTHON.isdisjoint(self._categories)
         return np.full(len(raws), -1, np.int32) if has_frames else self._codes_of_texts(raws)
 
     def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
-        """JSON texts, interned; -1 for none."""
+        """Intern JSON texts and return their positions; -1 for an empty text."""
         if raws and raws.count(raws[0]) == len(raws) and not bytes(raws[0]):
             return np.full(len(raws), -1, np.int32)
         return (self._texts if texts is None else texts).codes(
@@ -217,7 +216,10 @@ class _Columns:
         ) - np.int32(1)
 
     def finish(self, **about: Any) -> Events:
-        """All columns as `Events` with the attributes `about`; frees the pieces as it goes."""
+        """Join the pieces of all columns into `Events`, with the attributes `about`.
+
+        The pieces of a column are freed as soon as they are joined, to save memory.
+        """
         halves = [half for half in self._halves if abs(half.ts) < BEYOND_US]
         self._add_spans(_paired(halves))
         plain = Interned()
@@ -228,7 +230,7 @@ class _Columns:
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
-        if not PYTHON.isdisjoint(self._categories):  # they may follow pieces with stacks
+        if not PYTHON.isdisjoint(self._categories):  # found after pieces with stacks
             columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),
@@ -256,7 +258,7 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """The events whose times are in range, and how many of them ended before they began.
+    """The events whose times are in range, and the number of those that end before they begin.
 
     Raises:
         OverflowError: the sum of their durations is out of range.
@@ -270,12 +272,12 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
     length[negative] = 0
     total_ns = float(length.sum(dtype=np.float64))
     if total_ns >= BEYOND_NS:
-        raise OverflowError(f"durations of {total_ns / 1e9 / 86_400 / 365:.3g} years together")
+        raise OverflowError(f"durations that add up to {total_ns / 1e9 / 86_400 / 365:.3g} years")
     return columns, len(negative)
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:
-    """Which values are nearer to 0 than a limit; None if all are."""
+    """A mask of the values that are nearer to 0 than the limit; None if all values are."""
     is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
     return None if is_within else np.abs(values) < limit
 
@@ -285,7 +287,7 @@ def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, 
 
 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
-    """The rank and world size that torch writes beside the events; None if not valid."""
+    """The rank and world size that torch writes beside the events; None for an invalid value."""
     found = {name: distributed.get(name) for name in ("rank", "world_size")}
     return {
         name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
@@ -304,10 +306,10 @@ def _number(value: int | str) -> int | str:
 
 
 def _paired(halves: list[Begin | End]) -> list[Complete]:
-    """Events made of separate starts and ends: an end belongs to the last open start of its thread.
+    """Join separate starts and ends: an end closes the most recent open start on its thread.
 
-    An event without an end is unfinished and lasts until the last time of its thread. An end
-    without a start is left out.
+    A start without an end becomes an unfinished event that lasts until the last time on its thread.
+    An end without a start is left out.
     """
     found: list[Complete] = []
     threads: dict[Thread, list[Begin | End]] = {}

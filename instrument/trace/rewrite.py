@@ -1,4 +1,4 @@
-"""Copying a trace file: with or without gzip, with keys added, and with times that are JSON."""
+"""Copy a trace file: compress or decompress it, add keys, and make all its times valid JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from instrument.trace.gzip_stream import chunks
 from instrument.trace.json_stream import cut_short, with_one_sign
 
 _CHUNK = 1 << 20
-# The repair of times reads this much at once, as larger pieces exceed the CPU cache. It adds a
-# tenth to the time of a rewrite.
+# The repair of times reads this many bytes at once, because larger pieces exceed the CPU cache. The
+# repair adds a tenth to the time of a rewrite.
 _PIECE = 1 << 17
 _LONGEST_TIME = 64  # bytes, with its key
-# For a trace of 42 MB, level 3 takes 0.15 s and compresses by 13, level 6 0.35 s and 17, level 9
-# 1.15 s and 19.
+# For a trace of 42 MB, level 3 takes 0.15 s and compresses by a factor of 13. Level 6 takes 0.35 s
+# (factor 17), level 9 takes 1.15 s (factor 19).
 _LEVEL = 3
 
 
 def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the trace `source` as `target`, with `metadata` as its first keys.
+    """Copy the trace `source` to `target`, with `metadata` as its first keys.
 
-    The copy is gzip if the name of the target ends in `.gz`. torch writes negative times, which
-    occur if the clock was set back, in a form that is not JSON; the copy has them as JSON, so that
-    Perfetto opens it. Without a change of format or keys, the bytes are copied as they are. The
-    target appears whole or not at all, and may be the source.
+    The copy is gzip if the name of `target` ends in `.gz`. Times are negative if the clock was set
+    back; torch writes such times in a form that is not JSON. The copy has them as valid JSON, so
+    that Perfetto opens it. If neither the compression nor the keys change, all bytes are copied
+    unchanged. `target` appears whole or not at all, and may be the same file as `source`.
 
     Raises:
         TraceError: the file cannot be read, or is gzip that is cut short, damaged or inflates too
@@ -60,7 +60,10 @@ def _pieces(source: Path) -> Iterator[bytes]:
 
 
 def _copy_times(rest: bytes, pieces: Iterator[bytes], after: IO[bytes]) -> None:
-    """Copy a trace with negative times as JSON, cut at commas, which no number contains."""
+    """Copy a trace and make its negative times valid JSON.
+
+    The text is cut into pieces at commas, because no number contains a comma.
+    """
     for piece in pieces:
         chunk = rest + piece
         end = chunk.rfind(b",") + 1 or (len(chunk) if len(chunk) > _LONGEST_TIME else 0)
@@ -77,8 +80,8 @@ def _is_gzip(path: Path) -> bool:
 def _insert_first(
     metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
 ) -> bytes:
-    """Write the beginning of the document with the metadata; return the text read after it."""
-    head = next(pieces, b"").lstrip()  # torch begins with a line break
+    """Write the opening brace and the metadata; return the text that was read after the brace."""
+    head = next(pieces, b"").lstrip()  # a trace of torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(
             f"{source} does not begin with '{{', so metadata cannot be added: give a Chrome trace."
@@ -94,10 +97,10 @@ def _insert_first(
 
 @contextmanager
 def writing(raw: IO[bytes], target: Path) -> Iterator[IO[bytes]]:
-    """A file to write the target's content to, which is compressed if its name ends in `.gz`."""
+    """Yield a file that writes to `raw`, compressed if the name of `target` ends in `.gz`."""
     if target.suffix != ".gz":
         yield raw
         return
-    # Without a file name and a time inside, the same trace gives the same bytes.
+    # The gzip header gets no file name and no time, so that the same trace gives the same bytes.
     with gzip.GzipFile("", "wb", _LEVEL, raw, mtime=0) as packed:
         yield cast(IO[bytes], packed)

@@ -43,8 +43,8 @@ class Args(Struct, gc=False, frozen=True, rename={
     device_index: int | None = -1
     allocated_bytes: int | None = 0
     reserved_bytes: int | None = 0
-    moved_bytes: int | str | None = None  # text in ROCm's calls
-    size: int | None = None  # the same, of MTIA's copies
+    moved_bytes: int | str | None = None  # text in calls of ROCm
+    size: int | None = None  # MTIA's name for the bytes of a copy
     direction: str | None = None
     grid: Raw = Raw()
     block: Raw = Raw()
@@ -73,7 +73,7 @@ class Complete(_Timed, tag_field="ph", tag="X"):
 
 
 class Head(Struct, gc=False, tag_field="ph", tag="X", forbid_unknown_fields=True):
-    """The fields of an event with a duration that stand before its time, and no others."""
+    """The fields that stand before the time in the text of an event with a duration."""
 
     name: str = ""
     pid: int | str = 0
@@ -92,14 +92,14 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the event that began last on its thread and has not ended."""
+    """The end of the most recent `Begin` on the same thread that has not ended yet."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
 
 _TIMED = frozenset(_KEPT.values())
 
-# All other phases of the format are counted and not kept. A struct without fields skips their text.
+# Events with any other `ph` are counted and not kept. A struct without fields skips their text.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{ord(phase)}", [], tag_field="ph", tag=phase, gc=False)
     for phase in "ICbneSTpFstfPNODMVvRc()"
@@ -115,7 +115,7 @@ def _list_of(kinds: Iterable[type]) -> Any:
 
 EVENT_LIST = _list_of(_KEPT.values())
 _EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
-# The exact times of the same events.
+# Decodes only the times of the same events, exactly.
 _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
     _list_of(
         msgspec.defstruct(
@@ -131,7 +131,7 @@ _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
 
 
 def decode(text: bytes) -> list[Any]:
-    """The events of a JSON list; times are `Decimal` if a float is not exact to the nanosecond."""
+    """Decode a list of events; times are `Decimal` if a float is not exact to the nanosecond."""
     events = _EVENTS.decode(text)
     if not _floats_hold(events):
         for event, exact in zip(events, _EXACT.decode(text)):
@@ -141,7 +141,7 @@ def decode(text: bytes) -> list[Any]:
 
 
 def _floats_hold(events: list[Any]) -> bool:
-    """Whether no time is both a float and too large for exact nanoseconds."""
+    """Whether every time that is a float is small enough to be exact to the nanosecond."""
     times = [event.ts for event in events if type(event) in _TIMED]
     hold = (
         min(times, default=0) > -FLOAT_HOLDS_NS_BELOW
@@ -151,7 +151,10 @@ def _floats_hold(events: list[Any]) -> bool:
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """One event as a struct; a field whose value does not fit its type takes its default."""
+    """Convert one event to a struct; None if events of its kind are not kept.
+
+    A field whose value has the wrong type gets its default.
+    """
     kind = _KEPT.get(str(event.get("ph")))
     if kind is None:
         return None

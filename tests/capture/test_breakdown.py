@@ -180,8 +180,8 @@ def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> Non
     for number, (wrong, why) in enumerate(
         [
             ("ring(", r"'ring\(' is no regular expression: missing \)"),
-            ("(?=ring)", r"'\(\?=ring\)' is not understood from '\(\?=ri' on"),
-            (r"(r)\1", r"is not understood from '\\\\1' on"),
+            ("(?=ring)", r"'\(\?=ring\)' cannot be parsed at '\(\?=ri'"),
+            (r"(r)\1", r"cannot be parsed at '\\\\1'"),
             ("a{1000}b{1000}", "more than 1000 parts"),
         ]
     ):

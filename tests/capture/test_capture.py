@@ -128,7 +128,7 @@ def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(CaptureError) as raised:
         Capture.load(tmp_path)
     assert str(raised.value).endswith(
-        f"; it holds captures: give one of them, such as {tmp_path / 'one'}."
+        f". It contains captures: give one of them, such as {tmp_path / 'one'}."
     )
 
 

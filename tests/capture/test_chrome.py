@@ -449,7 +449,7 @@ def test_times_far_apart_do_not_wrap_around(tmp_path) -> None:
 def test_durations_that_cannot_be_added_up_get_one_sentence(tmp_path) -> None:
     path = write_trace(tmp_path, [span("a", n, 9e12) for n in range(600)])
     with pytest.raises(
-        TraceError, match=r" has durations of 171 years together; record it again.$"
+        TraceError, match=r" has durations that add up to 171 years; record it again.$"
     ):
         reader.read(path)
 
@@ -517,7 +517,8 @@ def test_a_bomb_is_refused_with_its_size_and_without_growing(tmp_path, monkeypat
         file.write(b'{"ph": "M"},' * (1 << 17))
     monkeypatch.setattr("instrument.trace.gzip_stream.RATIO_COUNTS_FROM_BYTES", 1 << 20)
     with pytest.raises(
-        TraceError, match=r"inflates its first \d{1,4} bytes to \d{7}, over 200 times as much"
+        TraceError,
+        match=r"The first \d{1,4} bytes of .* decompress to \d{7} bytes, over 200 times as many",
     ):
         reader.read(path)
     monkeypatch.setenv("INSTRUMENT_MAX_INFLATION", "2000")
@@ -538,7 +539,7 @@ HOLLOW = {
     "before the document": (BLANKS + b"{", "is cut short"),
     "before the events": (
         b"{" + BLANKS,
-        "what stands before its traceEvents takes more than 16 MiB",
+        "the text before its traceEvents takes more than 16 MiB",
     ),
     "among the events": (b'{"traceEvents": [{"ph": "M"},' + BLANKS + b'{"ph": "M"}]}', ""),
     "between commas": (
@@ -553,7 +554,7 @@ HOLLOW = {
     "behind the events": (b'{"traceEvents": []' + BLANKS + b"}", ""),
     "behind all": (
         b'{"traceEvents": []}' + BLANKS,
-        "what follows its events takes more than 16 MiB",
+        "the text after its events takes more than 16 MiB",
     ),
 }
 

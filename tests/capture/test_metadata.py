@@ -39,7 +39,7 @@ def test_names_of_an_older_format_are_read(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
     made = described(tmp_path, {"format": 3})
     with pytest.raises(
-        CaptureError, match=r"has format 3, and this version .* reads up to 2: upgrade"
+        CaptureError, match=r"has format 3, but this version .* reads formats up to 2: upgrade"
     ):
         Capture.load(made)
 
@@ -89,7 +89,7 @@ def test_a_value_of_another_type_gets_one_sentence(
     said = str(raised.value)
     assert said.startswith(f"The file {made / 'capture.json'} cannot be understood (")
     assert reason in said
-    assert said.endswith("): correct it, or give the trace file alone.")
+    assert said.endswith("): correct it, or give the path of the trace file.")
     assert Capture.load(made / "trace.json.gz").steps.column("number") == [3, 4]
 
 

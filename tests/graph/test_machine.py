@@ -136,6 +136,6 @@ def test_a_type_that_cannot_be_measured() -> None:
     with pytest.raises(ConfigError) as error:
         measured(dtypes=["int8"])
     sentence = (
-        "The rate of 'int8' cannot be measured; choose of float32, float64, bfloat16, float16."
+        "The rate of 'int8' cannot be measured; choose one of float32, float64, bfloat16, float16."
     )
     assert str(error.value) == sentence

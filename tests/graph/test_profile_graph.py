@@ -165,7 +165,7 @@ def test_times_and_overhead_are_of_the_same_runs(
     assert overhead.nodes == len(profile.nodes)
     assert 0 < overhead.nodes_ns < overhead.interpreted_ns
     assert f"{profile.how}.\n{overhead}\n" in str(profile)
-    assert f"Without that, they take {overhead.of_model:.1%} (" in str(overhead)
+    assert f"Without measuring, they take {overhead.of_model:.1%} (" in str(overhead)
 
 
 def test_the_overhead_of_known_runs() -> None:
@@ -259,7 +259,9 @@ def test_groups_are_summed_in_each_run() -> None:
     assert nodes.by("target").column("flops") == [None, 40, 20, None]
     assert nodes.by("source").column("source") == [None, "m.py:1"]
     assert nodes.by("module_path", depth=1).column("module_path") == [None, "a", "b"]
-    with pytest.raises(ConfigError, match="cannot be grouped by 'name'; choose of module_path, "):
+    with pytest.raises(
+        ConfigError, match="cannot be grouped by 'name'; choose one of module_path, "
+    ):
         nodes.by("name")  # type: ignore[arg-type]
 
 
@@ -367,7 +369,7 @@ def test_a_node_profiler_stands_in_for_the_model() -> None:
 
 def test_runs_must_be_some() -> None:
     with pytest.raises(
-        ConfigError, match="profile_graph was given runs=0, warmup=2: give at least 1 run"
+        ConfigError, match="profile_graph was given runs=0, warmup=2: runs must be at least 1"
     ):
         profile_graph(Small(), torch.ones(1), runs=0)
 

@@ -58,7 +58,7 @@ def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
     model = Counting(lambda self, data: counted(self, data.x))
     with pytest.raises(
         GraphError,
-        match=r"^Counting takes a Data, of which a graph cannot tell what is in it: pass ",
+        match=r"^Counting takes a Data, and a graph cannot read its content: pass ",
     ):
         profile_graph(model, Data(X))
     assert not RUNS

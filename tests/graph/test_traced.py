@@ -145,7 +145,9 @@ def test_what_neither_can_capture_is_one_sentence_with_its_line(
     said = str(raised.value)
     assert said.startswith(f"Holder cannot be captured as a graph: {TRACED} {at}TraceError: ")
     assert f"; torch.export {at}" in said
-    assert said.endswith(". Mark its submodules by instrument_model instead, or rewrite that line.")
+    assert said.endswith(
+        ". Mark its submodules with instrument_model instead, or change the model's code."
+    )
     assert "\n" not in said
     assert "def forward" not in capsys.readouterr().err
 
@@ -195,7 +197,7 @@ def test_a_graph_is_compared_again_for_inputs_of_another_kind() -> None:
     assert set(profiler.profile().nodes.column("calls")) == {3}
     profiler = NodeProfiler(Holder(branch_on_shape))
     profiler.run(X)
-    with pytest.raises(GraphError, match=r"first run .*: make another for these inputs"):
+    with pytest.raises(GraphError, match=r"first run .*: make a new NodeProfiler for these inputs"):
         profiler.run(X[:2])
 
 

@@ -10,7 +10,7 @@ const byId = (name) => document.getElementById(name);
 const currentView = () => document.querySelector('.view:not([hidden])');
 let zoom = 0;
 
-// Resize the picture. Without a factor it gets as wide as its pane, but not larger than drawn.
+// Resize the picture. Without a factor, it becomes as wide as its pane, but is never enlarged.
 function resize(factor) {
   const svg = currentView().querySelector('svg');
   const { width, height } = svg.viewBox.baseVal;
@@ -53,7 +53,7 @@ function follow() {
   let target = byId(location.hash.slice(1));
   if (!target) return;
   const number = /^[nr]-(\d+)$/.exec(target.id)?.[1];
-  // Only the last picture has the ids of nodes; the current one may show this node too.
+  // Only the last picture has the ids of nodes, but the current picture may show this node too.
   if (target.id.startsWith('n-')) target = linksTo(number, currentView())[0] ?? target;
   const view = target.closest('.view');
   if (view) show(view);
@@ -126,7 +126,7 @@ document.addEventListener('click', (event) => {
   if (event.target.closest('a')) setTimeout(follow);
 });
 window.addEventListener('hashchange', follow);
-// After the browser has scrolled to the address itself.
+// The browser first scrolls to the element of the address; this runs after it.
 window.addEventListener('load', () => setTimeout(follow));
 
 resize();

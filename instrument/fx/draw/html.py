@@ -9,15 +9,16 @@ from instrument.fx.draw.svg import heat, views
 from instrument.templates import render
 
 _FIRST_SHOWN_BOXES = 150
-# These columns come first, then the others in the order of the table.
+# These columns come first. The remaining columns follow in the order of the table.
 _FIRST = ("name", "share", "median_ns")
 
 
 def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:
-    """The page: the graph on the left, a row for each node on the right, linked with each other.
+    """Render a page with the picture of the graph on the left and the table of nodes on the right.
 
-    The page loads nothing, and its content security policy allows no script but `graph.js`. The
-    same table gives the same page.
+    The nodes of the picture and the rows of the table link to each other. The page loads nothing,
+    and its content security policy allows no script but `graph.js`. The same table gives the same
+    page.
 
     Args:
         nodes: a `NodeTable`, which may have more columns.

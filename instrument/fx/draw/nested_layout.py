@@ -1,8 +1,9 @@
-"""The layout of a graph whose boxes are nested in frames, one for each module.
+"""The layout of a graph whose boxes are nested in frames, one frame for each call of a module.
 
-The frame of a module holds nodes that follow each other in the graph; a module that is called twice
-has two. Each frame is arranged by itself (`sugiyama`), and is then one box among its neighbours. A
-line that enters or leaves a frame does so through a port in its upper or lower edge.
+A frame holds nodes that follow each other in the graph, so a module that is called twice has two
+frames. Each frame is laid out separately (`sugiyama`), and is then one box in the frame around it.
+A line enters a frame through a port in its upper edge, and leaves it through a port in its lower
+edge.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The size of a node, and where lines meet it, from its left."""
+    """The size of a node, and the distance from its left edge to the point where lines meet it."""
 
     width: float
     height: float
@@ -29,13 +30,14 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A part of the lines of a value.
+    """A part of the lines from a value to the boxes that take it.
 
     Attributes:
         source: the box that makes the value.
-        target: the box where it ends; None for a shared part, or one that ends at a frame.
-        points: on the whole picture.
-        after: the number of the line that it continues; None if it begins at the source.
+        target: the box where this part ends; None if several lines share it, or if it ends at a
+            frame.
+        points: in coordinates of the whole picture.
+        after: the index of the line that this one continues; None if it begins at the source.
     """
 
     source: int
@@ -46,15 +48,16 @@ class Line(NamedTuple):
 
 @dataclass
 class Frame:
-    """A module with its boxes, the frames inside, and its place on the picture.
+    """The frame of a module: its boxes, the frames inside it, and its place in the picture.
 
     Attributes:
         path: the qualified name of the module; "" for the whole model.
-        first, last: its boxes are `first` to `last`, the latter not included.
-        children: boxes, by number, and frames.
-        sources: the boxes outside whose values come in.
-        results: the boxes inside whose values go out.
-        drawing: the arrangement inside: sources' ports, children, results' ports.
+        first, last: the boxes of the frame are `first` to `last` - 1.
+        children: the boxes, by number, and the frames directly inside this frame.
+        sources: the boxes outside the frame whose values enter it.
+        results: the boxes inside the frame whose values leave it.
+        drawing: the layout inside the frame: the ports of `sources`, the children, the ports of
+            `results`.
         lines: for each box that makes a value, the children that its lines reach, and the segments.
     """
 
@@ -72,11 +75,11 @@ class Frame:
     lines: dict[int, tuple[list[int], list[Segment]]] = field(default_factory=dict)
 
     def holds(self, box: int) -> bool:
-        """Whether the box is in this frame or in one inside it."""
+        """Whether the box is in this frame or in a frame inside it."""
         return self.first <= box < self.last
 
     def child_of(self, box: int) -> int:
-        """The index of the child that the box is, or is in."""
+        """The index of the child that is the box or contains the box."""
         return bisect_right(self.children, box, key=_first) - 1
 
 
@@ -85,7 +88,7 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """The frames for the module paths of boxes, in graph order; a single box gets no frame."""
+    """The frames for the module paths of boxes, in graph order; no frame holds only one box."""
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
 
@@ -107,7 +110,7 @@ def _children(
 
 
 def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
-    """The frames inside with their depths, outer ones first; the outermost have depth 1."""
+    """The frames inside a frame with their depths, outer frames first; depths begin at 1."""
     for child in frame.children:
         if isinstance(child, Frame):
             yield 1, child
@@ -134,7 +137,7 @@ def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Li
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
-    """Each box of a frame that is laid out, and its upper left corner."""
+    """Yield each box of a frame after `lay_out`, and the upper left corner of the box."""
     for child, (x, y) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
             yield from corners(child)
@@ -152,7 +155,7 @@ def _holders(root: Frame, count: int) -> list[list[Frame]]:
 
 
 def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None:
-    """Add the edge to `results` of the frames that it leaves and `sources` of those it enters."""
+    """Add an edge to `results` of the frames it leaves and to `sources` of the frames it enters."""
     for frame in holders[source]:
         if not frame.holds(target) and source not in frame.results:
             frame.results.append(source)
@@ -162,7 +165,10 @@ def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> 
 
 
 def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) -> None:
-    """Arrange a frame, inner frames first: the sources' ports, its children, the results' ports."""
+    """Lay out a frame, after the frames inside it.
+
+    The items are the ports of its sources, its children and the ports of its results.
+    """
     for child in frame.children:
         if isinstance(child, Frame):
             _arrange(child, boxes, targets)
@@ -195,9 +201,10 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
 def _ends(
     frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
 ) -> dict[int, float]:
-    """The children that a value reaches, and where it meets each, from the child's left.
+    """The children that a value reaches, with the distance from the child's left edge to its line.
 
-    If the value leaves the frame, the number after the children is that of its port.
+    If the value leaves the frame, its port in `results` is one of the ends. The numbers of these
+    ports follow those of the children.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
@@ -210,7 +217,7 @@ def _ends(
 
 
 def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: bool) -> float:
-    """Where a line of the value meets a child, from the child's left."""
+    """The distance from a child's left edge to the point where a line of the value meets it."""
     inner = frame.children[child]
     if not isinstance(inner, Frame):
         return boxes[inner].port_x
@@ -232,9 +239,9 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Add the lines of a value in a frame, and in those that it enters from there.
+    """Add the lines of a value in a frame, and in the frames inside it that the value enters.
 
-    Returns the number of the line that leaves the frame; None without one.
+    Returns the index of the line that leaves the frame; None if no line leaves it.
     """
     reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)

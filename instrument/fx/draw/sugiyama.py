@@ -4,8 +4,8 @@ Sugiyama's method (Sugiyama, Tagawa, Toda 1981) in three stages: rows by longest
 within each row by barycentres, horizontal positions by least squares. It is written here because
 Graphviz is a system package, networkx has no layered layout and grandalf is no longer maintained.
 
-A line that passes a row between its ends has a waypoint there, which is an item of the row like a
-box, with a width of 0.
+If a line passes a row between its ends, it has a waypoint in that row. A waypoint is an item of the
+row, like a box, with a width of 0.
 
 Cost: linear in boxes, lines and waypoints, times a logarithm for sorting.
 """
@@ -21,22 +21,22 @@ Point = tuple[float, float]
 
 _SWEEPS, _PASSES = 8, 4
 _BOX_GAP, _LINE_GAP = 18.0, 10.0
-# The least distance between rows. It grows by a tenth of how far a line moves sideways, up to this
-# much.
+# The least distance between two rows. A tenth of the longest sideways distance of a line
+# between them is added, but at most `_MOST_WIDENING`.
 _ROW_GAP, _MOST_WIDENING = 22.0, 40.0
-# How strongly a line pulls its ends together: between waypoints, between neighbouring rows, and
-# from a box without inputs to its only target.
+# How strongly a line pulls its two ends into a vertical line: `_STRAIGHT` between two waypoints,
+# `_LOOSE` from a box without inputs to its only target, `_PLAIN` for all other lines.
 _STRAIGHT, _PLAIN, _LOOSE = 8.0, 2.0, 0.25
-# At most so many waypoints for each box. Beyond that, the lines that pass most rows are drawn
-# without waypoints.
+# The highest number of waypoints for each box, on average. Beyond it, the lines that pass the most
+# rows are drawn without waypoints.
 _WAYPOINTS_PER_BOX = 20
 
 
 class Hyperedge(NamedTuple):
     """A value: the box that makes it, and the boxes that take it.
 
-    `source_x` and the second item of each target say where its line meets the box, in pixels from
-    the left of the box.
+    `source_x` and the second item of each target say where the line of the value meets the box, in
+    pixels from the left edge of the box.
     """
 
     source: int
@@ -47,7 +47,8 @@ class Hyperedge(NamedTuple):
 class Segment(NamedTuple):
     """A part of the lines of a hyperedge.
 
-    It begins at the end of the hyperedge's segment number `after`; None means at the source box.
+    The part begins at the end of segment number `after` of the same hyperedge. If `after` is None,
+    it begins at the source box.
     """
 
     points: list[Point]
@@ -56,10 +57,11 @@ class Segment(NamedTuple):
 
 @dataclass
 class Drawing:
-    """Where everything is: the upper left corner of each box, and the lines of each hyperedge.
+    """The layout: the upper left corner of each box, and the lines of each hyperedge.
 
-    Lines are cut into segments, so that a part that several lines share is there once: first the
-    segments that end at the targets, in their order, then the shared ones.
+    Lines are cut into segments, so that a part that several lines share is there only once. For
+    each hyperedge, the segments that end at the targets come first, in the order of the targets.
+    The shared segments follow.
     """
 
     width: float
@@ -69,7 +71,10 @@ class Drawing:
 
 
 class _Neighbour(NamedTuple):
-    """The other end of a line between neighbouring rows; `_x` are offsets from an item's middle."""
+    """The other end of a line between neighbouring rows.
+
+    `other_x` and `own_x` say where the line meets the two items, as offsets from their middles.
+    """
 
     other: int
     other_x: float
@@ -79,7 +84,7 @@ class _Neighbour(NamedTuple):
 
 @dataclass
 class _Rows:
-    """The rows and their items: boxes, and after these in number, waypoints.
+    """The rows and their items: boxes have the first numbers, waypoints the numbers after them.
 
     Attributes:
         rank: the row of each item.
@@ -104,10 +109,11 @@ def arrange(
     """Place boxes of these widths and heights; the same arguments give the same drawing.
 
     Args:
-        sizes: of the boxes, in an order in which every hyperedge runs forward.
+        sizes: the width and height of each box. The order of the boxes is such that every hyperedge
+            leads to later boxes.
         hyperedges: the lines.
-        tops: the number of boxes at the beginning that form a row above all others.
-        bottoms: the number of boxes at the end that form a row below all others.
+        tops: the first `tops` boxes form a row above all other boxes.
+        bottoms: the last `bottoms` boxes form a row below all other boxes.
     """
     rank = _ranks(len(sizes), hyperedges, tops, bottoms)
     rows, waypoints = _rows(rank, [width for width, _ in sizes], hyperedges)
@@ -117,7 +123,10 @@ def arrange(
 
 
 def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int) -> list[int]:
-    """The row of each box: below all its sources; a box without sources is right above a target."""
+    """The row of each box: below all its sources.
+
+    A box without sources is in the row directly above the highest of its targets.
+    """
     first = 1 if tops else 0
     rank = [0 if box < tops else first for box in range(count)]
     has_source, nearest = [False] * count, [count] * count
@@ -139,9 +148,9 @@ def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int)
 def _rows(
     rank: list[int], widths: list[float], hyperedges: Sequence[Hyperedge]
 ) -> tuple[_Rows, list[list[int]]]:
-    """The rows with all waypoints, and the waypoints of each hyperedge from above.
+    """The rows with all waypoints, and the waypoints of each hyperedge from top to bottom.
 
-    The lines of a hyperedge share a waypoint in each row, up to the row where they part.
+    In each row that they pass, the lines of a hyperedge share one waypoint, until they separate.
     """
     rows = _Rows(rank, widths, [[] for _ in range(max(rank, default=-1) + 1)])
     for box in range(len(rank)):
@@ -193,7 +202,7 @@ def _join(
 
 
 def _order(rows: _Rows) -> None:
-    """Sort rows by the positions of their neighbours, downwards and upwards in turns.
+    """Sort rows by the positions of their neighbours, alternately downwards and upwards.
 
     The order with the fewest crossings is kept.
     """
@@ -228,7 +237,10 @@ def _barycentre(
 
 
 def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float]) -> float:
-    """A position in the order of a row; a line off the middle of its box lies between two items."""
+    """The position of the end of a line in the order of its row.
+
+    A line that does not meet the middle of its box gets a position between two items.
+    """
     return position[item] + (x / widths[item] if widths[item] else 0.0)
 
 
@@ -268,8 +280,9 @@ def _inversions(values: Sequence[float]) -> int:
 def _centres(rows: _Rows) -> list[float]:
     """The middle of each item, as close to its neighbours as the order of the row allows.
 
-    Neighbours above and below count in turns, so that items spread. Those above count last, so that
-    chains are straight. An item without neighbours above follows those below.
+    Passes over the rows use the neighbours above and the neighbours below alternately, so that
+    items spread. The last pass uses the neighbours above, so that chains are straight. For an item
+    without neighbours above, it uses the neighbours below.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
@@ -318,7 +331,7 @@ def _place(
 
 
 def _distance(left: float, right: float) -> float:
-    """The least distance between the middles of two neighbours of these widths."""
+    """The least distance between the middles of two adjacent items of these widths."""
     return (left + right) / 2 + (_BOX_GAP if left or right else _LINE_GAP)
 
 
@@ -329,7 +342,7 @@ def _drawn(
     hyperedges: Sequence[Hyperedge],
     waypoints: Sequence[Sequence[int]],
 ) -> Drawing:
-    """The drawing in pixels from the upper left corner on."""
+    """The drawing, in pixels from its upper left corner."""
     left = min((centre - width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     right = max((centre + width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     tops, bottoms, y = [], [], 0.0
@@ -360,13 +373,15 @@ def _drawn(
 def _segments(
     trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
 ) -> list[Segment]:
-    """Cut lines along a trunk, each up to its end, into segments: where one leaves the others.
+    """Cut the lines of a hyperedge into segments.
 
-    `passed` is the number of rows that each line passes on the trunk.
+    Each line follows the trunk past some rows, and then goes to its own end. The trunk is cut at
+    each row where a line leaves it. `passed` is the number of rows that each line passes on the
+    trunk.
     """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:
-        forks.pop()  # after the last fork one line goes on alone
+        forks.pop()  # a line that goes on alone after a fork needs no cut
 
     def segment(rows: int, forks_before: int, *end: Point) -> Segment:
         begin = 2 * forks[forks_before - 1] + 1 if forks_before else 0
@@ -378,7 +393,7 @@ def _segments(
 
 
 def _sideways(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
-    """How far the lines below a row move sideways at most."""
+    """The longest sideways distance of a line between a row and the row below."""
     ends = ((item, end) for item in row for end in rows.below[item])
     return max(
         (abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends),

@@ -25,7 +25,10 @@ _FAINT, _STRONG = 0.05, 0.8
 
 
 class DrawnFrame(NamedTuple):
-    """An open module; `number` is its index among all modules of the graph."""
+    """An open module: its content is drawn inside a frame.
+
+    `number` is the index of the frame among the frames of all modules.
+    """
 
     number: int
     path: str
@@ -41,10 +44,10 @@ class DrawnLine(NamedTuple):
 
     Attributes:
         source: the node that makes the value.
-        target: the node where the line ends; None if it ends elsewhere.
-        number: for lines that continue this one; None without such a line.
-        after: the `number` of the line that this one continues; None if it begins at the source.
-        path: as in SVG.
+        target: the node where the line ends; None if it does not end at a node.
+        number: an id for the lines that continue this line; None if no line continues it.
+        after: the `number` of the line that this line continues; None if it begins at the source.
+        path: the commands of the SVG path.
     """
 
     source: int
@@ -67,9 +70,10 @@ class ParameterBadge(NamedTuple):
 
 
 class DrawnNode(NamedTuple):
-    """A node, or a closed module with the number of its first node.
+    """A node, or a closed module, which is drawn as one box and has the number of its first node.
 
-    `target` is the id that its link leads to, `texts` are lines of text with their vertical places.
+    `target` is the id of the element that the box links to. `texts` are lines of text with their
+    vertical positions.
     """
 
     number: int
@@ -86,10 +90,10 @@ class DrawnNode(NamedTuple):
 
 
 class View(NamedTuple):
-    """A picture in which modules are open down to `depth`; places and sizes are in pixels.
+    """A picture in which modules are open down to `depth`; positions and sizes are in pixels.
 
-    `number` is its index among the pictures of the graph. The last one opens all modules, and has
-    `every_node`. `highest` is the highest share of a box.
+    `number` is the index of the picture among the pictures of the graph. In the last picture, all
+    modules are open and `every_node` is true. `highest` is the highest share of a box.
     """
 
     number: int
@@ -111,7 +115,7 @@ class View(NamedTuple):
 
 @dataclass
 class _Unit:
-    """What is drawn as one box: a node, or a closed module with the number of its frame."""
+    """One box of the picture: a node, or a closed module with the number of its frame."""
 
     nodes: list[int]
     path: str = ""
@@ -123,10 +127,10 @@ class _Graph:
     """The rows of a graph, and how they are drawn.
 
     Attributes:
-        rows: of the table.
+        rows: the rows of the table.
         order: the rows that are drawn as nodes, in drawing order.
         paths: the module path of each row in `order`.
-        badges: for each row, the parameters that no other row takes; they are drawn beside it.
+        badges: for each row, the parameters that only this row takes; they are drawn beside it.
         edges: pairs of rows.
     """
 
@@ -138,11 +142,11 @@ class _Graph:
 
 
 def views(nodes: Table) -> list[View]:
-    """Draw a graph with all modules closed, with each depth of modules opened, and with every node.
+    """Draw a graph at several depths, from all modules closed to every node drawn.
 
-    `nodes` has a row for each node, inputs first, and the columns of `NodeTable`. In the last
-    picture, row 3 is the element `n-3`. In all pictures it links to `r-3`; a closed module links to
-    itself in the next picture.
+    `nodes` has the columns of `NodeTable`, and a node comes after its inputs. In the last picture,
+    row 3 is the element `n-3`. In all pictures, row 3 links to `r-3`, and a closed module links to
+    the same module in the next picture.
 
     Cost: about 1 ms for each node.
     """
@@ -150,12 +154,15 @@ def views(nodes: Table) -> list[View]:
     root = frames(graph.paths)
     opened = list(nested(root))
     deepest = max((depth for depth, _ in opened), default=0)
-    depths = [*range(min(deepest, 4)), deepest]  # others show little more and enlarge the page
+    depths = [*range(min(deepest, 4)), deepest]  # more pictures would only enlarge the page
     return [_view(graph, root, opened, number, depth) for number, depth in enumerate(depths)]
 
 
 def heat(share: float | None, highest: float) -> float:
-    """The opacity of the colour for a share of the time: by its root, so that small ones differ."""
+    """The opacity of the colour for a share of the time.
+
+    It grows with the square root of the share, so that small shares look different from each other.
+    """
     return _FAINT + (_STRONG - _FAINT) * sqrt((share or 0.0) / highest) if highest else _FAINT
 
 
@@ -167,7 +174,7 @@ def _graph(nodes: Table) -> _Graph:
         for source in dict.fromkeys(index[name] for name in (row.inputs or "").split(", ") if name):
             takers[source].append(at)
             graph.edges.append((source, at))
-    shared: dict[int, list[int]] = {}  # shared parameters are drawn before their first taker
+    shared: dict[int, list[int]] = {}  # drawn before the first node that takes them
     for at, row in enumerate(graph.rows):
         if row.op == "get_attr" and takers[at]:
             parameters = graph.badges if len(takers[at]) == 1 else shared
@@ -215,7 +222,7 @@ def _view(
 def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """Frames, with those deeper than `depth` closed; adds the boxes that they hold to `units`."""
+    """Copy a frame, with frames deeper than `depth` closed; append its boxes to `units`."""
     first = len(units)
     children: list[int | Frame] = []
     for child in frame.children:
@@ -235,7 +242,7 @@ def _closed(
 def _drawn_frames(
     closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
 ) -> list[DrawnFrame]:
-    """The open frames, each labelled with its path inside the frame around it."""
+    """The open frames; a label is the path of a module relative to the frame around it."""
     numbers = [at for at, (frame_depth, _) in enumerate(opened) if frame_depth <= depth]
     prefixes = [""]
     drawn = []
@@ -281,7 +288,7 @@ def _width(texts: Iterable[str]) -> float:
 
 
 def _box(graph: _Graph, unit: _Unit) -> Box:
-    """The size of a unit with its parameter badges; lines meet the node itself."""
+    """The size of a unit with its parameter badges; lines meet the node, not the badges."""
     texts = _texts(graph, unit)
     own, badges = _width(texts), _badges(graph, unit)
     beside = max((_badge_width(graph, node) + 6 for node in badges), default=0.0)
@@ -348,7 +355,7 @@ def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]
 
 
 def _smooth(points: Sequence[Point]) -> str:
-    """The SVG path of a line: vertical through rows, curved between them."""
+    """The SVG path of a line: vertical inside rows, curved between rows."""
     path, last = [f"M{points[0][0]:g} {points[0][1]:g}"], points[0]
     for x, y in points[1:]:
         if (x, y) == last:
