@@ -292,9 +292,9 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Ranks, 1 of 2\n" in out
     assert [line.split() for line in out.splitlines()[-4:]][::3] == [
         [
-            "A",
-            "step's",
-            "ranges",
+            "Ranges",
+            "per",
+            "step",
             "over",
             "the",
             "ranks",

@@ -128,7 +128,7 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `BREAKDOWN` for each group of device events. Events of group -1 are left out."""
+    """The columns of `BREAKDOWN` for each group of device events; group -1 is left out."""
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])

@@ -153,7 +153,7 @@ def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
 
 
 def _texts(codes: Codes, values: Sequence[str]) -> Any:
-    """An Arrow column that holds for each code the text at that position; null for a negative code."""
+    """An Arrow column with the text at the position of each code; null for a negative code."""
     import pyarrow
 
     return pyarrow.DictionaryArray.from_arrays(

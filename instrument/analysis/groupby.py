@@ -93,7 +93,7 @@ class Groups:
         return Groups(number[self.of], self.count)
 
     def sorted_by(self, *values: Ints) -> SortedGroups:
-        """The rows of each group by increasing value; the next array of values orders equal ones."""
+        """The rows of each group by increasing value; the next array orders equal values."""
         order = np.lexsort((*values[::-1], self.of))
         return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
 

@@ -224,5 +224,5 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """Grids or blocks as Python writes lists: some versions of torch write each number on a line."""
+    """Grids or blocks in one line; some versions of torch write each number on its own line."""
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

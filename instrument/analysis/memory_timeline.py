@@ -278,7 +278,7 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """The possible groupings: operator, range if there are ranges, module if there are modules."""
+        """The groupings that the trace allows: operator always, range and module if it has any."""
         has: dict[By, Any] = {
             "operator": True,
             "range": self._links.scopes.paths.names,
@@ -287,7 +287,7 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the grouping whose `most` largest names hold the most memory at a device's peak."""
+        """Return the grouping whose `most` largest names hold the most memory at the peak."""
 
         def covered(by: By) -> int:
             rows = self.live(by, device=device)

@@ -69,7 +69,7 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 
 
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
-    """The operator's overload, "" for the default one; None for all calls if the trace names none."""
+    """The operator's overload, "" for the default one; None for all calls if none is named."""
     events = links.events
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last entry is for memory outside of calls
@@ -101,7 +101,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that worked for the call, such as "0", or "0,1" for two; None if no device did."""
+    """The devices that worked for the call, such as "0", or "0,1" for two; None if none did."""
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow
@@ -124,7 +124,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def _devices_below(links: Links) -> dict[str, Flags]:
-    """For each device, a mask of the nodes that launched work on it, directly or in calls inside."""
+    """For each device, the nodes that launched work on it, directly or in calls inside them."""
     device, node = links.launched
     on = np.array([str(process) for process, _ in links.events.threads])[
         links.events.thread[device]

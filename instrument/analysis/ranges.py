@@ -324,7 +324,7 @@ class RangeTable(GroupableTable):
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """The sums of `Slices.spans` of each group; a range inside another of the group is skipped."""
+        """The sums of `Slices.spans` for each group; inner ranges of the same group are skipped."""
         slices = self._slices
         chosen = self._paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
@@ -334,7 +334,7 @@ class RangeTable(GroupableTable):
         }
 
     def _busy(self, groups: Groups) -> Ints:
-        """The time in which a device event of each group ran, merged from the innermost paths out."""
+        """For each group, the time in which any of its device events ran; innermost paths first."""
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
         alone = groups.number(top) == 1

@@ -207,9 +207,9 @@ def _is_machinery(name: str) -> bool:
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
     """Find the innermost Python frames around each call.
 
-    Returns for each call an index into the distinct stacks, and these stacks. A stack is text: at most `depth`
-    frames, without those of this package, the innermost first, joined by ";". It is None for a call
-    outside of all frames, and for memory outside of calls (an `event` of -1).
+    Returns for each call an index into the distinct stacks, and these stacks. A stack is text: at
+    most `depth` frames, without those of this package, the innermost first, joined by ";". It is
+    None for a call outside of all frames, and for memory outside of calls (an `event` of -1).
     """
     python = events.among(PYTHON)
     if not python.any():

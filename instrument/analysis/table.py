@@ -87,8 +87,8 @@ def names_of(columns: Schema) -> list[str]:
 class Table:
     """Rows with named columns: the type of every view of a capture.
 
-    A cell whose value is not known is None, never 0. Iterating and indexing give rows as named tuples.
-    `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
+    A cell whose value is not known is None, never 0. Iterating and indexing give rows as named
+    tuples. `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
 
     `begin_ns` is the start of the recording on the trace's own clock. Cells of the columns in
     `POINTS` are on the same clock; text shows them as the time since the recording began.

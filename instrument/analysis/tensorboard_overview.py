@@ -183,7 +183,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps, each until the end of its device work; a last step that was cut off is left out."""
+    """The steps, each until its device work ends; a last step that was cut off is left out."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)

@@ -215,7 +215,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else the name of its folder or file; never a path."""
+        """The recorded name of the capture, or else that of its folder or file; never a path."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     if arguments.path is not None and not arguments.path.exists():
         raise ConfigError(
-            f"There is nothing at {arguments.path}: give a trace, a capture, or a folder above them."
+            f"There is nothing at {arguments.path}: give a trace, a capture, or a folder above."
         )
     old = cache.leftovers(arguments.path)
     if arguments.clear:

@@ -80,7 +80,7 @@ def named_model(name: str) -> nn.Module:
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{module} cannot be imported ({error}): install what it needs, or correct its code."
+                f"{module} cannot be imported ({error}): install or correct what it needs."
             ) from None
         raise ConfigError(
             f"There is no model {name!r} ({error}): give it as package.module:name."

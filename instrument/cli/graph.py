@@ -62,9 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="column to sort by, such as mean_ns (default: in the order of the graph)",
     )
-    add(
-        "--rows", metavar="N", type=row_count, help="how many rows are shown at most (default: all)"
-    )
+    add("--rows", metavar="N", type=row_count, help="rows to show (default: all)")
     alone("--by", choices=GROUPINGS, help="group nodes by this property")
     alone(
         "--roofline",
@@ -81,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (default: the main ones); the word all shows every column",
+        help="columns to show (default: the main ones); all: every column",
     )
     add(
         "--html",

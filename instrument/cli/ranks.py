@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=row_count,
         default=ROWS,
-        help="how many rows of each table are shown at most; -1 for all (default: %(default)s)",
+        help="rows of each table to show; -1 for all (default: %(default)s)",
     )
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add(
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns of the ranges to show; the word all shows every column with values",
+        help="columns of the ranges to show; all: every column with values",
     )
     add("--json", action="store_true", help="print all tables as JSON, with times in nanoseconds")
     add(

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"how many rows of each table are shown; -1 for all (default: {ROWS}; with --json all)",
+        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json all)",
     )
     add(
         "--by",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (default: the main ones); the word all shows every column with values",
+        help="columns to show (default: the main ones); all: every column with values",
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)

@@ -42,8 +42,8 @@ _BOUND_BY = {
     "exposed_communication_ns": "Bound by communication: {:.0%} of the time, the device only "
     "communicates (--kernels).",
     "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU waits "
-    "for its loader.",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
+    "waits for its loader.",
     "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
     "work (--launches).",
     "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
@@ -277,7 +277,7 @@ def device(capture: Views) -> str:
 
 
 def unlaunched(capture: Views) -> str:
-    """Return a sentence on device work without a launch, if it takes at least 1 % of device time."""
+    """Return a sentence on device work without a launch, if it is at least 1 % of device time."""
     table = capture.operators
     rows, whole = (
         table.where(name=UNLAUNCHED_ROW),
@@ -325,7 +325,7 @@ def _few_modules(names: Sequence[str]) -> str:
 
 
 def not_recorded(capture: Views, operators: Table) -> str:
-    """Return a line that lists what was not recorded, with the option that turned it off if known."""
+    """Return a line that lists what was not recorded, and the option that turned it off."""
     about, config = capture.about, capture.about.config
     cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {

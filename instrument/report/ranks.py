@@ -93,8 +93,8 @@ def _straggler(row: Any) -> str:
             f"{duration(row.others_idle_ns)}"
         )
     return (
-        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work takes "
-        f"{duration(row.own_ns)} per step, on the median rank {duration(row.median_own_ns)} "
+        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
+        f"takes {duration(row.own_ns)} per step, on the median rank {duration(row.median_own_ns)} "
         f"(+{row.excess:.0%}){where}. It waits {duration(row.exposed_communication_ns)} in "
         f"communication, other ranks {duration(row.others_exposed_communication_ns)}."
     )
@@ -111,7 +111,7 @@ def _clocks(table: Table) -> str:
     most = max(drifts, key=lambda row: abs(row.drift_ppm), default=None)
     if most is not None:
         verb = "gains" if most.drift_ppm > 0 else "loses"
-        sure += f"; the clock of rank {most.rank} {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
+        sure += f"; rank {most.rank}'s clock {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
     others = (
         ""
         if len(known) == len(table)
@@ -142,6 +142,4 @@ def _ranges(
     note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
     if isinstance(part, str):
         return part
-    return replace(
-        part, title=f"Ranges per step, compared over the ranks{note}", chosen=columns is not None
-    )
+    return replace(part, title=f"Ranges per step over the ranks{note}", chosen=columns is not None)

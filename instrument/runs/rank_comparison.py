@@ -18,7 +18,8 @@ from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
 # A straggler's own work is above the median by more than this many standard deviations, and by more
-# than this fraction. The standard deviation is 1.4826 median absolute deviations, as in a normal distribution.
+# than this fraction. The standard deviation is 1.4826 median absolute deviations, as in a normal
+# distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -86,7 +87,7 @@ STRAGGLERS: Schema = schema(
 
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Return each rank's mean step; see `RANKS`. Times are None for a rank on which no step ended."""
+    """Return each rank's mean step; see `RANKS`. Times are None if no step of the rank ended."""
     rows = [_mean_step(summary) for summary in summaries]
     return Table.of(
         RANKS,

@@ -259,7 +259,7 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """A sentence on how ranks differ in a value, the commonest value first; empty if they do not."""
+    """A sentence on how ranks differ in a value, the commonest value first; "" if they agree."""
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
         by_value.setdefault(value or "none", []).append(str(number))

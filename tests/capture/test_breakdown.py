@@ -188,7 +188,8 @@ def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> Non
         ]
     ):
         with pytest.raises(
-            CaptureError, match=f"for config.communication, which cannot be used .*{why}.*: mend it"
+            CaptureError,
+            match=f"for config.communication, which cannot be used .*{why}.*: correct the file",
         ):
             write_capture(
                 tmp_path, made, f"wrong{number}", config={"communication": ["ring", wrong]}

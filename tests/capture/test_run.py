@@ -183,7 +183,8 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
         "The ranks differ in torch: 2.13.0 on rank 1, 3; 2.12.1 on rank 0.",
     ]
     with pytest.raises(
-        CaptureError, match=r"no window 'x'; there are .*/steps_000003-000004, .*/validation_steps"
+        CaptureError,
+        match=r"no window 'x'; the windows are .*/steps_000003-000004, .*/validation_steps",
     ):
         run.window("x")
 

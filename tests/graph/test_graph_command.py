@@ -181,6 +181,6 @@ def test_the_picture_is_written(
     assert '<a href="#n-1">embedding</a>' in text
     assert f"The bounds follow from the rates of {machine}." in text
     assert shown(capsys, *call, "nowhere/graph.html") == (
-        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in a folder "
-        "that is there.\n"
+        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in "
+        "an existing folder.\n"
     )
