@@ -11,18 +11,18 @@ __all__ = ["Capture"]
 class Capture(Views):
     """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
-    The trace is read when a view first needs it, and kept; a view is computed once. In a notebook a
-    capture shows its ranges and operators, and each view that is a `Table` shows itself.
+    The trace is read when a view first needs it, and kept. Each view is computed once. In a
+    notebook, a capture shows its ranges and operators, and a `Table` shows its rows.
 
     Attributes:
-        trace_path: the trace file; None where the capture holds none.
+        trace_path: the trace file; None if the capture holds no trace.
         folder: the capture's folder; None for a trace file alone.
         metadata: the content of `capture.json`; `about` is the part of it that the views use, as
             types.
-        communication: the regular expression for names of communication kernels that was given to
-            `load`; None where none was.
+        communication: the argument `communication` of `load`: a regular expression for the names of
+            communication kernels, or None.
     """
 
     def _repr_html_(self) -> str:
-        """The page of a notebook: heading, range tree and costliest operators; reads the trace."""
+        """The heading, range tree and costliest operators, for a notebook. Reads the trace."""
         return to_html(self)

@@ -224,10 +224,10 @@ def test_the_command_prints_the_newest_window(
         "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs          50.0%",
     ]
     assert (
-        "Rank 1 on box is a straggler: its own work in a step takes 500.000 µs, the median rank's 205.000 µs (+144%), "
-        "most above the others in forward (+295.000 µs). It waits 500.000 µs in communication, the others 795.000 µs."
+        "Rank 1 on box is a straggler: its own work takes 500.000 µs per step, on the median rank 205.000 µs (+144%), "
+        "with the largest excess in forward (+295.000 µs). It waits 500.000 µs in communication, other ranks 795.000 µs."
     ) in out
-    assert "\nClocks: at most 0 ns from rank 0's, known to ±0 ns.\n" in out
+    assert "\nClocks: at most 0 ns from the clock of rank 0, known to ±0 ns.\n" in out
     ranges = [line.split() for line in out.splitlines()[-2:]]
     assert ranges[0] == [
         "forward",
@@ -264,7 +264,7 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (said["name"], said["missing"], said["notes"]) == (
         window.name,
         [2],
-        ["Missing of 3 ranks: rank 2."],
+        ["Of 3 ranks, captures are missing for rank 2."],
     )
     for view in ("ranks", "breakdown", "stragglers", "ranges", "clocks"):
         assert said[view] == [row._asdict() for row in getattr(window, view)]
@@ -292,9 +292,9 @@ def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Ranks, 1 of 2\n" in out
     assert [line.split() for line in out.splitlines()[-4:]][::3] == [
         [
-            "A",
-            "step's",
-            "ranges",
+            "Ranges",
+            "per",
+            "step",
             "over",
             "the",
             "ranks",

@@ -238,7 +238,7 @@ def test_the_command_tells_and_clears(
     assert [line.split(",")[0] for line in kinds] == [
         "  columns of traces: 1 entry",
         "  captures fetched from URLs: 1 entry",
-        "  rates of this machine: 1 entry",
+        "  measured rates of this machine: 1 entry",
     ]
     (line,) = told(capsys, "--clear")
     assert line.startswith("Removed 3 entries, ")
@@ -254,7 +254,7 @@ def test_the_command_says_what_is_wrong_with_it(
 ) -> None:
     add(ENTRIES[0], 1)
     folder.chmod(0o500)
-    assert told(capsys)[-1] == f"Nothing can be added to it: [Errno 13] is read-only: '{folder}'."
+    assert told(capsys)[-1] == f"The cache cannot be written: [Errno 13] is read-only: '{folder}'."
     folder.chmod(0o700)
     monkeypatch.setenv(cache.BYTES_VARIABLE, "2GB")
     assert told(capsys, status=2) == [

@@ -89,7 +89,8 @@ def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     assert foot.startswith(
         f"Cost of recording: a recorded step took {duration(cost['recorded_step_ns'])}, "
     )
-    assert f" before the window ({more:+.0%}); training waited " in foot
+    before = duration(cost["unrecorded_step_ns"])
+    assert f", a step before the window {before} ({more:+.0%}); training waited " in foot
     assert (
         render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
     )

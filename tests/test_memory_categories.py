@@ -149,7 +149,7 @@ def test_the_page_draws_them_and_show_lists_them(
     assert page.count("<svg") == 2
     assert "<title>optimizer state</title>" in page
     assert (
-        "<caption>By torch's categories, with memory from before the window that it uses</caption>"
+        "<caption>By torch's categories, including earlier memory that the window uses</caption>"
         in unescape(page)
     )
     assert main(["show", str(capture.folder), "--memory-categories"]) == 0

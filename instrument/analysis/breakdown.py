@@ -18,10 +18,10 @@ from instrument.trace.events import Events, Flags, Ints
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
 
-# Names of communication kernels, ignoring case. First those of libraries: NCCL and its derivatives,
-# NVSHMEM, gloo, DeepEP (its namespaces `ep::internode` and `ep::intranode`; its layout kernels are
-# compute) and MORI. Then collectives written as kernels: torch's symmetric memory (multimem, one-
-# and two-shot), vLLM's, FlashInfer's, TensorRT-LLM's.
+# Names of communication kernels, ignoring case. The first two lines are libraries: NCCL and its
+# derivatives, NVSHMEM, gloo, MORI, and DeepEP (its namespaces `ep::internode` and `ep::intranode`;
+# its layout kernels are compute). The last line is collectives that are single kernels: torch's
+# symmetric memory (multimem, one- and two-shot), vLLM's, FlashInfer's, TensorRT-LLM's.
 COMMUNICATION_NAMES = (
     r"nccl|rccl|hccl|oneccl|nvshmem|rocshmem|\bgloo"
     r"|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
@@ -29,8 +29,8 @@ COMMUNICATION_NAMES = (
 )
 _COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 _MEMSETS = frozenset({"gpu_memset", "Memset"})
-# Some accelerators write all device events in one category; copies are known by name, as MTIA's
-# `dma_request`.
+# Some accelerators write all device events in one category, so copies are recognised by their
+# names, such as `dma_request` on MTIA.
 _COPY_NAME = re.compile(r"dma_|memcpy", re.IGNORECASE)
 _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 
@@ -39,10 +39,10 @@ _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
-    `event` is a position among the events and `kind` an index into `KINDS`. `call` is the CPU call
-    that launched the work and `operator` the operator that the trace names for it, as in
-    `Launches`. A device's copies of annotations, its counters and its synchronisations are left
-    out.
+    `event` is the position of the device event in `Events`, and `kind` an index into `KINDS`.
+    `call` is the position of the CPU call that launched the work, and `operator` that of the
+    operator that the trace names for the work; see `Launches`. Other device events (copies of
+    annotations, counters, synchronisations) are left out.
     """
 
     event: Ints
@@ -53,22 +53,22 @@ class Work:
     operator: Ints
 
     def of(self, *kinds: int) -> Intervals:
-        """The intervals of some kinds of work."""
+        """The intervals of all work of the given kinds."""
         chosen = np.isin(self.kind, kinds)
         return self.start_ns[chosen], self.end_ns[chosen]
 
 
-# All cells are None in a trace without device events. The first four columns sum to `total_ns`.
+# Every cell is None if the trace has no device events. The first four columns sum to `total_ns`.
 BREAKDOWN: Schema = schema(
-    compute_ns="time in which a kernel other than communication, or a memset, ran",
-    exposed_communication_ns="time in which communication ran, and no compute",
-    exposed_copy_ns="time in which copies ran, and neither compute nor communication",
+    compute_ns="time in which a memset, or a kernel that is not communication, ran",
+    exposed_communication_ns="time in which communication ran, but no compute",
+    exposed_copy_ns="time in which copies ran, but no compute and no communication",
     idle_ns="time in which nothing ran on any device",
-    total_ns="from the start of the first device event to the end of the last: the sum of the four "
-    "columns before",
+    total_ns="time from the start of the first device event to the end of the last one (the sum "
+    "of the four columns above)",
     communication_ns="time in which communication ran",
     copy_ns="time in which copies ran",
-    overlap_ns="time in which communication and compute ran at once",
+    overlap_ns="time in which communication and compute ran at the same time",
 )
 
 
@@ -76,13 +76,13 @@ def check_names(communication: str) -> None:
     """Check that `communication` is a regular expression.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: `communication` is not a regular expression.
     """
     try:
         re.compile(communication)
     except re.error as error:
         raise ConfigError(
-            f"communication is {communication!r}, which is no regular expression ({error}); "
+            f"communication is {communication!r}, which is not a regular expression ({error}); "
             "give one for kernel names, such as 'nccl|my_all_reduce'."
         ) from None
 
@@ -90,14 +90,14 @@ def check_names(communication: str) -> None:
 def device_work(
     events: Events, communication: str | None = None, added: Pattern | None = None
 ) -> Work:
-    """Return the device events of a trace with their kinds, whatever stream they ran on.
+    """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
     Args:
         events: the events of the trace.
-        communication: a regular expression for the names of communication kernels: `"nccl|rccl"`
-            counts those alone, `COMMUNICATION_NAMES + "|my_all_reduce"` one more. None is
-            `COMMUNICATION_NAMES`.
-        added: patterns from a capture's file, for more communication kernels.
+        communication: a regular expression; a kernel whose name it matches is communication.
+            `"nccl|rccl"` replaces the default, `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
+            None means `COMMUNICATION_NAMES`.
+        added: the pattern of a capture's metadata; kernels that it matches are communication too.
     """
     found = launches(events)
     event = found.device
@@ -128,7 +128,7 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `breakdown` for each group of device events; group -1 is left out."""
+    """The columns of `BREAKDOWN` for each group of device events; group -1 is left out."""
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])
@@ -144,7 +144,10 @@ def layers_of(work: Work) -> list[Intervals]:
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """The segments that count for each column; the first three layers are those of `layers_of`."""
+    """For each column, the segments that count for it.
+
+    The first three rows of `active` are the layers of `layers_of`.
+    """
     compute, communication, copy = active[:3]
     return {
         "compute_ns": compute,

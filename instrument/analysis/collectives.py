@@ -1,4 +1,4 @@
-"""The collectives of a trace, by which ranks are compared, and how long steps waited for them."""
+"""The collectives of a trace, for comparing ranks, and how long steps waited for collectives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
-# Annotations of process groups that work on the CPU last as long as the collective. NCCL's end when
-# it is queued.
+# The annotation of a process group on the CPU lasts as long as its collective. The annotation of
+# NCCL ends as soon as the collective is queued.
 _ON_CPU = ("gloo:", "mpi:")
 _OF_PROCESS_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
-# No rank can finish one of these before the last rank has joined it, so they end on all ranks at
-# about the same moment.
+# No rank can finish one of these collectives before the last rank has joined it. So they end at
+# about the same moment on all ranks.
 _SYNCHRONISING = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE
 )
@@ -30,15 +30,16 @@ _STARTING_OR_WAITING = "c10d::"
 
 
 def is_collective(name: str) -> bool:
-    """Whether a range of this name is a collective, as process groups name theirs."""
+    """Whether process groups give names like this one to the ranges of their collectives."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 
 COLLECTIVES: Schema = schema(
-    name="the kernel without its parameters, or the annotation",
-    group="the ranks that took part, as Kineto writes them; None where it does not",
-    step="the number of the step that launched it; None outside of steps",
-    ordinal="index among the collectives of that name and group in its step, by start, from 0",
+    name="the kernel's name without its parameters, or the annotation's name",
+    group="the ranks that took part, as Kineto writes them; None if Kineto wrote none",
+    step="the number of the step that launched the collective; None outside of all steps",
+    ordinal="the index among the collectives of the same name and group in the step, in order of "
+    "start, from 0",
     start_ns="the start, on the trace's own clock",
     end_ns="the end",
 )
@@ -49,14 +50,14 @@ def _is_on_cpu(name: str) -> bool:
 
 
 def collectives(events: Events, work: Work) -> Table:
-    """Return the collectives that end on all ranks at about the same moment, by their end.
+    """Return the collectives that end at about the same moment on all ranks, in order of their end.
 
-    They are the communication kernels if a device ran any, else the annotations of process groups
-    that work on the CPU (gloo). The same collective has the same first four columns on every rank;
-    see `COLLECTIVES`.
+    If a device ran communication kernels, these are the collectives. Otherwise, the collectives are
+    the annotations of process groups that work on the CPU (gloo). The first four columns of a
+    collective are the same on every rank; see `COLLECTIVES`. Broadcasts and transfers are left out,
+    because their ends differ between ranks.
 
-    Lost: which of several groups it was, where the trace names none. Broadcasts and transfers are
-    left out: their ends differ between ranks.
+    Lost: the process group, if the trace does not name it.
     """
     device = np.flatnonzero(work.kind == COMMUNICATION)
     steps = finished_steps(events)
@@ -73,7 +74,7 @@ def collectives(events: Events, work: Work) -> Table:
 
 
 def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
-    """The index of each collective among those of its name, group and step."""
+    """The index of each collective among the collectives of the same name, group and step."""
     keys = np.stack([step, events.name[index], events.group[index]])
     same, groups = np.unique(keys, axis=1, return_inverse=True)
     by_start = Groups(groups.reshape(-1), same.shape[1]).sorted_by(events.start_ns[index])
@@ -99,11 +100,11 @@ def _columns(
 
 
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
-    """Return the communication of each finished step in a trace without a device.
+    """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no operator but those of the collective itself runs on any thread. The result is empty
-    where no process group worked on the CPU.
+    while no thread runs an operator, except the operators of the collective itself. The result is
+    empty if no process group worked on the CPU.
     """
     events, call_tree = links.events, links.call_tree
     communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[call_tree.index]

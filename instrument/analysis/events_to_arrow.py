@@ -27,43 +27,44 @@ _CURRENT_CATEGORIES = {
 
 # The type of a column is in brackets; all numbers are 64-bit integers.
 EVENTS: Schema = schema(
-    event="(int64) the row's number in this window, from 0",
+    event="(int64) the number of the row in this window, from 0",
     category="(string) Kineto's category: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, "
-    "…; `memory`",
+    "…; `memory` for allocations and frees",
     name="(string) the name of the operator, range, call or kernel",
-    process="(string) the process; the device, of what ran on one",
-    thread="(string) the thread; the stream, of what ran on a device",
+    process="(string) the process; for device events, the device",
+    thread="(string) the thread; for device events, the stream",
     start_ns="(int64) the start, on the trace's own clock",
-    start_unix_ns="(int64) the start since 1970, to compare ranks by; null where the trace does "
-    "not tell",
-    duration_ns="(int64) the duration; null for allocations",
+    start_unix_ns="(int64) the start as Unix time, for comparing ranks; null if the trace does "
+    "not hold its Unix time",
+    duration_ns="(int64) the duration; null for allocations and frees",
     self_ns="(int64) the duration without the operators, ranges and calls directly inside; null "
     "for device events and Python frames",
-    parent="(int64) the `event` of the operator, range or call directly around it",
-    launched_by="(int64) of device work: the `event` of the operator or range that launched it",
-    correlation="(int64) the same number for a launch and what it started",
+    parent="(int64) the `event` of the operator, range or call directly around this event",
+    launched_by="(int64) for device work, the `event` of the operator or range that launched it",
+    correlation="(int64) a number that a launch shares with the device work that it started",
     external_id="(int64) torch's number of the operator",
-    sequence="(int64) the same number for a forward operator and its backward, with "
+    sequence="(int64) a number that a forward operator shares with its backward, unique on each "
     "`forward_thread`",
-    forward_thread="(int64) of a backward operator: torch's number of the thread of the forward",
-    finished="(bool) whether the event ended within the window; null for allocations",
+    forward_thread="(int64) for a backward operator, torch's number of the thread that ran the "
+    "forward",
+    finished="(bool) whether the event ended within the window; null for allocations and frees",
     input_shapes="(string) the input shapes as JSON, as recorded",
     input_types="(string) the input types as JSON, as recorded",
-    concrete_inputs="(string) the other inputs as JSON, as recorded",
-    python_id="(int64) of a Python frame: its number",
-    python_parent="(int64) of a Python frame: the number of the frame around it",
+    concrete_inputs="(string) the values of the inputs that are not tensors as JSON, as recorded",
+    python_id="(int64) for a Python frame, its number",
+    python_parent="(int64) for a Python frame, the number of the frame around it",
     size_bytes="(int64) the size of an allocation; negative for a free",
-    device_type="(int64) of an allocation: torch's `DeviceType`; 0 is the CPU",
-    device_index="(int64) of an allocation: the number of the device; null for the CPU",
-    allocated_bytes="(int64) what the device has allocated after it; null where that was not "
-    "recorded",
-    reserved_bytes="(int64) what the allocator has reserved after it; null where that was not "
-    "recorded",
+    device_type="(int64) for an allocation or free, torch's `DeviceType`; 0 is the CPU",
+    device_index="(int64) for an allocation or free, the number of the device; null for the CPU",
+    allocated_bytes="(int64) the memory that is allocated on the device after the event; null if "
+    "it was not recorded",
+    reserved_bytes="(int64) the memory that the allocator has reserved after the event; null if "
+    "it was not recorded",
 )
 
 
 def to_arrow(events: Events) -> pyarrow.Table:
-    """Return the events as an Arrow table, then the allocations and frees; see `EVENTS`.
+    """Return the events, then the allocations and frees, as one Arrow table; see `EVENTS`.
 
     Needs pyarrow. Cost: about 1 µs an event.
     """
@@ -145,14 +146,14 @@ def _starts(events: Events, start: Ints) -> dict[str, Any]:
 
 
 def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
-    """An Arrow column that is null where a value is not known."""
+    """An Arrow column of values; null where `known` is False."""
     import pyarrow
 
     return pyarrow.array(values, mask=None if known is None else ~known)
 
 
 def _texts(codes: Codes, values: Sequence[str]) -> Any:
-    """An Arrow column of texts from their positions; null for a negative position."""
+    """An Arrow column with the text at the position of each code; null for a negative code."""
     import pyarrow
 
     return pyarrow.DictionaryArray.from_arrays(

@@ -1,4 +1,4 @@
-"""Rows put into groups, and the sum, minimum and quantiles of each group, in exact integers."""
+"""Group rows, and compute the sum, minimum and quantiles of each group in exact integers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from instrument.trace.events import Codes, Flags, Ints
 
 
 def intern(values: Iterable[Hashable]) -> tuple[Ints, list[Any]]:
-    """Number values in the order in which they occur first.
+    """Number the distinct values in the order in which they first occur.
 
     Returns:
-        The number of each value, and the distinct values.
+        The number of each value, and the distinct values in the order of their numbers.
     """
     every, numbers = list(values), Interned()
     return numbers.codes(every, len(every)).astype(np.int64), list(numbers)
@@ -29,7 +29,7 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
     Returns:
         The key of each group, in increasing order, and the groups.
 
-    Cost: a sort; less where the keys are at least 0 and no larger than there are rows.
+    Cost: a sort; linear time if all keys are between 0 and the number of rows.
     """
     if keys.min(initial=0) < 0 or keys.max(initial=0) > len(keys):
         distinct, of = np.unique(keys, return_inverse=True)
@@ -52,11 +52,11 @@ class Groups:
         return np.bincount(self.of, minlength=self.count)
 
     def number(self, where: Flags) -> Ints:
-        """The number of rows in each group for which a mask holds."""
+        """For each group, the number of its rows at which `where` is True."""
         return np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
-        """The sum of each group, of the rows for which a mask holds if one is given."""
+        """The sum of the values of each group; with `where`, only of rows at which it is True."""
         of = self.of
         if where is not None:
             of, values = of[where], values[where]
@@ -65,31 +65,35 @@ class Groups:
         return total
 
     def min(self, values: Ints) -> Ints:
-        """The least value of each group; the largest 64-bit integer where a group is empty."""
+        """The least value of each group; the largest 64-bit integer for an empty group."""
         least = np.full(self.count, np.iinfo(np.int64).max)
         np.minimum.at(least, self.of, values)
         return least
 
     def cells(self, values: Ints | None, known: Flags | None = None) -> list[int | None]:
-        """A quantity of each group as cells of a table; None where it is not known."""
+        """One value of each group as cells of a table.
+
+        A cell is None where `known` is False. All cells are None if `values` is None.
+        """
         return [None] * self.count if values is None else cells(values, known)
 
     def sums(self, values: Ints | None, where: Flags | None = None) -> list[int | None]:
-        """The sums as cells of a table.
+        """The sum of the values of each group as cells of a table.
 
-        A cell is None where `values` is None, and where the mask holds for no row of the group.
+        All cells are None if `values` is None. With `where`, the cell of a group is None if `where`
+        is True at none of its rows.
         """
         total = None if values is None else self.sum(values, where)
         return self.cells(total, None if where is None else self.number(where) > 0)
 
     def renumbered(self, order: Ints) -> Groups:
-        """The same groups in another order."""
+        """The same groups with new numbers: group `order[k]` gets the number k."""
         number = np.empty(self.count, np.int64)
         number[order] = np.arange(self.count)
         return Groups(number[self.of], self.count)
 
     def sorted_by(self, *values: Ints) -> SortedGroups:
-        """The rows of each group by increasing value; where values are equal, by the next ones."""
+        """The rows of each group by increasing value; the next array orders equal values."""
         order = np.lexsort((*values[::-1], self.of))
         return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
 
@@ -100,16 +104,19 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class SortedGroups:
-    """The rows of groups one after the other: `order[start : start + size]` are those of one."""
+    """The rows of all groups, one group after the other.
+
+    The rows of group k are `order[start[k] : start[k] + size[k]]`.
+    """
 
     order: Ints
     start: Ints
     size: Ints
 
     def row(self, percent: int) -> Ints:
-        """The row of each group at a percentile, by nearest rank; -1 where a group is empty.
+        """The row of each group at a percentile, by nearest rank; -1 for an empty group.
 
-        0 is the first row, 50 the median (of two the lower one), 100 the last row.
+        0 is the first row, 50 the median (the lower one of two middle rows), 100 the last row.
         """
         rank = np.maximum(-(-percent * self.size // 100), 1) - 1
         at = np.where(self.size > 0, self.start + rank, len(self.order))
@@ -128,12 +135,12 @@ class SortedGroups:
 
 
 def at(values: Ints, rows: Ints) -> list[int | None]:
-    """The values of some rows as cells of a table; None for the row -1."""
+    """The values at the given rows as cells of a table; None for row -1."""
     return cells(np.append(values, 0)[rows], rows >= 0)
 
 
 def cells(values: Ints, known: Flags | None = None) -> list[int | None]:
-    """A column of integers as cells of a table; None where a value is not known."""
+    """Integers as cells of a table; None where `known` is False."""
     found: list[int | None] = values.tolist()
     if known is None or known.all():
         return found

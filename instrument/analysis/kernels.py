@@ -14,63 +14,66 @@ from instrument.trace.events import Codes, Events, Flags, Ints, decoded
 
 KERNELS: Schema = schema(
     name="the kernel's name",
-    kind="kernel, or communication",
-    calls="how often it ran",
-    device_ns="time on the device, over all calls",
+    kind="kernel or communication",
+    calls="how often the kernel ran",
+    device_ns="device time of all calls",
     min_ns="the shortest call",
     mean_ns="the mean call",
     max_ns="the longest call",
-    launch_ns="CPU time of the calls that launched it; a call that launched several kernels, such "
-    "as a graph's, counts for the first of them; None where no launch is in the trace",
-    short_calls="calls whose launch took longer on the CPU than everything that it launched took "
-    "on the device; None where no launch is in the trace",
-    grid="blocks in each direction, of the longest call; None where it was not recorded, as on "
-    "ROCm",
-    block="threads of a block in each direction, of the longest call; None where it was not "
+    launch_ns="CPU time of the calls that launched the kernel; a call that launches several "
+    "kernels, such as the launch of a CUDA graph, counts only for the first of them; None if the "
+    "trace holds no launch of the kernel",
+    short_calls="calls that took less device time than their launch took CPU time; if a launch "
+    "starts several kernels, their device times are summed; None if the trace holds no launch of "
+    "the kernel",
+    grid="blocks in each dimension, for the longest call; None if the grid was not recorded, as "
+    "on ROCm",
+    block="threads of a block in each dimension, for the longest call; None if the block was not "
     "recorded",
-    blocks_per_sm="blocks for each multiprocessor, averaged over time; None where it was not "
-    "recorded",
+    blocks_per_sm="blocks per multiprocessor, averaged over the kernel's time; None if they were "
+    "not recorded",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the time "
-    "of the calls that have one",
-    occupancy_covered="share of the time for which Kineto made an estimate; it writes 0 for many "
-    "kernels, such as those of cuBLAS and NCCL",
+    "of the calls that have an estimate",
+    occupancy_covered="share of the kernel's time for which there is an estimate; Kineto makes "
+    "none for many kernels, such as those of cuBLAS and NCCL",
 )
 COPIES: Schema = schema(
-    name='the kind of copy or memset, as "Memcpy HtoD (Pinned -> Device)"',
+    name='the kind of copy or memset, such as "Memcpy HtoD (Pinned -> Device)"',
     calls="how often it ran",
-    device_ns="time on the device, over all calls",
+    device_ns="device time of all calls",
     min_ns="the shortest call",
     mean_ns="the mean call",
     max_ns="the longest call",
-    bytes="bytes moved, over the calls whose size is in the trace, on the device event or on the "
-    "call that launched it; None where no size is",
-    bytes_per_second="`bytes` over the time of those calls",
+    bytes="bytes moved by the calls whose size is known, from the device event or from the CPU "
+    "call that launched it; None if no size is known",
+    bytes_per_second="`bytes` divided by the device time of these calls",
 )
 LAUNCHES: Schema = schema(
-    name="the CPU call that launched device work, such as cudaLaunchKernel",
+    name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
     calls="how often it was called",
     device_calls="kernels, copies and memsets that the calls launched",
-    launch_ns="time of the calls on the CPU",
-    device_ns="time of what they launched, on the device",
+    launch_ns="CPU time of the calls",
+    device_ns="device time of the work that the calls launched",
     median_delay_ns="the median delay from the end of a call to the start of the first work that "
-    "it launched, 0 where that started before the call returned; of two medians the lower",
+    "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
+    "the call returned",
     max_delay_ns="the longest delay",
-    short_calls="calls that took longer than everything that they launched",
+    short_calls="calls that took more CPU time than the device time of all work that they launched",
 )
 STREAMS: Schema = schema(
-    device="the process that stands for the device in the trace",
-    stream="the thread that stands for the stream in the trace",
-    calls="device events that ran on it",
-    busy_ns="time in which anything ran on it",
-    compute_ns="time in which a kernel other than communication, or a memset, ran",
+    device="the device, as the trace numbers it",
+    stream="the stream, as the trace numbers it",
+    calls="device events that ran on the stream",
+    busy_ns="time in which anything ran on the stream",
+    compute_ns="time in which a memset, or a kernel that is not communication, ran",
     communication_ns="time in which communication ran",
     copy_ns="time in which copies ran",
-    idle_ns="time in which nothing ran, between the first and the last work of the stream",
+    idle_ns="time between the first and the last work of the stream in which nothing ran on it",
 )
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """Return one row for each kernel by name, the costliest first; see `KERNELS`.
+    """Return one row for each name of a kernel, the costliest first; see `KERNELS`.
 
     Cost: a sort of the device events.
     """
@@ -124,12 +127,12 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def launches(events: Events, work: Work) -> Table:
-    """Return one row for each kind of launching CPU call, the costliest first; see `LAUNCHES`.
+    """Return one row for each kind of CPU call that launches device work, the costliest first.
 
-    Sums, delays and short calls equal those of Holistic Trace Analysis
-    (`get_cuda_kernel_launch_stats`) where both count the same launches. HTA leaves out the last
-    step and all calls but cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
-    cudaMemsetAsync, takes one launch for each correlation, and rounds to microseconds.
+    See `LAUNCHES`. For the same launches, sums, delays and short calls equal those of Holistic
+    Trace Analysis (HTA, `get_cuda_kernel_launch_stats`). HTA leaves out the last step. It counts
+    only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, and
+    one launch for each correlation. It rounds times to microseconds.
 
     Lost: device work whose launch is not in the trace.
     """
@@ -171,26 +174,36 @@ def streams(events: Events, work: Work) -> Table:
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's estimates for some kernels, as fractions. Kineto's 0, no estimate, becomes NaN."""
+    """Kineto's occupancy estimates of the given kernels, as fractions.
+
+    NaN if Kineto wrote 0, which means that it has no estimate.
+    """
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the share of all weight that lies on known values; None without weight."""
+    """Return the weights of values that are not NaN as a fraction of all weights.
+
+    None if the weights sum to 0.
+    """
     whole = int(weights.sum())
     return int(weights[~np.isnan(values)].sum()) / whole if whole else None
 
 
 def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the mean of the known values by weight; None where they have no weight."""
+    """Return the weighted mean of the values that are not NaN; None if their weights sum to 0."""
     known = ~np.isnan(values)
     weight = int(weights[known].sum())
     return float(np.sum(values[known] * weights[known])) / weight if weight else None
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """The CPU time of each device event's launch, or -1; and whether the launch took longer."""
+    """The CPU time of each device event's launch, and whether the work of that launch is shorter.
+
+    The time is -1 if the launch is not in the trace. If a launch has several device events, all but
+    the first have 0.
+    """
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
     ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
@@ -211,5 +224,5 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """Grids and blocks as Python writes lists; some versions of torch write one number a line."""
+    """Grids or blocks in one line; some versions of torch write each number on its own line."""
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

@@ -29,7 +29,10 @@ By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory) -> dict[str, Ints | None]:
-    """The bytes of each allocation or free on the CPU and on devices; None where there is none."""
+    """The bytes of each allocation and free on the CPU, and on devices; 0 for the other kind.
+
+    A column is None if the trace has no memory events, or none on a device.
+    """
     cpu = np.isin(memory.device_type, _CPU)
     return {
         "cpu": np.where(cpu, memory.size_bytes, 0) if len(memory) else None,
@@ -38,7 +41,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
-    """The bytes allocated less freed during each node by its own thread, both ends included."""
+    """Bytes allocated less bytes freed by each node's own thread, from its start to its end."""
     total = np.zeros(len(call_tree), np.int64)
     for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]
@@ -62,21 +65,21 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
 
 
 def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
-    """The nodes and the allocations of each thread that allocated or freed memory."""
+    """For each thread with memory events: its nodes, and its allocations and frees."""
     for thread in np.unique(memory.thread):
         yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
 
 
 def around(links: Links, by: By) -> tuple[Ints, list[str]]:
-    """Find the operator, range or modules around each allocation and free.
+    """Find the operator, the range or the modules around each allocation and free.
 
     Returns:
-        An index for each, and the names; the last name is "[no operator]", "[no range]" or "[no
-            module]".
+        For each allocation and free an index into the names, and the names. The last name is "[no
+        operator]", "[no range]" or "[no module]".
 
     Raises:
-        CaptureError: the trace holds no modules.
-        ConfigError: there is no such `by`.
+        CaptureError: `by` is "module", and the trace holds no modules.
+        ConfigError: `by` is none of operator, range and module.
     """
     finders = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
     if by not in finders:
@@ -87,12 +90,12 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
 
 
 def module_frames(events: Events) -> Flags:
-    """The Python frames that torch names after a module."""
+    """A mask of the Python frames that torch names after a module."""
     return events.among(PYTHON) & events.named(lambda name: name.startswith(_MODULE))
 
 
 def _operators_around(links: Links) -> tuple[Ints, list[str]]:
-    """The outermost operator around each allocation on its thread."""
+    """For each allocation and free, the outermost operator around it on the same thread."""
     events, memory = links.events, links.events.memory
     call_tree = nest(events, events.among(OPERATOR) & ~events.named(is_step))
     outermost = call_tree.index[call_tree.nearest(call_tree.parent < 0)]
@@ -101,14 +104,14 @@ def _operators_around(links: Links) -> tuple[Ints, list[str]]:
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
-    """The range of each allocation; in the backward, that of the forward operator."""
+    """The range of each allocation and free; in the backward, that of the forward operator."""
     scopes, memory = links.scopes, links.events.memory
     scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
     return np.append(scopes.attributed, -1)[scope], scopes.paths.texts
 
 
 def _modules_around(links: Links) -> tuple[Ints, list[str]]:
-    """The path of the modules around each allocation on its thread."""
+    """For each allocation and free, the path of the modules around it on the same thread."""
     events, memory = links.events, links.events.memory
     frames = module_frames(events)
     if not frames.any():

@@ -1,8 +1,9 @@
 """Memory by torch's categories (parameters, gradients, activations, …) over a window.
 
-torch writes one file for each device, `[times, sizes]`: Unix times in µs, and for each time a 0 and
-then the bytes of every category (`export_memory_timeline` in torch/profiler/_memory_profiler.py).
-Memory that was allocated before the window has the first event's time.
+torch writes one JSON file for each device, `[times, sizes]`. `times` are Unix times in µs. For each
+time, `sizes` holds a 0 and then the bytes of every category (`export_memory_timeline` in
+torch/profiler/_memory_profiler.py). Memory that was allocated before the window has the time of the
+first event.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CATEGORIES = (
     "parameter", "optimizer state", "input", "temporary", "activation", "gradient",
     "autograd detail", UNCLASSIFIED,
 )  # fmt: skip
-# The files of all devices; and the file of one device with the sizes over time.
+# `PATTERN` matches the files of all devices, `_FILE` the name of the file with one device's sizes.
 PATTERN = "memory_categories_*"
 _FILE = re.compile(r"memory_categories_([a-z]+(?:-\d+)?)\.json")
 
@@ -42,8 +43,8 @@ _Content = tuple[list[_Number], list[Annotated[list[_Number], Meta(min_length=9,
 class Categories:
     """The bytes of each category on one device over time; `time_ns` is on the trace's own clock.
 
-    `start_bytes` is what each category held when the window began, as far as the window shows it.
-    If nothing changed in the window, the only time is 0.
+    `start_bytes` is the memory of each category when the window began, without memory that the
+    window does not use. If nothing changed in the window, the only time is 0.
     """
 
     device: str
@@ -66,17 +67,18 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a device's file in a capture; with `raw` that of the file with every change."""
+    """The name of a device's file in a capture; with `raw`, of the file that holds every change."""
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
 
 def read(folder: Path, base_ns: int) -> list[Categories]:
-    """Read the categories of a capture's devices, the CPU last; none without memory_categories.
+    """Read the categories of each device of a capture, the CPU last.
 
-    `base_ns` is the Unix time of the trace's clock at 0.
+    The list is empty if the capture was recorded without memory_categories. `base_ns` is the Unix
+    time in ns at which the trace's clock is 0.
 
     Raises:
-        CaptureError: a file has other content, or is larger than 64 MB.
+        CaptureError: a file has the wrong content, or is larger than 64 MB.
     """
     named = [(path, _FILE.fullmatch(path.name)) for path in sorted(folder.glob(PATTERN))]
     found = [_read(path, name[1].replace("-", ":"), base_ns) for path, name in named if name]
@@ -103,12 +105,12 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
 
 MEMORY_CATEGORIES: Schema = schema(
     device="the device, as torch writes it",
-    category="torch's category: parameter, activation, gradient, …; unknown is what torch cannot "
-    "classify",
-    at_peak_bytes="what it held when all categories together held the most",
-    max_bytes="the most that it held at any time",
-    start_bytes="what it held when the window began",
-    end_bytes="what it held at the window's end",
+    category="torch's category: parameter, activation, gradient, …; unknown for memory that torch "
+    "cannot classify",
+    at_peak_bytes="the category's memory when all categories together hold the most",
+    max_bytes="the most memory that the category holds at any time",
+    start_bytes="the category's memory when the window begins",
+    end_bytes="the category's memory when the window ends",
 )
 
 
@@ -116,8 +118,10 @@ def table(found: Sequence[Categories]) -> Table:
     """Return a row for each category that held memory; see `MEMORY_CATEGORIES`.
 
     The category that is largest at the peak comes first. The peak is the first time at which all
-    categories together held the most. The figures are torch's: of memory from before the window
-    torch knows only what the window uses, it does not see when that is freed on the CPU, and a
+    categories together hold the most.
+
+    The figures are torch's, with three limits. Of the memory from before the window, torch knows
+    only the part that the window uses. On the CPU, it does not see when this part is freed. A
     tensor that is overwritten may have another category for a while.
     """
     rows = []

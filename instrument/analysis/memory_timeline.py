@@ -1,7 +1,7 @@
 """Memory in use over time, per device, from the allocations and frees of a trace.
 
-An allocation lives until the next free at its address. Traces before torch 1.12 hold no addresses:
-they tell how much memory is in use, but not what uses it.
+An allocation lives until the next free at its address. Traces of torch before 1.12 hold no
+addresses: they show how much memory is in use, but not what uses it.
 """
 
 from __future__ import annotations
@@ -30,50 +30,55 @@ BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
 
 
 MEMORY_DEVICES: Schema = schema(
-    device="cpu, or the kind and number of the device",
+    device="the device, such as cpu or cuda:0",
     allocations="allocations in the window",
     frees="frees in the window",
-    allocated_bytes="the sum of all allocations",
-    freed_bytes="the sum of all frees",
-    net_bytes="allocated less freed: what the window left behind",
-    peak_ns="when the most was in use, after any event, on the trace's own clock; shown is the "
-    "time since the trace's first event",
-    peak_bytes="the memory in use at the peak; None where the trace does not tell what was in use "
-    "before the window",
-    peak_net_bytes="the memory in use at the peak less that from before the window",
-    reserved_bytes="the most that the allocator held of the device; None where the trace does not "
-    "tell",
+    allocated_bytes="the bytes of all allocations in the window",
+    freed_bytes="the bytes of all frees in the window",
+    net_bytes="`allocated_bytes` less `freed_bytes`: how much more is in use at the end of the "
+    "window than at its start",
+    peak_ns="the time of the event after which the most memory is in use, on the trace's own "
+    "clock; tables print the time since the trace's first event",
+    peak_bytes="the memory in use at the peak; None if the memory in use before the window was "
+    "not recorded",
+    peak_net_bytes="the memory in use at the peak, less the memory in use before the window",
+    reserved_bytes="the most memory that the allocator reserved on the device; None if it was not "
+    "recorded",
 )
 LIVE: Schema = schema(
-    name="the outermost operator around the allocation on its thread, the path of its range, or "
-    "the path of the modules around it; [no operator], [no range] or [no module] where there is "
-    "none; [before the window] for memory without a recorded allocation",
+    name="the operator (the outermost one around the allocation on its thread), or the path of "
+    "the range or of the modules; [no operator], [no range] or [no module] if there is none; "
+    "[before the window] for memory without a recorded allocation",
     bytes="the memory in use",
     allocations="the number of allocations",
-    since_ns="when the oldest allocation was made",
+    since_ns="the time of the oldest allocation, on the trace's own clock",
 )
 MEMORY_STEPS: Schema = schema(
-    device="cpu, or the kind and number of the device",
+    device="the device, such as cpu or cuda:0",
     number="the step's number",
-    start_bytes="the memory in use at its start; None where the trace does not tell",
-    net_bytes="what the step left behind: a leak stays above 0 step after step",
-    peak_bytes="the most in use during the step; None where the trace does not tell",
+    start_bytes="the memory in use when the step begins; None if the memory in use before the "
+    "window was not recorded",
+    net_bytes="allocated less freed during the step; if there is a leak, it is above 0 in step "
+    "after step",
+    peak_bytes="the most memory in use during the step; None if the memory in use before the "
+    "window was not recorded",
 )
 SIZES: Schema = schema(
-    device="cpu, or the kind and number of the device",
+    device="the device, such as cpu or cuda:0",
     size_bytes="the size of one allocation",
-    allocations="how many of that size",
+    allocations="how many allocations have this size",
     bytes="`size_bytes` times `allocations`",
-    kept="allocations that were not freed in the window; None where the trace has no addresses",
+    kept="how many of them were not freed in the window; None if the trace has no addresses",
 )
 MEMORY_EVENTS: Schema = schema(
-    device="cpu, or the kind and number of the device",
-    time_ns="when, on the trace's own clock",
+    device="the device, such as cpu or cuda:0",
+    time_ns="the time of the allocation or free, on the trace's own clock",
     size_bytes="the size of the allocation; negative for a free",
-    address="the address as a number; None where the trace has no addresses",
-    operator="the outermost operator around the allocation; a free has the names of its allocation",
-    range="the path of the range of the allocation; None where the trace holds no ranges",
-    module="the path of the modules around the allocation; None where the trace holds none",
+    address="the address as a number; None if the trace has no addresses",
+    operator="the outermost operator around the allocation; a free has the operator, range and "
+    "module of its allocation",
+    range="the path of the allocation's range; None if the trace holds no ranges",
+    module="the path of the modules around the allocation; None if the trace holds no modules",
 )
 
 
@@ -82,9 +87,9 @@ class Timeline:
     """The allocations and frees of one device in the order of time, as parallel columns.
 
     `instant` is the position among the trace's memory events. `size_bytes` is negative for a free.
-    `net_bytes` is the memory in use after the event, less that in use before the window;
-    `allocated_bytes` is all memory in use, and `reserved_bytes` what the allocator holds of the
-    device. The last two are None where the trace does not tell.
+    `net_bytes` is the memory in use after the event, less the memory in use before the window.
+    `allocated_bytes` is all memory in use after the event, and `reserved_bytes` the memory that the
+    allocator has reserved on the device; each is None if it was not recorded.
     """
 
     device: str
@@ -97,20 +102,21 @@ class Timeline:
 
     @property
     def level_bytes(self) -> Ints:
-        """The memory in use after each event: all of it if known, else what the window added."""
+        """The memory in use after each event: `allocated_bytes`, or `net_bytes` if that is None."""
         return self.net_bytes if self.allocated_bytes is None else self.allocated_bytes
 
     @property
     def peak(self) -> int:
-        """The position at which most memory is in use; the first of several."""
+        """The position of the first event after which the most memory is in use."""
         return int(np.argmax(self.level_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Memory in use on a device over time, for a plot: the series sum to it at each time.
+    """Memory in use on a device over time, for a plot.
 
-    `reserved_bytes` is what the allocator held; None where that is not known.
+    At each time, the series sum to the memory in use. `reserved_bytes` is the memory that the
+    allocator has reserved; None if it was not recorded.
     """
 
     device: str
@@ -130,8 +136,8 @@ class MemoryView:
     """Memory in use over time, per device: `devices`, `timelines`, `live()`, `steps`, `sizes`.
 
     Devices are named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was
-    allocated while a profiler was recording. Sizes are those requested from the allocator, in
-    blocks as it rounds them.
+    allocated while a profiler was recording. A size is the requested size, rounded up to blocks by
+    the allocator.
 
     Cost: about 1 µs a memory event, once for each view.
     """
@@ -154,7 +160,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most after any event: the level before the first event is not considered.
+        The peak is the most memory in use after any event; the memory in use before the first event
+        is not considered.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -164,21 +171,23 @@ class MemoryView:
     def live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
-        """Return what was in use on a device at one time, the largest first; see `LIVE`.
+        """Return the memory in use on a device at one time, the largest rows first; see `LIVE`.
 
-        The rows sum to the memory in use: to `peak_bytes` at the peak, or to `peak_net_bytes` where
-        that is unknown. Memory that the backward allocates belongs to the range of its forward
-        operator, as in the range tree. If the trace has no addresses, one row without a name holds
-        everything.
+        The rows sum to the memory in use. At the peak this is `peak_bytes`, or `peak_net_bytes` if
+        `peak_bytes` is None. Memory that the backward allocates belongs to the range of its forward
+        operator, as in the range tree. If the trace has no addresses, there is one row, without a
+        name, for all memory.
 
         Args:
-            by: operator, range or module; modules are recorded with `with_stack`.
-            device: the device; the first of `devices` if None.
-            at_ns: the time; the peak if None.
+            by: operator, range or module. A trace holds modules if it was recorded with
+                `with_stack`.
+            device: the device; None means the first one of `devices`.
+            at_ns: the time on the trace's own clock; None means the peak.
 
         Raises:
-            CaptureError: the trace holds no memory events, none of that device, or no modules.
-            ConfigError: there is no such `by`.
+            CaptureError: the trace holds no memory events, no memory events of that device, or no
+                modules for `by="module"`.
+            ConfigError: `by` is none of operator, range and module.
         """
         line = self.timeline(device)
         at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
@@ -225,17 +234,17 @@ class MemoryView:
 
     @cached_property
     def sizes(self) -> Table:
-        """Allocations by size, on each device those with the most bytes first; see `SIZES`."""
+        """Allocations by size, for each device the sizes with the most bytes first; see `SIZES`."""
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
         return Table.of(
             SIZES, {name: [row[k] for row in rows] for k, name in enumerate(names_of(SIZES))}
         )
 
     def timeline(self, device: str | None = None) -> Timeline:
-        """Return the timeline of a device; of the first device for None.
+        """Return the timeline of a device; None means the first device.
 
         Raises:
-            CaptureError: the trace holds no memory events, or none of that device.
+            CaptureError: the trace holds no memory events, or no memory events of that device.
         """
         if not self.timelines:
             raise CaptureError(
@@ -249,13 +258,13 @@ class MemoryView:
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """Return the label of each event of a timeline, as in `live`.
+        """Return the label of each event of a timeline, as an index, and the labels.
 
-        A free has the label of its allocation.
+        The labels are the names in `live`. A free has the label of its allocation.
 
         Raises:
-            CaptureError: the trace holds no modules.
-            ConfigError: there is no such `by`.
+            CaptureError: `by` is "module", and the trace holds no modules.
+            ConfigError: `by` is none of operator, range and module.
         """
         if by not in self._labels:
             self._labels[by] = around(self._links, by)
@@ -269,7 +278,7 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """The groupings that the trace has: operator, and range and module if there are any."""
+        """The groupings that the trace allows: operator always, range and module if it has any."""
         has: dict[By, Any] = {
             "operator": True,
             "range": self._links.scopes.paths.names,
@@ -278,7 +287,7 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the grouping whose `most` largest names cover most of a device's peak."""
+        """Return the grouping whose `most` largest names hold the most memory at the peak."""
 
         def covered(by: By) -> int:
             rows = self.live(by, device=device)
@@ -286,25 +295,27 @@ class MemoryView:
                 [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
             )
 
-        return max(self.kinds[::-1], key=covered)  # module before range where they are equal
+        return max(self.kinds[::-1], key=covered)  # if equal, module before range
 
     def curve(
         self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000
     ) -> Curve:
-        """Return the memory in use on a device over time, by what allocated it, thinned for a plot.
+        """Return a plot of the memory in use on a device over time, by operator, range or module.
 
-        The `most` labels that hold the most at the peak have a series each; the others share
-        "[others]". Everything is "[unknown]" where the trace has no addresses. The highest and the
-        lowest point of each of `points` equal spans of time are kept, so the peak stays.
+        The `most` labels with the most memory at the peak have one series each; all other labels
+        share the series "[others]". If the trace has no addresses, all memory is in the series
+        "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest
+        point of each span are kept, so the peak stays.
 
         Args:
-            by: as for `live`; None takes `most_telling`.
+            by: as for `live`; None means the result of `most_telling`.
             device: as for `live`.
             most: how many labels have a series of their own.
-            points: into how many spans time is divided.
+            points: the number of spans.
 
         Raises:
-            CaptureError: the trace holds no memory events, none of that device, or no modules.
+            CaptureError: the trace holds no memory events, no memory events of that device, or no
+                modules for `by="module"`.
         """
         line = self.timeline(device)
         by = by or self.most_telling(line.device, most)
@@ -334,10 +345,11 @@ class MemoryView:
 
     @property
     def events(self) -> Table:
-        """Every allocation and free by time; see `MEMORY_EVENTS`.
+        """Every allocation and free of each device in order of time; see `MEMORY_EVENTS`.
 
-        What a free frees is "[before the window]" where it was allocated earlier, and None where
-        the trace has no addresses.
+        If a free releases memory that was allocated before the window, its operator, range and
+        module are "[before the window]". If the trace has no addresses, they are None for every
+        free.
         """
         columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
         for line in self.timelines.values():
@@ -353,11 +365,11 @@ class MemoryView:
 
     def __repr__(self) -> str:
         if not self.timelines:
-            return "<Memory: nothing was recorded; record it with profile_memory=true>"
+            return "<Memory: not recorded; profile_memory=true records it>"
         return f"{self.devices!r}\n{_MORE}"
 
     def _repr_html_(self) -> str:
-        """The devices, for a notebook."""
+        """The table of devices, for a notebook."""
         devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
         return render("report/templates/memory_view.html", devices=devices, note=note)
 
@@ -380,7 +392,7 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """The free of each allocation and the allocation of each free; -1 if not in the trace."""
+        """The free of each allocation, and the allocation of each free; -1 if it is not there."""
         memory = self._events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
@@ -396,7 +408,10 @@ class MemoryView:
         return partner
 
     def _ends(self, line: Timeline) -> Ints:
-        """The position at which each allocation of a timeline is freed, or its length."""
+        """For each allocation of a timeline, the position of its free.
+
+        An allocation that is not freed has the length of the timeline.
+        """
         place = np.full(len(self._partner) + 1, len(line.instant))  # the last entry is for -1
         place[line.instant] = np.arange(len(line.instant))
         ends: Ints = place[self._partner[line.instant]]
@@ -416,7 +431,7 @@ class MemoryView:
         return sorted(rows, key=lambda row: -row[3])
 
 
-_MORE = "More of it: live(), steps, sizes, timelines, curve(), events."
+_MORE = "More views: live(), steps, sizes, timelines, curve(), events."
 
 
 def _timeline(memory: Memory, instant: Ints) -> Timeline:
@@ -454,7 +469,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(
     line: Timeline, events: Events, step: int
 ) -> tuple[str, int, int | None, int, int | None]:
-    """The row of a step: its events are those from its start up to its end."""
+    """The row of a step, from its memory events; an event at the step's end is not part of it."""
     first, after = np.searchsorted(
         line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
     ).tolist()
@@ -474,7 +489,10 @@ def _step_row(
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """The memory in use from before the window, after each event; a lower bound if not recorded."""
+    """Memory that was allocated before the window and is still in use after each event.
+
+    It is a lower bound if `allocated_bytes` was not recorded.
+    """
     before: Ints = line.level_bytes - line.net_bytes + freed
     if line.allocated_bytes is None:
         before = before - min(0, int(before.min()), int(line.net_bytes.min()))
@@ -482,9 +500,9 @@ def _lived_before(line: Timeline, freed: Ints) -> Ints:
 
 
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """Thin a plot: the highest and the lowest level of each span of time, and both ends.
+    """Choose the points of a plot: the extremes of each span of time, and both ends.
 
-    `points` is the number of equal spans. Returns positions.
+    `points` is the number of equal spans. Returns the positions of the chosen points.
     """
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)

@@ -1,4 +1,4 @@
-"""The calls that the operator table sums, and the keys by which it groups them besides the name."""
+"""The calls that the operator table sums, and the properties by which it can group them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ Grouping = tuple[Ints, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a table as parallel columns; columns that were not recorded are None.
+    """The calls that the operator table sums, as parallel columns.
 
-    `event` is the position among the events: -1 for memory outside of calls, and the device event
-    for work without a launch in the trace. `name` is an index into `names`, `kind` into `KINDS`.
-    `counted` holds the part of the calls' own times of which shares are made; see
-    `Links.counted_ns`. `node` numbers the calls in nesting order; the calls inside one have numbers
-    from its `node` to before its `after`.
+    A call is a node of the call tree, an allocation or free outside of all nodes, or device work
+    whose launch is not in the trace. `event` is its position in `Events`, or -1 for an allocation
+    or free. `name` is an index into `names`, and `kind` one into `KINDS`. A quantity that was not
+    recorded is None. `counted` holds the times from which shares are computed; see
+    `Links.counted_ns`. `node` numbers the calls depth first: the calls inside a call have the
+    numbers from its `node` + 1 to its `after` - 1.
     """
 
     event: Ints
@@ -53,7 +54,7 @@ class Calls:
 
 
 def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
-    """Input shapes as torch prints them; all None where the trace holds none."""
+    """Input shapes as torch prints them; None for all calls if the trace holds no input shapes."""
     events = links.events
     if not (events.shapes >= 0).any():
         return _unknown(calls)
@@ -68,10 +69,10 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 
 
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
-    """The operator's overload, "" for the default one; all None where none is named."""
+    """The operator's overload, "" for the default one; None for all calls if none is named."""
     events = links.events
     operators = np.unique(events.name[events.among(OPERATOR)])
-    overloads = [""] * (len(events.names) + 1)  # the last for memory outside any call
+    overloads = [""] * (len(events.names) + 1)  # the last entry is for memory outside of calls
     for code in operators.tolist():
         overloads[code] = split_overload(events.names[code])[1]
     if not any(overloads):
@@ -81,12 +82,15 @@ def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
-    """The thread as "process/thread"; a launch has the thread of its operator."""
+    """The thread as "process/thread"; a runtime call has the thread of the operator around it."""
     return calls.thread, [f"{process}/{thread}" for process, thread in links.events.threads]
 
 
 def by_step(links: Links, calls: Calls, _: int) -> Grouping:
-    """The number of the step in which the call began, on any thread; None outside of all steps."""
+    """The number of the step during which the call began; None outside of all steps.
+
+    The call and the step may be on different threads.
+    """
     events = links.events
     steps = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_step))
     if not steps.size:
@@ -97,7 +101,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that worked for the call, such as "0", or "0,1" for two; None for none."""
+    """The devices that worked for the call, such as "0", or "0,1" for two; None if none did."""
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow
@@ -120,7 +124,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def _devices_below(links: Links) -> dict[str, Flags]:
-    """For each device the nodes that launched work there, directly or in their calls."""
+    """For each device, the nodes that launched work on it, directly or in calls inside them."""
     device, node = links.launched
     on = np.array([str(process) for process, _ in links.events.threads])[
         links.events.thread[device]
@@ -135,8 +139,8 @@ def _devices_below(links: Links) -> dict[str, Flags]:
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
     """The path of the range to which the call belongs; for a range, the path of the range above it.
 
-    A call in a backward node belongs to the range of the node's forward operator. None outside of
-    all ranges.
+    A call in a backward node belongs to the range of the node's forward operator. The path is None
+    for a call outside of all ranges.
     """
     scopes = links.scopes
     is_itself = np.append(scopes.nodes.index, -1)[scopes.innermost] == links.call_tree.index
@@ -162,13 +166,13 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
-    """A column's value for each call; `missing` where the call is not an event."""
+    """For each call the value of its event in a column; `missing` if the call has no event."""
     found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
     return found
 
 
 def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
-    """A node's value for each call; `missing` where the call is not a node."""
+    """For each call the value of its node in a column; `missing` if the call has no node."""
     found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 

@@ -38,54 +38,58 @@ _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
 
 
 OPERATORS: Schema = schema(
-    name="the operator, range or call; [memory] is what was allocated and freed outside of calls, "
-    "[no launch] the device work whose launch is not in the trace",
+    name="the name of the operator, range or runtime call; [memory] for allocations and frees "
+    "outside of calls; [no launch] for device work whose launch is not in the trace",
     calls="how often it was called",
-    self_cpu_ns="CPU time without the calls inside",
-    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads in the finished "
-    "steps, or in the whole recording where no step is finished",
-    device_share="`self_device_ns` as a fraction of all device time that was launched there",
-    total_share="the share with the calls inside: torch's CPU total %",
-    device_total_share="the device share with the calls inside: torch's CUDA total %",
-    cpu_ns="CPU time with the calls inside",
-    cpu_ns_per_call="`cpu_ns` over `calls`",
-    self_device_ns="device time of what the call itself launched; None without device events",
-    device_ns="device time of what the call and the calls inside launched; None without device "
-    "events",
-    device_ns_per_call="`device_ns` over `calls`",
-    self_cpu_bytes="allocated less freed on the CPU, without the calls inside; None without memory "
-    "events",
-    cpu_bytes="allocated less freed on the CPU",
-    self_device_bytes="allocated less freed on devices, without the calls inside; None without "
-    "memory events of a device",
-    device_bytes="allocated less freed on devices",
-    flops="floating-point operations of its own, by torch's formulas; None where none are known",
+    self_cpu_ns="CPU time of the call without the calls inside it",
+    share="`self_cpu_ns` in finished steps, as a fraction of the CPU time of all calls of all "
+    "threads in these steps; if no step is finished, in the whole recording",
+    device_share="`self_device_ns` as a fraction of all device time, both only of work that was "
+    "launched in finished steps; if no step is finished, in the whole recording",
+    total_share="like `share`, but with the calls inside: torch's CPU total %",
+    device_total_share="like `device_share`, but with the calls inside: torch's CUDA total %",
+    cpu_ns="CPU time of the call with the calls inside it",
+    cpu_ns_per_call="`cpu_ns` divided by `calls`",
+    self_device_ns="device time of the work that the call itself launched; None if the trace has "
+    "no device events",
+    device_ns="device time of the work that the call and the calls inside it launched; None if "
+    "the trace has no device events",
+    device_ns_per_call="`device_ns` divided by `calls`",
+    self_cpu_bytes="memory allocated less memory freed on the CPU, without the calls inside; None "
+    "if the trace has no memory events",
+    cpu_bytes="memory allocated less memory freed on the CPU, with the calls inside",
+    self_device_bytes="memory allocated less memory freed on devices, without the calls inside; "
+    "None if the trace has no memory events of a device",
+    device_bytes="memory allocated less memory freed on devices, with the calls inside",
+    flops="floating-point operations of the call without the calls inside it, by torch's "
+    "formulas; None if they are not known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
     "waits for the device), memory or unlaunched",
 )
 OPS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
-    has_rule="whether a formula exists for it or for an operator that it called, whose arguments "
-    "were not recorded",
+    has_rule="whether a formula exists for the operator, or for an operator that it called; the "
+    "formula's arguments were then not recorded",
     calls="how often it was called",
-    cpu_ns="CPU time with the calls inside",
-    device_ns="device time of what the call and the calls inside launched; None without device "
-    "events",
+    cpu_ns="CPU time of the calls with the calls inside them",
+    device_ns="device time of the work that the calls and the calls inside them launched; None if "
+    "the trace has no device events",
 )
 
 
 class OperatorTable(GroupableTable):
-    """One row for each operator, annotation and runtime call by name, ordered by first call.
+    """One row for each name of an operator, annotation or runtime call, ordered by first call.
 
     See `OPERATORS`. Times are in nanoseconds; byte columns are allocated less freed. Nothing is
-    counted twice in a column: a call inside another call of the same row, at any depth, is part of
-    the outer one's totals, and `calls` counts both. torch's own table adds it to the totals again.
-    Memory counts on the thread that allocated or freed it; torch's table also adds what other
-    threads allocate during a call. A cell that the trace cannot tell is None. `share` and
-    `device_share` add up to 1 each, and are fractions of the same whole as those of the ranges.
+    counted twice in a column. If a call is inside another call of the same row, at any depth,
+    `calls` counts both, and the totals count only the outer one, which contains the inner one.
+    torch's own table adds the inner one to the totals again. Memory counts on the thread that
+    allocated or freed it; torch's table also adds what other threads allocate during a call. A cell
+    is None if the trace does not hold its value. `share` and `device_share` add up to 1 each. The
+    shares of ranges are fractions of the same totals.
 
     The row "[no launch]" is device work that was launched before the recording began. Its CPU time
-    is unknown; its step and device are those where it ran.
+    is unknown; its step and its device are those in which the work ran.
 
     The tables that `sort`, `head`, `where` and `select` return can be grouped too: they keep their
     rows and their order.
@@ -109,19 +113,20 @@ class OperatorTable(GroupableTable):
           does.
         - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
           by ";".
-        - `overload`: such as "Tensor" for `aten::add.Tensor`, and "" for the default one; torch
-          records it with `capture_overload_names`.
-        - `thread`: "process/thread"; a launch has the thread of its operator.
-        - `step`: the number of the step during which the call began, on any thread; None outside of
-          steps.
+        - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
+          one; torch records overloads with `capture_overload_names`.
+        - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
+        - `step`: the number of the step during which the call began, also if the step is on another
+          thread; None outside of all steps.
         - `device`: the devices that worked for the call and the calls inside it, by their numbers
-          in the trace, such as "0", or "0,1" for two; None for none.
-        - `range`: the path of the range to which the call belongs; the row of a range belongs to
-          the range above it. That is the innermost range on its thread. In the backward, on any
-          thread, it is the range of the forward operator; for the accumulation of gradients it is a
-          guess. None outside of all ranges, or where the forward operator was not recorded.
+          in the trace, such as "0", or "0,1" for two; None if no device worked.
+        - `range`: the path of the range to which the call belongs: the innermost range around the
+          call on its thread. A range belongs to the range around it. A call of the backward, on any
+          thread, belongs to the range of its forward operator; for gradient accumulation, this
+          range is a guess. None if the call is outside of all ranges, or if its forward operator
+          was not recorded.
 
-        All cells of the column are None where the trace does not hold the property.
+        All cells of the column are None if the trace does not hold the property.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -141,11 +146,11 @@ class OperatorTable(GroupableTable):
     def ops_without_flops(self) -> Table:
         """The operators whose FLOPs are not counted, the costliest first; see `OPS_WITHOUT_FLOPS`.
 
-        No rule counts the call, a call inside it, or a call around it. Of such calls inside each
-        other the outermost is listed. Most have nothing to count (views, allocations) or little
-        (elementwise operators). Where `has_rule` is true, a rule exists for the operator or for one
-        that it called, but the arguments were not recorded or not understood: these are the FLOPs
-        that are really missing.
+        A call of an operator is listed if no formula counts the call, a call inside it, or a call
+        around it. If such calls are nested, only the outermost one is listed. Most of these
+        operators have nothing to count (views, allocations) or little (elementwise operators). If
+        `has_rule` is true, a formula exists for the operator or for one that it called, but its
+        arguments were not recorded or not understood: only these FLOPs are really missing.
         """
         events, call_tree = self._links.events, self._links.call_tree
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
@@ -231,7 +236,7 @@ def _kinds(events: Events) -> Ints:
 
 
 def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...], Ints]:
-    """The names of the rows, and each node's; all steps of the profiler share one name."""
+    """The names of the rows, and the index of each node's name; all steps share one name."""
     shown = [
         f"{STEP_PREFIX[:-1]}*" if name.startswith(STEP_PREFIX) else name for name in events.names
     ]
@@ -244,9 +249,9 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
     """Fold an only child that has its parent's name into the parent, as torch does.
 
-    Returns which nodes remain, and the remaining node to which each node belongs. Folding one pair
-    changes nothing for another, as a parent takes over its child's children, so all pairs are found
-    in the nesting as it is.
+    Returns a mask of the nodes that remain, and for each node the remaining node to which it
+    belongs. Folding one pair does not decide whether another pair folds, because the parent takes
+    over the children of its child. So all pairs are found before any is folded.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
@@ -276,7 +281,7 @@ def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> 
 
 
 def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
-    """The operations of each call and of those folded into it; -1 where they are not known."""
+    """The FLOPs of each call with the calls folded into it; -1 if they are not known."""
     if own is None:
         return None
     known = folded.number(own != UNKNOWN) > 0
@@ -343,7 +348,7 @@ def _joined(
     more: Quantities,
     counted: dict[str, Ints],
 ) -> Calls:
-    """Append calls of another row, which lie in none of the given calls."""
+    """Append calls that form a new row and lie in none of the given calls."""
     count, nothing = len(event), np.zeros(len(event), np.int64)
     node = int(calls.after.max(initial=0)) + np.arange(count)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -368,7 +373,7 @@ def _joined(
 
 
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The cells of the table: calls summed by name, kind and `codes`, by first call."""
+    """The cells of the table: calls summed by name, kind and `codes`, in order of first call."""
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes
     distinct, groups = groupby(key)
@@ -404,10 +409,10 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
 
 
 def _outermost(calls: Calls, group: Ints) -> Flags:
-    """Which calls lie in no other call of their group."""
+    """A mask of the calls that lie in no other call of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    # Integers of 16 bits or fewer are sorted by radix. In each group the outer call comes before
-    # the inner.
+    # numpy sorts integers of 16 bits or fewer by radix, which is faster. In each group, an outer
+    # call comes before the calls inside it.
     narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
     order = np.argsort(narrow, kind="stable")
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]

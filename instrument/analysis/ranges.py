@@ -40,78 +40,86 @@ from instrument.trace.events import (
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
-    path="the names of the ranges around it on the same thread and its own, joined by /; where it "
-    "is longer than 2,000 characters a number replaces its middle",
+    path="the names of the ranges around this one on the same thread and its own name, joined by "
+    "/; in a path longer than 2,000 characters, a number replaces the middle",
     name="the range's name",
-    module_type="the class of the submodule of that name, where the session had a model",
-    depth="0 for the outermost",
-    calls="calls that began in the window; 0 where only later slices of a call are in it",
-    slices="a call that is suspended and resumed (a coroutine, a generator) has several slices",
+    module_type="the class of the submodule of that name; None if the session had no such "
+    "submodule",
+    depth="the number of ranges around it; 0 for an outermost range",
+    calls="calls that began in the window; 0 if the window holds only later slices of a call",
+    slices="uninterrupted parts of calls: a call that is suspended and resumed (a coroutine, a "
+    "generator) has several",
     cpu_ns="CPU time between start and end",
-    cpu_ns_per_step="the part of `cpu_ns` in finished steps, for each step; None without finished "
-    "steps",
-    share="`self_total_ns` in finished steps, as a fraction of all recorded CPU time of all "
-    "threads in the finished steps, or in the whole recording where no step is finished",
-    device_share="the same of the device time that was launched there, or that ran there where its "
-    "launch is not known",
+    cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by their number; None if no "
+    "step is finished",
+    share="`self_total_ns` in finished steps, as a fraction of the CPU time of all threads in "
+    "these steps; if no step is finished, in the whole recording",
+    device_share="the device time of the work in `self_total_ns`, as a fraction of all device "
+    "time; both count only work launched in finished steps, or, if its launch is unknown, run "
+    "there",
     self_cpu_ns="`cpu_ns` without the ranges directly inside",
-    self_total_ns="`total_ns` without that of the ranges inside",
-    total_ns="all CPU time that the range caused, each nanosecond once: forward, backward, "
-    "accumulate, recompute and optimizer together",
+    self_total_ns="`total_ns` without the `total_ns` of the ranges inside",
+    total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
+    "optimizer together, with each nanosecond counted once",
     forward_ns="the part of `cpu_ns` that is neither backward, recompute nor optimizer",
-    backward_ns="time of the autograd nodes whose forward operator lies inside, on any thread; "
-    "None where the trace has no autograd nodes",
-    accumulate_ns="the accumulation of gradients; its nodes name no operator, so it goes to the "
-    "range of the node before it: a guess",
+    backward_ns="time of the autograd nodes, on any thread, whose forward operator ran inside the "
+    "range; None if the trace has no autograd nodes",
+    accumulate_ns="time of gradient accumulation; its autograd nodes name no forward operator, so "
+    "their time is attributed to the range of the node before them, which is a guess",
     recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
     "the backward",
-    optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without a closure that "
-    "records gradients",
-    device_ns="device events launched inside or by its backward, accumulation included, each once; "
-    "None without device events",
-    device_ns_per_step="the part of `device_ns` that was launched in finished steps, for each step",
-    self_device_ns="device events launched directly inside",
-    device_busy_ns="the time in which any event of `device_ns` ran",
-    device_idle_ns="the part of `cpu_ns` in which no device event of any origin ran",
-    allocated_bytes="allocated by the range's own thread between start and end, on the CPU and "
-    "devices together",
-    bytes="allocated less freed, likewise",
-    device_allocated_bytes="`allocated_bytes` on devices alone",
-    device_bytes="`bytes` on devices alone",
-    flops="of what ran inside and of its backward, by torch's formulas; None where none are known",
-    flops_per_second="`flops` over `device_busy_ns`, or over the CPU time of both where no device "
-    "was recorded",
-    min_ns="the shortest call's `cpu_ns`; None where calls were suspended, as the trace does not "
-    "tell which slice belongs to which call",
-    median_ns="the median call, by nearest rank",
-    p95_ns="the 95th percentile of the calls, by nearest rank",
-    max_ns="the longest call",
+    optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without the forward and "
+    "backward of a closure",
+    device_ns="device time of the events launched inside the range or by its backward, gradient "
+    "accumulation included, with each event counted once; None if the trace has no device events",
+    device_ns_per_step="the part of `device_ns` that was launched in finished steps, divided by "
+    "their number",
+    self_device_ns="device time of the events launched directly inside the range",
+    device_busy_ns="time in which at least one event of `device_ns` ran",
+    device_idle_ns="the part of `cpu_ns` in which no device event ran, whatever launched it",
+    allocated_bytes="memory allocated by the range's own thread between start and end, on the CPU "
+    "and devices together",
+    bytes="memory allocated less memory freed by the range's own thread between start and end, on "
+    "the CPU and devices together",
+    device_allocated_bytes="the part of `allocated_bytes` on devices",
+    device_bytes="the part of `bytes` on devices",
+    flops="floating-point operations inside the range and of its backward, by torch's formulas; "
+    "None if none are known",
+    flops_per_second="`flops` divided by `device_busy_ns`; if no device was recorded, divided by "
+    "the CPU time of the range and its backward",
+    min_ns="`cpu_ns` of the shortest call; None if calls were suspended, because the trace does "
+    "not show which slice belongs to which call",
+    median_ns="`cpu_ns` of the median call, by nearest rank",
+    p95_ns="the 95th percentile of the calls' `cpu_ns`, by nearest rank",
+    max_ns="`cpu_ns` of the longest call",
 )
 _QUANTITIES = names_of(RANGES)[4:]
 ATTRIBUTION: Schema = schema(
-    path="the path of the range; (no range) outside of all",
-    kind="backward, accumulate (the guess), optimizer, recompute, unattributed (backward nodes "
-    "whose forward operator is not in the trace), or forward: everything else",
-    cpu_ns="CPU time; each nanosecond in which a thread was in any CPU event is in exactly one row",
-    device_ns="device time that the part launched; None without device events",
+    path="the path of the range; (no range) for time outside of all ranges",
+    kind="backward, accumulate (gradient accumulation, whose range is a guess), optimizer, "
+    "recompute, unattributed (backward nodes whose forward operator is not in the trace), or "
+    "forward (all other time)",
+    cpu_ns="CPU time; each nanosecond that a thread spent in CPU events is in exactly one row",
+    device_ns="device time of the work launched in this CPU time; None if the trace has no device "
+    "events",
 )
 REST: Schema = schema(
-    name="(no range): the time between and around the ranges; (backward of no range): the backward "
-    "of operators outside of all ranges or before the window; (no launch): device work whose "
-    "launch is not in the trace",
+    name="(no range) for time outside of all ranges; (backward of no range) for the backward of "
+    "operators that ran outside of all ranges or before the window; (no launch) for device work "
+    "whose launch is not in the trace",
     self_cpu_ns="CPU time",
     self_total_ns="the same as `self_cpu_ns`",
     self_device_ns="device time",
-    share="as in the ranges",
-    device_share="as in the ranges",
+    share="as in `ranges`",
+    device_share="as in `ranges`",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Every range that was opened: its times, its path, whether it resumes a call, and its spans.
+    """Every slice of a range: its times, its path, and whether it resumes a suspended call.
 
-    `spans` holds quantities of the time between start and end, by column name.
+    `spans` holds the quantities that are measured from start to end of a slice, by column name.
     """
 
     nodes: CallTree
@@ -123,15 +131,16 @@ class Slices:
 class RangeTable(GroupableTable):
     """One row for each path of ranges in tree order: parents first, siblings by first start.
 
-    See `RANGES`. Times are whole nanoseconds; what the trace cannot tell is None. A recomputed
-    range is named "NAME (recomputed)". It also gets the backward time of its own operators, which
-    only `use_reentrant=True` gives it; recomputation outside of ranges is part of `backward_ns`.
-    The byte columns leave out what the backward of a range allocates, as the backward frees what
-    the forward kept; `Capture.memory.live("range")` attributes that too. With those of `rest`,
-    `share` and `device_share` add up to 1 each.
+    See `RANGES`. Times are whole nanoseconds. A cell is None if the trace does not hold its value.
+    A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
+    With `use_reentrant=True`, and only then, it also gets the backward time of its own operators.
+    Recomputation outside of ranges is part of `backward_ns`. The byte columns do not count memory
+    that the backward of a range allocates, because the backward frees what the forward kept;
+    `Capture.memory.live("range")` counts it. `share` adds up to 1 over the ranges and `rest`
+    together, and so does `device_share`.
 
-    A range that the end of the window cut off counts with its time until then. The copies of ranges
-    that devices record are left out.
+    A range that is still open at the end of the window counts with its time until then. The copies
+    of ranges on the timelines of devices are left out.
     """
 
     def __init__(
@@ -156,8 +165,8 @@ class RangeTable(GroupableTable):
     def by(self, what: Literal["name"]) -> Table:
         """Group the ranges by name, in the order of the tree.
 
-        The table has the columns of this one without `path`, `module_type` and `depth`. A range
-        inside another of the same name is a call of its own, and its time, bytes and FLOPs count
+        The table has all columns except `path`, `module_type` and `depth`. If a range is inside
+        another range of the same name, `calls` counts both, and their time, bytes and FLOPs count
         once.
 
         Raises:
@@ -192,7 +201,7 @@ class RangeTable(GroupableTable):
 
     @cached_property
     def rest(self) -> Table:
-        """The work in no range, one row for each part that exists; see `REST`."""
+        """The work outside of all ranges, one row for each kind that occurs; see `REST`."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -223,7 +232,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of groups of work, counting only work for which the mask holds."""
+        """The shares of groups of work; only work at which `where` is True counts."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -264,7 +273,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """CPU time by the enclosing range, and by kind at the range to which it is attributed."""
+        """CPU time of the ranges that enclose it, and time by kind of the ranges that caused it."""
         work = self._work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
@@ -315,7 +324,7 @@ class RangeTable(GroupableTable):
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """The spans of each group, without ranges inside another of the group."""
+        """The sums of `Slices.spans` for each group; inner ranges of the same group are skipped."""
         slices = self._slices
         chosen = self._paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
@@ -325,7 +334,7 @@ class RangeTable(GroupableTable):
         }
 
     def _busy(self, groups: Groups) -> Ints:
-        """The time of each group's device events, merged from the innermost paths outwards."""
+        """For each group, the time in which any of its device events ran; innermost paths first."""
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
         alone = groups.number(top) == 1
@@ -359,7 +368,7 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The group of the path of each piece of work, and whether it has a path."""
+    """For each row of the work, the group of its path, and whether it has a path."""
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
@@ -380,7 +389,7 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """The CPU time, idle time of the devices and memory of its thread within each range."""
+    """For each slice: its CPU time, the idle time of the devices, and the memory of its thread."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -398,7 +407,7 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    """How long no device event ran within each range."""
+    """For each slice, the time in which no device event ran."""
     timeline = sweep([(events.start_ns[device], events.end_ns[device])])
     return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
 

@@ -18,10 +18,10 @@ from instrument.printable import printable
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
-# Addresses differ between runs: without them equal frames of different objects are one.
+# Addresses of objects differ between runs, so they are cut from the names of frames.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# Frames of this package. Those of the first files call the user's code, those of the others never
-# do.
+# Frames of this package: `_AROUND_USERS` matches those that call the user's code, `_OURS` matches
+# all of them.
 _AROUND_USERS = re.compile(
     r"<profiled>\(\d+\): "
     r"|(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
@@ -31,7 +31,7 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 
 
 class Stack(NamedTuple):
-    """A call path from the outermost frame to the innermost, and its last frame's own time."""
+    """A call path from the outermost frame to the innermost, and the innermost frame's own time."""
 
     frames: tuple[str, ...]
     value_ns: int
@@ -46,32 +46,32 @@ def stacks(
 ) -> list[Stack]:
     """Return the call paths of a trace with the time spent in the last frame of each.
 
-    Python frames contain annotations and operators, by time on each thread. Paths without time of
-    their own are left out, also where overlapping children make it negative. Object addresses are
-    cut from the names of built-in functions, and all steps have one name, "ProfilerStep*". Frames
-    of this package around the user's code are left out; what recording does in the loop is the
-    frame "(recording)". Device work without a launch in the trace is the path "(no launch)", unless
-    `range` is given.
+    Frames are Python frames, annotations and operators, nested by time on each thread. A path is
+    left out if its last frame has no time of its own, or a negative time because its children
+    overlap. Object addresses are cut from the names of built-in functions, and all steps have one
+    name, "ProfilerStep*". Frames of this package around the user's code are left out. The time that
+    recording takes in the training loop is the frame "(recording)". Device work whose launch is not
+    in the trace has the path "(no launch)"; it is left out if `range` is given.
 
-    Torch before 1.12 wrote the frames as text with each operator. In such a trace a path is the
-    frames of the operator, then the annotations and operators around it; time in Python alone is
-    not known.
+    torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
+    begins with the Python frames of the operator; its annotations and operators follow. The time
+    spent in Python alone is not known.
 
     Args:
         events: the events of the trace.
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
-        range: a range's name, or its path in the range tree. Only what ran inside it and its
-            backward, on any thread, counts; the accumulation of gradients is a guess, as in the
-            tree.
+        range: a range's name, or its path in the range tree. Only time inside this range and in its
+            backward, on any thread, is returned. The range of gradient accumulation is a guess, as
+            in the range tree.
         threads: whether each path begins with its thread; otherwise all threads are summed.
 
     Cost: about 1 µs an event.
 
     Raises:
-        CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work of
-            a device.
-        ConfigError: there is no such metric.
+        CaptureError: the trace holds no Python frames, no such range, or, for `metric="device"`, no
+            device events.
+        ConfigError: `metric` is neither cpu nor device.
     """
     if metric not in ("cpu", "device"):
         raise ConfigError(f"Stacks have no metric {metric!r}; choose cpu or device.")
@@ -101,9 +101,10 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """Remove the frames of this package around the user's, and join all below another of them.
+    """Leave out this package's frames around the user's code, and merge what recording calls.
 
-    Returns the remaining nodes and their times.
+    A frame of recording takes over the time of all frames below it. Outermost frames stay. Returns
+    the remaining nodes and their times.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -120,7 +121,7 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
-    """Which nodes ran in a range of this name or path, or in its backward."""
+    """A mask of the nodes that ran in a range of this name or path, or in its backward."""
     chosen: list[bool] = []
     for name, text, above in zip(
         scopes.paths.names, scopes.paths.texts, scopes.paths.above.tolist()
@@ -128,17 +129,18 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
         chosen.append(wanted in (name, text) or (above >= 0 and chosen[above]))
     if not any(chosen):
         near = get_close_matches(wanted, scopes.paths.texts, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists those it holds."
+        hint = f"did you mean {near[0]!r}?" if near else "capture.ranges lists its ranges."
         raise CaptureError(f"The trace holds no range {wanted!r}; {hint}")
     inside = np.array([*chosen, False])
     return np.append(inside[scopes.enclosing] | inside[scopes.attributed], False)[scopes.innermost]
 
 
 def folded(found: Sequence[Stack]) -> str:
-    """Return stacks as text for `flamegraph.pl`: a line "outer;inner 12" each, in microseconds.
+    """Return stacks as text for `flamegraph.pl`: one line each, such as "outer;inner 12".
 
-    Semicolons in a frame become commas, white space underscores, and unprintable characters
-    escapes. Stacks of less than half a microsecond are left out.
+    Times are in microseconds. In the name of a frame, semicolons become commas, white space becomes
+    underscores, and unprintable characters become escapes. Stacks of less than half a microsecond
+    are left out.
     """
     lines = (
         (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
@@ -151,7 +153,7 @@ def _safe(frame: str) -> str:
 
 
 def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
-    """The time of all nodes with the same names from the root down, by first node."""
+    """The time of all nodes that have the same path of names, in the order of the first node."""
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
@@ -170,7 +172,7 @@ def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) 
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """The thread and recorded frames before each node's path: distinct ones, and each node's."""
+    """The prefixes of paths (thread and recorded frames), and the index of each node's prefix."""
     recorded = events.call_stack[call_tree.index]
     nearest = call_tree.nearest(recorded >= 0)
     stack = np.where(nearest >= 0, recorded[nearest], -1) + 1 if len(call_tree) else nearest
@@ -205,9 +207,9 @@ def _is_machinery(name: str) -> bool:
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
     """Find the innermost Python frames around each call.
 
-    Returns an index for each call, and the distinct stacks. A stack is text: at most `depth`
-    frames, without those of this package, the innermost first, joined by ";". It is None for a call
-    outside of all frames, and for memory outside of calls (an `event` of -1).
+    Returns for each call an index into the distinct stacks, and these stacks. A stack is text: at
+    most `depth` frames, without those of this package, the innermost first, joined by ";". It is
+    None for a call outside of all frames, and for memory outside of calls (an `event` of -1).
     """
     python = events.among(PYTHON)
     if not python.any():

@@ -1,4 +1,4 @@
-"""The profiler's steps: what the device did for and in each, and what its idle time waited for."""
+"""The profiler's steps: the device work of each step, and the causes of the device's idle time."""
 
 from __future__ import annotations
 
@@ -34,44 +34,46 @@ from instrument.trace.events import (
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
 
-# Of device work; all are None in a trace without device events.
+# The columns of device work. They are all None in a trace without device events.
 _LAUNCHED = {
-    column.name: f"{column.doc}; of the work that the step launched, whenever it ran"
+    column.name: f"{column.doc}; counts the work that the step launched, whenever it ran"
     for column in BREAKDOWN
 }
 _CLIPPED = {
-    f"clipped_{column.name}": f"{column.doc}; between the step's own start and end"
+    f"clipped_{column.name}": f"{column.doc}; counts the work between start and end of the step"
     for column in BREAKDOWN
     if column.name != "total_ns"
 }
 STEPS: Schema = schema(
     number="the step's number, counted from 0",
-    start_ns="when it began, on the trace's own clock; shown is the time since the trace's first "
-    "event",
-    duration_ns="how long it lasted on the CPU",
+    start_ns="the start of the step, on the trace's own clock; tables print the time since the "
+    "trace's first event",
+    duration_ns="the duration of the step on the CPU",
     **_LAUNCHED,
     **_CLIPPED,
-    launch_wait_ns="part of `clipped_idle_ns`: until the CPU had launched the work that came next",
-    gap_wait_ns="part of `clipped_idle_ns`: the work was queued, and the device started it late",
+    launch_wait_ns="part of `clipped_idle_ns`: the CPU had not yet launched the next work",
+    gap_wait_ns="part of `clipped_idle_ns`: the next work was queued, and the device started it "
+    "late",
     loader_wait_ns="part of `clipped_idle_ns`: the CPU was in its data loader",
-    sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, and launched only "
-    "then",
-    unknown_wait_ns="part of `clipped_idle_ns`: the launch of what came next is not in the trace",
+    sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, and launched the "
+    "next work only then",
+    unknown_wait_ns="part of `clipped_idle_ns`: the launch of the next work is not in the trace",
 )
 MOMENTS: Schema = schema(
     name="the name given to `instrument.mark`",
-    start_ns="when, on the trace's own clock; shown is the time since the trace's first event",
-    thread="process/thread",
-    step="the number of the step around it; None outside of finished steps",
+    start_ns="the time of the call, on the trace's own clock; tables print the time since the "
+    "trace's first event",
+    thread="the thread, as process/thread",
+    step="the number of the step around the call; None outside of finished steps",
 )
 
 
 def steps(events: Events, work: Work) -> Table:
-    """Return the steps that ended inside the window, by start; see `STEPS`.
+    """Return the steps that ended inside the window, in order of start; see `STEPS`.
 
-    `start_ns` is on the trace's own clock; adding `events.base_ns` gives Unix time. Device work
-    without a launch in the trace belongs to no step. A step owns the launches of all threads during
-    it.
+    `start_ns` is on the trace's own clock; adding `events.base_ns` gives Unix time. The device work
+    of a step is the work that any thread launched during the step. Device work whose launch is not
+    in the trace belongs to no step.
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
@@ -99,7 +101,7 @@ def steps(events: Events, work: Work) -> Table:
 
 
 def moments(events: Events) -> Table:
-    """Return the moments that the user marked with `instrument.mark`, in order; see `MOMENTS`."""
+    """Return the moments marked with `instrument.mark`, in order of time; see `MOMENTS`."""
     index = np.flatnonzero(events.among(ANNOTATION | OPERATOR) & events.named(is_moment))
     index = index[np.argsort(events.start_ns[index], kind="stable")]
     finished = finished_steps(events)
@@ -119,7 +121,7 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the index of the step in which the CPU launched it, or -1."""
+    """For each device event the position in `index` of the step that launched it, or -1."""
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
@@ -140,18 +142,23 @@ def loading(events: Events) -> Intervals:
 
 
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
-    """Split the idle time of the devices in each window by what they waited for.
+    """Split the idle time of the devices in each span of time by its cause.
 
-    A gap, in which no device works, ends with a device event. Once the call that launched this
-    event has returned, the gap is `gap_wait_ns`: the work was queued, and the device started it
-    late. Before that, the device waits for the CPU: `loader_wait_ns` while the CPU is in its data
-    loader; else `sync_wait_ns` if the CPU was waiting for the device when the gap began, so that it
-    could launch only afterwards; else `launch_wait_ns`. `unknown_wait_ns` stands for the last two
-    where the launch is not in the trace. A copying call waits from the start of its copy. The
-    columns sum to the idle time.
+    A gap is a time in which no device works. It ends when a device event starts. The part of a gap
+    after the CPU call that launched this event has returned is `gap_wait_ns`: the work was queued,
+    and the device started it late. In the part before, the device waits for the CPU. Each moment of
+    this part counts for the first cause that applies:
 
-    Lost: which of several streams waited. CPU and device clocks are compared as they stand in the
-    file; they may differ by microseconds.
+    - `loader_wait_ns`: the CPU is in its data loader.
+    - `unknown_wait_ns`: the launch is not in the trace.
+    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device, so it could launch
+      only afterwards.
+    - `launch_wait_ns`: none of the above.
+
+    A call that copies waits from the start of its copy. The columns sum to the idle time.
+
+    Lost: which of several streams waited. The times of CPU and device are taken from the file as
+    they are; the two clocks may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -167,7 +174,10 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
-    """Device work, then the causes of its gaps: queued, loading, synchronising, unknown."""
+    """The timeline of device work, then of the causes of gaps, and when any device is busy.
+
+    The causes are: queued, loading, synchronising, unknown launch.
+    """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
     launched, known = _launched_ns(events, work, end)
@@ -186,7 +196,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """When the call returned that launched the end of each gap, and whether that is known."""
+    """When the call returned that launched the work after each gap, and whether it is known."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
@@ -205,7 +215,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """Whether any interval, without its end, contains each point in time."""
+    """For each time, whether any interval contains it; the end of an interval is not part of it."""
     start, end = (np.sort(side) for side in intervals)
     active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
         end, time_ns, "right"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
     from typing_extensions import Self
 
-# Stands for all rows, as in torch's `row_limit`.
+# The number of rows that means all rows, as in torch's `row_limit`.
 ALL = -1
 # The prefixes of device columns in torch's own tables.
 DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
@@ -43,7 +43,7 @@ _DTYPES = {
     float: ("Float64", "Float64", "float64"),
     str: ("string", "String", "string"),
 }
-# Columns that hold points of time; other columns in nanoseconds hold durations.
+# Columns that hold points in time; other columns in nanoseconds hold durations.
 POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
 # How a cell is shown in each unit.
 _TEXTS: dict[str, Callable[[Any], str]] = {
@@ -59,7 +59,7 @@ _SHOWN_ROWS = 20
 
 
 class Column(NamedTuple):
-    """One column of a view. Its name tells its unit; see `unit_of`.
+    """One column of a view. Its unit follows from its name; see `unit_of`.
 
     Attributes:
         name: the column's name.
@@ -87,11 +87,11 @@ def names_of(columns: Schema) -> list[str]:
 class Table:
     """Rows with named columns: the type of every view of a capture.
 
-    A cell that is not known is None, never 0. Iterating and indexing give rows as named tuples.
-    `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
+    A cell whose value is not known is None, never 0. Iterating and indexing give rows as named
+    tuples. `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
 
-    `begin_ns` is when the recording began. Cells of the columns in `POINTS` are on the trace's own
-    clock; text shows them as the time since the recording began.
+    `begin_ns` is the start of the recording on the trace's own clock. Cells of the columns in
+    `POINTS` are on the same clock; text shows them as the time since the recording began.
 
     Cost: the table holds only its columns, as lists; rows are built when they are read.
 
@@ -132,7 +132,7 @@ class Table:
         names = names_of(columns)
         if set(names) != set(cells):
             raise ValueError(
-                f"The cells are of {sorted(cells)}, but the view's columns are {names}."
+                f"The cells are for {sorted(cells)}, but the view has the columns {names}."
             )
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
@@ -149,7 +149,7 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of one column, by its own name or torch's (`self_cpu_time_total`).
+        """Return the values of a column, by its own name or torch's, such as `self_cpu_time_total`.
 
         Raises:
             KeyError: the table has no such column; the message lists the columns it has.
@@ -189,8 +189,8 @@ class Table:
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
         """Return the rows that pass `test(row)` and all conditions on columns.
 
-        A condition is a value that the cell must equal, or a function of the cell. Functions are
-        not called for unknown cells, and such rows are left out: `where(flops=lambda n: n > 1e9)`
+        A condition is a value that the cell must equal, or a function of the cell. A function is
+        not called for an unknown cell, and the row is left out: `where(flops=lambda n: n > 1e9)`
         needs no check for None. `where(flops=None)` finds the rows with unknown cells.
         """
         wanted = [(self.column(name), value) for name, value in equal.items()]
@@ -262,7 +262,7 @@ class Table:
         return Table(columns, begin_ns=self._begin_ns)
 
     def since_begin(self) -> Table:
-        """Return the rows with points of time counted from the begin of the recording."""
+        """Return the table with points in time as the time since the recording began."""
         if not self._begin_ns or not POINTS.intersection(self._columns):
             return self
         return Table(
@@ -305,7 +305,8 @@ class Table:
 class GroupableTable(Table):
     """A table whose rows can be grouped in another way after `sort`, `head`, `where` and `select`.
 
-    `keys` identifies each row. Rows of another grouping that belong to the same row have its key.
+    `keys` holds a key for each row. In another grouping, the rows into which a row is split have
+    its key.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping: only keys of this table's rows, in its order."""
+        """Make the table of another grouping: only rows with keys of this table, sorted like it."""
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):
             table = table._take(row for row, key in enumerate(keys) if key in kept)
@@ -362,7 +363,7 @@ def _package(name: str, what: str, extra: str) -> Any:
 
 
 def _kind(column: str, values: Sequence[Any]) -> type:
-    """The type of a column's cells; the column's name decides where all cells are unknown."""
+    """The type of a column's cells; if all cells are unknown, the column's name decides."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         unit = unit_of(column)
@@ -371,7 +372,7 @@ def _kind(column: str, values: Sequence[Any]) -> type:
 
 
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
-    """Return the names of the columns that hold a value, of `names` or of all columns.
+    """Return those of `names`, or of all columns, that hold a value.
 
     In a table without rows every column counts as known.
     """
@@ -391,12 +392,12 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
     if more > 0:
         notes.append(f"… and {more} more rows")
     if unknown:
-        notes.append(f"Nothing is known of {', '.join(unknown)}.")
+        notes.append(f"Columns without values: {', '.join(unknown)}.")
     return table.head(_SHOWN_ROWS).select(known), notes
 
 
 def _exact_text(column: str, value: Any) -> str:
-    """A cell without rounding, with its unit, for a tooltip."""
+    """The text of a cell without rounding, with its unit, for a tooltip."""
     if not isinstance(value, int | float):
         return printable(str(value))
     return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
@@ -441,9 +442,9 @@ def heading(name: str) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Return the unit that a column's name tells.
+    """Return the unit of a column, which follows from its name.
 
-    It is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
+    The unit is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
     """
     if column.endswith(("share", "_covered")):
         return "share"
@@ -456,7 +457,7 @@ def unit_of(column: str) -> str:
 
 
 def cell_text(column: str, value: Any, width: int = 60) -> str:
-    """Return one cell as one line of text, in the unit that its column's name tells.
+    """Return a cell as one line of text, with its unit.
 
     An unknown cell is "-". Text longer than `width` characters is shortened in the middle.
     """

@@ -1,8 +1,9 @@
 """The figures of the overview page of TensorBoard's PyTorch plugin, by the plugin's definitions.
 
-They are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the page). A moment
-of a step counts for the first of kernel, memcpy, memset, communication, runtime, data loader and
-CPU that is active, else for other. A step ends when its device work ends.
+The definitions are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the
+page). Each moment of a step counts for the first of kernel, memcpy, memset, communication, runtime,
+data loader and CPU that is active at that moment. If none is active, the moment counts as other. A
+step ends when its device work ends.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ _ROLES = (
     "loader_ns",
     "cpu_ns",
 )
-# A last step with a smaller share of the device events of the step before was cut off, and is left
-# out.
+# The last step was cut off if it has less than this fraction of the device events of the step
+# before. It is left out then.
 _WHOLE_STEP = 0.8
-# CPU operators of collectives: on the CPU, the only events of communication.
+# CPU operators of collectives. In a trace without a device, they are the only events of
+# communication.
 _COLLECTIVES = ("nccl:", "gloo:")
 
 
 class Steps(NamedTuple):
-    """The plugin's steps: positions among the events (-1: the whole recording), starts and ends."""
+    """The plugin's steps: their positions in `Events`, starts and ends.
+
+    If the trace has no steps, the whole recording is one step, and its position is -1.
+    """
 
     event: Ints
     start_ns: Ints
@@ -55,29 +60,30 @@ class Steps(NamedTuple):
 
 # The last eight columns sum to `duration_ns`; each moment counts for the first of them that holds.
 OVERVIEW: Schema = schema(
-    number="the step's number; None in a trace without steps, which counts as one step",
-    start_ns="when it began, on the trace's own clock",
-    duration_ns="until its last device event ended, or its own end on the CPU if that is later",
-    kernel_ns="a kernel other than communication ran",
-    memcpy_ns="a copy ran",
-    memset_ns="a memset ran",
-    communication_ns="communication ran",
-    runtime_ns="a call of the device's runtime ran",
-    loader_ns="the data loader ran",
-    cpu_ns="an operator ran on the CPU",
-    other_ns="none of these",
+    number="the step's number; None if the trace has no steps and counts as one step",
+    start_ns="the start of the step, on the trace's own clock",
+    duration_ns="time until the step's last device event ends, or until the step ends on the CPU "
+    "if that is later",
+    kernel_ns="time in which a kernel other than communication ran",
+    memcpy_ns="of the remaining time, the part in which a copy ran",
+    memset_ns="of the remaining time, the part in which a memset ran",
+    communication_ns="of the remaining time, the part in which communication ran",
+    runtime_ns="of the remaining time, the part in which a call of the device's runtime ran",
+    loader_ns="of the remaining time, the part in which the data loader ran",
+    cpu_ns="of the remaining time, the part in which an operator ran on the CPU",
+    other_ns="the remaining time",
 )
 DEVICES: Schema = schema(
-    device="the process that stands for the device in the trace",
+    device="the device, as the trace numbers it",
     kernels="how many kernels ran",
     busy_ns="time in which a kernel ran",
-    total_ns="time from the first step's start to the last one's end",
-    utilization="`busy_ns` over `total_ns`, a fraction",
-    sm_efficiency="the fraction of multiprocessors with a block to run, averaged over all of the "
-    "time: the sum of blocks per multiprocessor over the running kernels, at most 1; None where "
-    "the trace does not hold it",
+    total_ns="time from the start of the first step to the end of the last step",
+    utilization="`busy_ns` divided by `total_ns`",
+    sm_efficiency="the fraction of multiprocessors with a block to run, averaged over `total_ns`; "
+    "at each moment, it is the sum of blocks per multiprocessor over the running kernels, at most "
+    "1; None if the trace does not hold these",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the "
-    "kernels' time; None where the trace does not hold it, as on ROCm",
+    "kernels' time; None if the trace holds no estimate, as on ROCm",
     occupancy_covered="share of the kernels' time for which there is an estimate",
 )
 
@@ -85,13 +91,14 @@ DEVICES: Schema = schema(
 def overview(events: Events, work: Work) -> Table:
     """Return one row for each step as the plugin counts them; see `OVERVIEW`.
 
-    A step ends with the last device event that it launched, or later with the CPU, and the next one
-    starts there. A last step with less than 0.8 of the device events of the step before was cut
-    off, and is left out. A trace without steps is one step, whose `number` is None.
+    A step ends with the last device event that it launched, or on the CPU if that is later. The
+    next step starts at this end. The last step was cut off if it has less than 0.8 of the device
+    events of the step before; it is left out then. A trace without steps is one step, whose
+    `number` is None.
 
-    This differs from the plugin in three ways: communication is decided by the rule of `breakdown`,
-    an annotation of the data loader counts like an operator of that name, and a trace without steps
-    also lasts until the device has ended.
+    Three things differ from the plugin. Communication is recognised by the rule of `breakdown`. An
+    annotation of the data loader counts like an operator of the same name. A trace without steps
+    lasts until its device work has ended.
     """
     steps = _steps(events, work)
     timeline = sweep(_layers(events, work))
@@ -165,7 +172,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """The kernels' time, times their blocks per multiprocessor, at most 1 at any moment."""
+    """The blocks per multiprocessor of the running kernels, at most 1, summed over time."""
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
@@ -176,7 +183,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps, ended by their device work, without a last one that was cut off."""
+    """The steps, each until its device work ends; a last step that was cut off is left out."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -209,7 +216,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps remain without those at the end that have too little device work."""
+    """The number of steps, without steps at the end that have too little device work."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

@@ -1,4 +1,4 @@
-"""`Views`: a capture's metadata, its events, and the tables of them, each made once.
+"""`Views`: a capture's metadata, its events, and the tables made from them.
 
 `VIEWS` lists the tables. The functions that make them are imported when a table is first used, so
 that `instrument show --help` reads the list without numpy.
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from instrument.trace.events import Events
 
 TRACE_FILES = ("trace.json.gz", "trace.json")
-# Records where a capture was uploaded to; it is not uploaded itself.
+# The file that records where a capture was uploaded. The file itself is not uploaded.
 NOTE_FILE = "upload.json"
-# Bytes. Files are named after a capture, with a prefix and a suffix.
+# In bytes. Files are named after a capture, with a prefix and a suffix, for which this leaves room.
 _LONGEST_NAME = 128
 
 # What `OperatorTable.by` groups by besides the name.
 Grouping = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 COMPILED_RANGES: Schema = schema(
-    name="the range; it was called, and cannot be timed",
+    name="the range, which was called but cannot be timed",
     region="the compiled region that contains it, as torch names it",
 )
 
@@ -77,17 +77,17 @@ VIEWS = {
     ),
     "ranges.attribution": View("ranges:ATTRIBUTION"),
     "ranges.rest": View("ranges:REST"),
-    "operators": View("operators:OPERATORS", "ops", "the operators, by name or --by"),
+    "operators": View("operators:OPERATORS", "ops", "the operators, grouped by name or --by"),
     "operators.ops_without_flops": View("operators:OPS_WITHOUT_FLOPS"),
     "kernels": View(
         "kernels:KERNELS",
         "kernels",
-        "the device's kernels by name, with what launching them cost",
+        "the device's kernels by name, with the CPU time of their launches",
     ),
     "steps": View(
         "steps:STEPS",
         "steps",
-        "each step, the device's work for it, and what its idle time waited for",
+        "each step, its device work, and the causes of the device's idle time",
     ),
     "moments": View(
         "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
@@ -95,7 +95,7 @@ VIEWS = {
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
-        "what was allocated and freed on each device, and the peak",
+        "the memory allocated and freed on each device, and its peak",
     ),
     "memory.steps": View("memory_timeline:MEMORY_STEPS"),
     "memory.sizes": View("memory_timeline:SIZES"),
@@ -115,13 +115,13 @@ VIEWS = {
     "launches": View(
         "kernels:LAUNCHES",
         "launches",
-        "the CPU calls that launch device work, and how long it took to start",
+        "the CPU calls that launch device work, and the delay until the work starts",
     ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
-        "each step by kernels, copies, communication, loader and CPU",
+        "the time of each step: kernels, copies, communication, loader, CPU",
     ),
     "devices": View("tensorboard_overview:DEVICES", "devices", "how well each device was used"),
     "compiled_ranges": View(
@@ -135,15 +135,15 @@ VIEWS = {
 class Views:
     """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
 
-    The trace is read when a view first needs it; a view is computed once. Users get the subclass
+    The trace is read when a view first needs it. Each view is computed once. Users get the subclass
     `Capture`.
 
     Attributes:
-        trace_path: the trace file; None where the capture holds none.
+        trace_path: the trace file; None if the capture holds no trace.
         folder: the capture's folder; None for a trace file alone.
         metadata: the content of `capture.json`; empty for a trace file alone.
-        communication: the regular expression for names of communication kernels that was given to
-            `load`; None where none was.
+        communication: the argument `communication` of `load`: a regular expression for the names of
+            communication kernels, or None.
     """
 
     def __init__(
@@ -157,23 +157,24 @@ class Views:
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
-        self._added: Pattern | None = None  # names that the recording's config added to the default
+        self._added: Pattern | None = None  # added by the recording's config
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
-            path: the folder or file. What lies at a URL, such as `s3://bucket/run/NAME`, is fetched
-                now; see `instrument.storage`.
+            path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
+                at once; see `instrument.storage`.
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
 
         Raises:
-            CaptureError: nothing is at the path, it is a folder without a readable capture.json, or
-                the URL cannot be fetched.
-            ConfigError: `communication` is no regular expression, or the URL's protocol is unknown.
+            CaptureError: nothing is at the path, the folder has no readable capture.json, or the
+                URL cannot be fetched.
+            ConfigError: `communication` is not a regular expression, or the URL's protocol is
+                unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
@@ -196,15 +197,17 @@ class Views:
                 f"There is no capture at {path}; give a capture folder or a trace file."
             )
         if not path.is_file():  # reading a named pipe without a writer would block
-            raise CaptureError(f"{path} is no regular file: give a capture folder or a trace file.")
+            raise CaptureError(
+                f"{path} is not a regular file: give a capture folder or a trace file."
+            )
         return cls(path, None, {}, communication)
 
     @property
     def about(self) -> Metadata:
-        """The part of `metadata` that the views use, as types.
+        """The part of `metadata` that the views use, with checked types.
 
         Raises:
-            CaptureError: a value in `metadata` is of another type.
+            CaptureError: a value in `metadata` has the wrong type.
         """
         from instrument.trace.capture_json import typed
 
@@ -212,7 +215,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The capture's name as recorded, else that of its folder or file; never a path."""
+        """The recorded name of the capture, or else that of its folder or file; never a path."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
@@ -224,7 +227,7 @@ class Views:
 
     @property
     def place(self) -> Path | None:
-        """Where the capture lies, or will lie once its sinks have run; the file of a bare trace."""
+        """The capture's folder as it is called once all sinks have run, or else the trace file."""
         if (
             self.folder is not None
             and self.folder.name.startswith(".")
@@ -245,8 +248,8 @@ class Views:
 
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.folder} holds no trace, as after chrome_trace.keep=false; "
-                "record it with keep=true."
+                f"The capture {self.folder} holds no trace: the option chrome_trace.keep=false "
+                "removes it. Record with keep=true."
             )
         place = self.place if self.folder else None
         return column_cache.read(self.trace_path, place and place / self.trace_path.name)
@@ -302,7 +305,7 @@ class Views:
 
     @cached_property
     def kernels(self) -> Table:
-        """The kernels by name, with what launching them cost; see `analysis.kernels`."""
+        """The kernels by name, with the CPU time of their launches; see `analysis.kernels`."""
         from instrument.analysis.kernels import kernels
 
         return kernels(self.events, self.work)
@@ -316,7 +319,7 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launched device work, with its delay; see `analysis.kernels`."""
+        """The CPU calls that launched device work, with the delays; see `analysis.kernels`."""
         from instrument.analysis.kernels import launches
 
         return launches(self.events, self.work)
@@ -367,8 +370,8 @@ class Views:
     def compiled_ranges(self) -> Table:
         """The ranges inside compiled regions that ran in this window; see `COMPILED_RANGES`.
 
-        They were called, and their time is part of the region's. The compiled code does not record
-        where they begin and end.
+        These ranges were called, and their time is part of the region's time. Compiled code does
+        not record where a range begins and ends.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
@@ -398,7 +401,7 @@ class Views:
 
 
 def kind_of(path: Path) -> Literal["folder", "file"] | None:
-    """Return whether a folder or a file is at a path, which may be a link; None for neither.
+    """Return whether a path, or the target of a link, is a folder or a file; None for neither.
 
     Raises:
         CaptureError: the path cannot be read.
@@ -412,8 +415,8 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 def files_of(folder: Path) -> list[str]:
     """List the files of a capture that are uploaded, capture.json last.
 
-    A reader that finds capture.json then finds the other files too. Hidden files, links, the column
-    files that older versions kept beside the trace, and the upload's own note are left out.
+    As it is uploaded last, a reader that finds it finds all other files too. Hidden files, links,
+    column files that older versions kept beside the trace, and the note of the upload are left out.
     """
     from instrument.trace.capture_json import METADATA_FILE
 
@@ -427,7 +430,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def _added_names(folder: Path, capture: Views) -> Pattern | None:
-    """The names that the recording's config added to those of communication kernels."""
+    """The pattern of communication kernels that the recording's config added to the default."""
     from instrument.patterns import Pattern
     from instrument.trace.capture_json import METADATA_FILE
 
@@ -438,6 +441,6 @@ def _added_names(folder: Path, capture: Views) -> Pattern | None:
     except ValueError as error:
         raise CaptureError(
             f"The file {folder / METADATA_FILE} has {added!r} for config.communication, "
-            f"which cannot be used ({error}): mend it there, or give Capture.load its "
-            "communication."
+            f"which cannot be used ({error}): correct the file, or pass communication to "
+            "Capture.load."
         ) from None

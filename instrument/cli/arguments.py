@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# Rows shown of each table by default.
+# How many rows of each table are shown by default.
 ROWS = 15
 
 

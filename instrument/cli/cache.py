@@ -1,4 +1,4 @@
-"""`instrument cache`: show or clear the cache, and files that older versions left."""
+"""`instrument cache`: show or clear the cache and the files that older versions left."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ HELP = "show or clear the cache that makes reading faster"
 _KINDS = {
     "columns-": "columns of traces",
     "fetched-": "captures fetched from URLs",
-    "machine.json": "rates of this machine",
+    "machine.json": "measured rates of this machine",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Print where the cache is, its entries and bytes, and files that older versions left. "
-        "Everything in it can be made again. XDG_CACHE_HOME moves it; INSTRUMENT_CACHE_BYTES "
-        "limits its size (2 GiB)."
+        "Print the folder of the cache, its entries and its size, and the files that older "
+        "versions left. Everything in the cache can be made again. XDG_CACHE_HOME sets another "
+        "folder; INSTRUMENT_CACHE_BYTES limits the size (default: 2 GiB)."
     )
     add = parser.add_argument
-    where = "also find files that older versions wrote beside traces, at or below PATH"
+    where = "also find the files that older versions wrote beside traces, at or below PATH"
     add("path", metavar="PATH", type=Path, nargs="?", help=where)
-    add("--clear", action="store_true", help="remove all of it")
+    add("--clear", action="store_true", help="remove the cache and these files")
 
 
 def run(arguments: argparse.Namespace) -> str:
     """Return what the cache holds, or what was removed.
 
     Raises:
-        ConfigError: nothing is at the path, or `INSTRUMENT_CACHE_BYTES` is no number.
+        ConfigError: nothing is at the path, or `INSTRUMENT_CACHE_BYTES` is not a number.
         OSError: the cache cannot be used.
     """
     from instrument import cache
 
     if arguments.path is not None and not arguments.path.exists():
         raise ConfigError(
-            f"There is nothing at {arguments.path}: give a trace, a capture or a folder above."
+            f"There is nothing at {arguments.path}: give a trace, a capture, or a folder above."
         )
     old = cache.leftovers(arguments.path)
     if arguments.clear:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     try:
         cache.check_writable()
     except OSError as error:
-        lines.append(f"Nothing can be added to it: {error}.")
+        lines.append(f"The cache cannot be written: {error}.")
     if old:
         lines += ["Left by older versions; --clear removes them:", *(f"  {path}" for path in old)]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The command `instrument`: its parser, and how errors of commands are shown.
 
-Each command is a module with a line for the list of commands (`HELP`), a function that adds its
-arguments, and a function that runs it and returns text or parts. Importing them loads neither torch
+Each command is a module with three members: `HELP`, its line in the list of commands;
+`add_arguments`; and `run`, which returns text or parts. Importing these modules loads neither torch
 nor numpy.
 """
 
@@ -30,8 +30,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    The status is 0, or 2 after an error that the user can fix, which is one line on stderr. `argv`
-    is without the program's name; None takes that of the process.
+    The status is 0, or 2 after an error that the user can fix; stderr then has one line about the
+    error. `argv` does not contain the program's name; None means the arguments of the process.
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         show_result(arguments.run(arguments))
-    except BrokenPipeError:  # as of `| head`; Python's flush at exit must not fail too
+    except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")

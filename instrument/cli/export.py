@@ -1,4 +1,4 @@
-"""`instrument export`: finish what a run left, or run a sink on recorded captures."""
+"""`instrument export`: export captures that a run did not export, or run a sink on captures."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-HELP = "finish what a run left, or run a sink on recorded captures"
+HELP = "export captures that a run did not export, or run a sink on captures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Without --sink, export the captures that a run recorded and did not export, and upload "
-        "those that were not uploaded. The run's own configuration is used if you ran it on this "
-        "machine, else the sinks table, chrome_trace, stacks and memory; instructions inside a "
-        "capture are ignored. With --sink, run a sink on a capture, on all captures below a "
-        "folder, or on a Chrome trace. KEY=VALUE are its options, in YAML, with dots for nested "
-        "ones: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
+        "Without --sink, export the captures that a run recorded but did not export, and upload "
+        "the captures that it did not upload. If you ran it on this machine, its own "
+        "configuration is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
+        "Instructions inside a capture are ignored. With --sink, run one sink on a capture, on "
+        "all captures below a folder, or on a Chrome trace. KEY=VALUE are options of the sink, in "
+        "YAML, with dots for nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
     )
     parser.set_defaults(options=[])
     add = parser.add_argument
@@ -41,20 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--upload-to",
         metavar="URL",
-        help="without --sink: where captures are uploaded, instead of profiler.upload_to",
+        help="without --sink: the URL to upload captures to, instead of profiler.upload_to",
     )
     where = (
-        "write to a folder for each capture below this one (default: the capture's own; for a "
-        "trace or a URL one of its name in the current folder)"
+        "write into this folder, with a folder for each capture (default: the capture's own "
+        "folder; for a trace or a URL, a folder of the same name in the current folder)"
     )
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return which captures were finished, or on which the sink ran.
+    """Return a sentence on the captures that were exported, or on which the sink ran.
 
     Raises:
-        CaptureError: a capture could not be exported; the others were.
+        CaptureError: at least one capture could not be exported; all others were.
         ConfigError: there is no such sink or option.
     """
     if arguments.sink is None:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:
-    """Run a sink with an existing folder, which is removed if it stays empty."""
+    """Create the folder, run the sink, and remove the folder if it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         sink.write(capture, folder)

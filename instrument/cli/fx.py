@@ -1,4 +1,4 @@
-"""The torch half of `instrument graph`: make a model and its inputs, and time its nodes."""
+"""The part of `instrument graph` that needs torch: make a model and inputs, and time its nodes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
     except OSError as error:
         why = (
             f"--html {path} cannot be written ({error.strerror}): "
-            "name a file in a folder that is there."
+            "name a file in an existing folder."
         )
         raise ConfigError(why) from None
 
@@ -70,7 +70,7 @@ def named_model(name: str) -> nn.Module:
     """Return the model that `module:name` names; a class or function is called to make it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such model, or it cannot be made.
     """
     module, _, path = name.partition(":")
     try:
@@ -80,7 +80,7 @@ def named_model(name: str) -> nn.Module:
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{module} cannot be imported ({error}): install or mend what it needs."
+                f"{module} cannot be imported ({error}): install or correct what it needs."
             ) from None
         raise ConfigError(
             f"There is no model {name!r} ({error}): give it as package.module:name."
@@ -89,7 +89,7 @@ def named_model(name: str) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"{name!r} gives a {type(made).__name__}: "
-            "name an nn.Module, its class, or what makes it."
+            "name an nn.Module, its class, or a function that makes it."
         )
     return made
 
@@ -103,7 +103,7 @@ def _called(name: str, found: Callable[..., Any]) -> Any:
             "name a function that makes the model."
         )
         raise ConfigError(why) from None
-    except ValueError:  # it has no signature, as some built-ins
+    except ValueError:  # some built-ins have no signature
         pass
     return found()
 
@@ -111,11 +111,11 @@ def _called(name: str, found: Callable[..., Any]) -> Any:
 def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
     """Make inputs from `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`.
 
-    Returns positional and keyword arguments. Floats are random; integers are 0, which every
-    embedding has, and booleans true.
+    Returns positional and keyword arguments. Floats are random. Integers are 0, which is a valid
+    index of every embedding. Booleans are true.
 
     Raises:
-        ConfigError: one is written another way.
+        ConfigError: an input is written in another way.
     """
     args: list[Tensor] = []
     kwargs: dict[str, Any] = {}
@@ -137,14 +137,14 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         dtype = None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
         raise ConfigError(
-            f"--input {text} is no shape and type: write it as 1,3,224,224 or "
+            f"--input {text} is not a shape with a type: write it as 1,3,224,224 or "
             "input_ids=8,128:int64."
         )
     try:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, dtype=dtype, device=device)
         return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
-    # A type may have no random numbers, or the memory may not suffice.
+    # torch may have no random numbers of this type, or the memory may not suffice.
     except (RuntimeError, TypeError) as error:
         why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
         raise ConfigError(why) from None

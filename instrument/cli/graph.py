@@ -1,4 +1,4 @@
-"""`instrument graph`: time a model node by node; `instrument.cli.fx` does the part with torch."""
+"""`instrument graph`: time a model node by node; `instrument.cli.fx` is the part with torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from instrument.cli.arguments import column_names, positive, row_count
 from instrument.cli.output import Parts
 
-HELP = "time a model node by node of its torch.fx graph"
+HELP = "time each node of a model's torch.fx graph"
 
-# The groupings of `NodeTable.by`, whose module loads torch; a test compares both.
+# A copy of the groupings of `NodeTable.by`, because its module loads torch. A test compares them.
 GROUPINGS = ("module_path", "module_type", "target", "op", "source")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Run a model node by node of its torch.fx graph, on generated inputs; print the time and "
+        "Run a model's torch.fx graph node by node on generated inputs, and print the time and "
         "the FLOPs of each node."
     )
     add, alone = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a module, its class, or a function that makes it: my_package.models:build",
     )
     shape = (
-        "an input's shape, as in 1,3,224,224, with its type, 8,128:int64, and its parameter, "
-        "input_ids=8,128:int64"
+        "the shape of an input (1,3,224,224), with a type (8,128:int64), or for a keyword "
+        "argument (input_ids=8,128:int64)"
     )
     add(
         "--input",
@@ -37,20 +37,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="inputs",
         action="append",
         default=[],
-        help=f"{shape}; once for each",
+        help=f"{shape}; repeat it for each input",
     )
     add(
-        "--runs", metavar="N", type=positive, default=10, help="runs that are counted (%(default)s)"
+        "--runs",
+        metavar="N",
+        type=positive,
+        default=10,
+        help="how many runs are timed (default: %(default)s)",
     )
     add(
         "--train",
         action="store_true",
         help="run in training mode, with gradients (default: inference)",
     )
-    add("--device", metavar="NAME", default="cpu", help="where it runs (%(default)s)")
-    add("--sort", metavar="KEY", help="column to sort by, such as mean_ns (the order of the graph)")
-    add("--rows", metavar="N", type=row_count, help="rows shown at most (all)")
-    alone("--by", choices=GROUPINGS, help="group nodes by it")
+    add(
+        "--device",
+        metavar="NAME",
+        default="cpu",
+        help="the device that runs the model (default: %(default)s)",
+    )
+    add(
+        "--sort",
+        metavar="KEY",
+        help="column to sort by, such as mean_ns (default: in the order of the graph)",
+    )
+    add("--rows", metavar="N", type=row_count, help="rows to show (default: all)")
+    alone("--by", choices=GROUPINGS, help="group nodes by this property")
     alone(
         "--roofline",
         action="store_true",
@@ -60,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         metavar="N",
         type=positive,
-        help="with --by module_path: modules down to this depth",
+        help="with --by module_path: group by modules down to this depth",
     )
     add(
         "--columns",
@@ -77,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--refresh",
         action="store_true",
-        help="measure the machine's rates again (they are measured once and cached)",
+        help="measure the machine's rates again (otherwise, cached rates are used)",
     )
 
 

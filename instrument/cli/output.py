@@ -17,7 +17,7 @@ Parts: TypeAlias = "Sequence[str | Section]"
 
 
 def show_result(result: str | Parts) -> None:
-    """Print text unchanged, and parts with tables as the destination can show them.
+    """Print text unchanged, and draw parts with tables for a terminal.
 
     A file, a pipe and a terminal without control sequences (TERM=dumb) get plain text.
     """

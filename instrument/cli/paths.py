@@ -13,7 +13,7 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# How many others are listed besides the one that is shown.
+# How many of the captures that are not shown are listed.
 _OTHERS = 10
 
 
@@ -30,7 +30,7 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
     """Return the captures at or below a path or URL, the newest last.
 
     Raises:
-        CaptureError: there are none.
+        CaptureError: there are no captures.
     """
     if isinstance(path, str):
         from instrument.storage import captures
@@ -54,7 +54,7 @@ def captures_in(folder: Path) -> list[Path]:
     """Return the folders of the captures below a folder.
 
     Raises:
-        CaptureError: there are none.
+        CaptureError: there are no captures.
     """
     from instrument.runs.run import captures_below
 
@@ -68,7 +68,7 @@ def captures_in(folder: Path) -> list[Path]:
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
-    """Say on stderr which of several is shown, and list the newest of the others."""
+    """Name on stderr the newest of several captures or windows, and list the next newest ones."""
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""

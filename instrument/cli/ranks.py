@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Compare the ranks of a run's newest window: the step of each rank, the stragglers, and "
-        "the ranges over all ranks. RUN_FOLDER may also be captures, or traces of several ranks, "
-        "whoever recorded them."
+        "the ranges over all ranks. Captures or traces of several ranks can be given instead of "
+        "a folder; torch.profiler may have recorded the traces."
     )
     add = parser.add_argument
-    of = "a folder of captures, traces by rank, or a URL"
+    of = "a folder of captures, a capture or trace of each rank, or a URL"
     add("paths", metavar="RUN_FOLDER", type=path_or_url, nargs="+", help=of)
     add(
         "--window",
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=row_count,
         default=ROWS,
-        help="rows of each table at most; -1: all rows (%(default)s)",
+        help="rows of each table to show; -1 for all (default: %(default)s)",
     )
     add("--sort", metavar="KEY", help="column to sort the ranges by")
     add(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=column_names,
         help="columns of the ranges to show; all: every column with values",
     )
-    add("--json", action="store_true", help="everything as JSON, times in nanoseconds")
+    add("--json", action="store_true", help="print all tables as JSON, with times in nanoseconds")
     add(
         "--trace",
         metavar="FILE",
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     Raises:
         CaptureError: there are no captures, or no such window.
-        ConfigError: the ranges have no such column.
+        ConfigError: the table of ranges has no such column.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces

@@ -26,8 +26,8 @@ GROUPINGS = ("name", *get_args(Grouping))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Print the range tree and the costliest operators of a capture, or the views that are "
-        "named."
+        "Print the range tree and the costliest operators of a capture, or the views that "
+        "the options name."
     )
     add = parser.add_argument
     of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
@@ -35,21 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sort",
         metavar="KEY",
-        help="column to sort by, also by torch's names (operators: self time; others unsorted)",
+        help="column to sort by, also under torch's name (default: operators by self time)",
     )
     add(
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows of each table at most; -1: all rows ({ROWS}, with --json all)",
+        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json all)",
     )
-    add("--by", choices=GROUPINGS, default="name", help="group operators by their name and this")
+    add(
+        "--by",
+        choices=GROUPINGS,
+        default="name",
+        help="group operators by name and by this property",
+    )
     add(
         "--stack-depth",
         metavar="N",
         type=positive,
         default=5,
-        help="frames of a stack (%(default)s)",
+        help="with --by stack: how many frames a stack has (default: %(default)s)",
     )
     add(
         "--columns",
@@ -59,12 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
-    timings = "the timings of the whole run by profiler.timings, alone; PATH may be the file"
+    timings = "only the timings of the whole run by profiler.timings; PATH may be their file"
     add("--timings", action="store_true", help=timings)
     add(
         "--json",
         action="store_true",
-        help="the views as JSON, with all columns, times in nanoseconds",
+        help="print the views as JSON, with all columns and with times in nanoseconds",
     )
 
 
@@ -72,8 +77,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text or JSON.
 
     Raises:
-        CaptureError: there is no capture, or the trace does not hold what operators are grouped by.
-        ConfigError: an option names no column, or fits no view that is shown.
+        CaptureError: there is no capture, or the trace does not hold the property of `--by`.
+        ConfigError: an option names no existing column, or applies to no view that is shown.
         TraceError: the trace cannot be read.
     """
     from instrument.report.text import as_json, capture_parts, sort_keys, view_part
@@ -123,7 +128,10 @@ def _timings(arguments: argparse.Namespace) -> Parts:
 
 
 def _timings_file(path: Path | str) -> Path:
-    """Return the timings file at a path; in a folder the newest, with the others on stderr."""
+    """Return the timings file at a path.
+
+    In a folder, return the newest one, and list all others on stderr.
+    """
     if isinstance(path, str):
         from instrument.storage import fetch
 

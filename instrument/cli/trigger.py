@@ -14,15 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Ask the runs in or below a folder to record their next steps, from another shell or "
-        "node. They must have been started with the file trigger, 'profiler/triggers=[file]'. "
-        "Every rank that has it records."
+        "node. The runs must have been started with the file trigger: "
+        "'profiler/triggers=[file]'. Every rank with this trigger records."
     )
     add = parser.add_argument
     add(
         "folder",
         metavar="RUN_FOLDER",
         type=Path,
-        help="a run's folder of captures, or one above it, such as Hydra's",
+        help="the folder of a run's captures, or a folder above it, such as Hydra's output folder",
     )
     add(
         "--steps",
@@ -43,4 +43,4 @@ def run(arguments: argparse.Namespace) -> str:
     folders = ask(arguments.folder, arguments.steps)
     how_many = f"the next {arguments.steps} steps" if arguments.steps else "the next window"
     listed = ", ".join(map(str, folders))
-    return f"Asked for {how_many} in {listed}; the run looks there every half second."
+    return f"Asked for {how_many} in {listed}; a run looks for requests every half second."

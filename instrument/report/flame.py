@@ -19,7 +19,7 @@ _LEAST = 0.3  # pixels; narrower boxes, of which there are thousands, cannot be 
 
 @dataclass
 class _Frame:
-    """The frames of one name below one caller; their time includes that of their calls."""
+    """All frames with one name and one caller; their time includes the frames that they call."""
 
     name: str
     value_ns: int = 0
@@ -38,10 +38,11 @@ class _Box(NamedTuple):
 
 
 def svg(stacks: Sequence[Stack], title: str) -> str:
-    """Draw call paths: callers below their calls, as wide as their time; names and times on hover.
+    """Draw call paths as a flame graph; names and times are shown on hover.
 
-    Boxes are ordered by name; frames of one name below one caller are one box. Boxes narrower than
-    0.3 of 1,180 pixels are left out; their time is part of the box below.
+    A box is as wide as its time, and the box of its caller is below it. Frames with the same name
+    and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels wide.
+    Boxes narrower than 0.3 pixels are left out; their time remains in the box of their caller.
     """
     root = _Frame("all")
     for stack in stacks:
@@ -68,7 +69,10 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
 
 
 def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
-    """Each frame with its left edge and level, callers first. Not recursive: stacks may be deep."""
+    """Each frame with its left edge and level, callers first.
+
+    This is not recursive, because stacks may be deep.
+    """
     waiting = [(root, float(_EDGE), 0)]
     while waiting:
         frame, x, level = waiting.pop()
@@ -89,7 +93,7 @@ def _box(frame: _Frame, x: float, y: int, scale: float, root: _Frame) -> _Box:
 
 
 def _colour(name: str) -> str:
-    """A warm colour that depends only on the name; Python, operators and the rest differ in hue."""
+    """A colour that depends only on the name; Python frames, operators and others differ in hue."""
     hue = (
         205
         if name.startswith(("aten::", "autograd::"))

@@ -32,7 +32,7 @@ _HEADINGS = {
 
 
 class _Area(NamedTuple):
-    """One series of a chart; `colour` is the end of its CSS class."""
+    """One series of a chart; its CSS class is "series-" and `colour`."""
 
     name: str
     points: str
@@ -40,7 +40,10 @@ class _Area(NamedTuple):
 
 
 class _Chart(NamedTuple):
-    """A plot as drawn: `reserved` holds points, `levels` and `steps` pairs of place and label."""
+    """What is drawn of a plot, with positions in pixels.
+
+    `reserved` holds points; `levels` and `steps` hold pairs of a position and a label.
+    """
 
     by: str
     areas: list[_Area]
@@ -63,12 +66,12 @@ class _Device(NamedTuple):
 def page(
     capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
 ) -> str:
-    """Make the page: for each device its charts, what was in use at the peak, steps, and sizes.
+    """Make the page: for each device, charts, and tables of the peak, the steps and the sizes.
 
-    It has no script and loads nothing. A table has at most `rows` rows.
+    The page has no script and loads nothing. A table has at most `rows` rows.
 
     Raises:
-        CaptureError, TraceError: as `capture.memory`.
+        CaptureError, TraceError: as for `capture.memory`.
     """
     return render(
         "report/templates/memory.html",
@@ -90,7 +93,7 @@ def _device(capture: Views, curve: Curve, categories: Sequence[Categories]) -> _
             charts.append(_chart(each.plot(), "category", capture.steps))
             tables.append(
                 (
-                    "By torch's categories, with memory from before the window that it uses",
+                    "By torch's categories, including earlier memory that the window uses",
                     categories_table([each]),
                 )
             )
@@ -153,21 +156,21 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
     if facts.peak_bytes is not None:
         peak, what = facts.peak_bytes, "in use at the peak"
     else:
-        peak, what = facts.peak_net_bytes, "more than at the start, at the peak"
-    tiles = [(size(peak), f"{what}, {duration(facts.peak_ns - start)} in")]
+        peak, what = facts.peak_net_bytes, "more at the peak than at the start"
+    tiles = [(size(peak), f"{what}, after {duration(facts.peak_ns - start)}")]
     if facts.reserved_bytes is not None:
         tiles.append((size(facts.reserved_bytes), "the most that the allocator held"))
     tiles.append((size(facts.net_bytes), "left behind by the window"))
     tiles.append(
         (
             f"{facts.allocations:,}",
-            f"allocations, of {size(facts.allocated_bytes)} in all",
+            f"allocations, {size(facts.allocated_bytes)} together",
         )
     )
     return tiles
 
 
 def _listed(table: Table, start: int) -> Table:
-    """The table without its device, with times since the start of the curve."""
+    """The table without the column of the device, and with times since the start of the curve."""
     columns = {name: table.column(name) for name in table.columns if name != "device"}
     return Table(columns, begin_ns=start).since_begin()

@@ -30,7 +30,8 @@ _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges: each nanosecond is in one range only.
 _OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# The words for each part of the breakdown, and the sentence for a run whose largest loss it is.
+# The words for each part of the breakdown; then, for each cause of lost device time, the sentence
+# if this cause is the largest.
 _DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
@@ -38,35 +39,35 @@ _DEVICE_PARTS = {
     "idle_ns": "idle",
 }
 _BOUND_BY = {
-    "exposed_communication_ns": "Bound by communication: {:.0%} of the time the device only "
+    "exposed_communication_ns": "Bound by communication: {:.0%} of the time, the device only "
     "communicates (--kernels).",
-    "exposed_copy_ns": "Bound by copies: {:.0%} of the time the device only copies (--copies).",
-    "loader_wait_ns": "Waiting for data: {:.0%} of the time the device is idle while the CPU waits "
-    "for its loader.",
-    "launch_wait_ns": "CPU-bound: {:.0%} of the time the device is idle until the CPU launches "
+    "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
+    "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
+    "waits for its loader.",
+    "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
     "work (--launches).",
-    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time the device is idle as the CPU "
-    "had waited for it.",
+    "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
+    "CPU had waited for the device before it launched more work.",
 }
-# A smaller part of the device's time is no bottleneck; the bottlenecks of real traces take a
-# quarter and more.
+# A cause is a bottleneck if it takes at least this fraction of the device's time. The bottlenecks
+# of real traces take a quarter or more.
 _BINDING = 0.2
-# Device work without a launch is mentioned above this part of the device's time.
+# Device work without a launch is mentioned if it takes at least this fraction of the device's time.
 _TRIFLE = 0.01
-# The increase of a step's time is shown after this many unrecorded steps, as the first ones are
-# slow.
+# The increase of a step's time is shown only after this many unrecorded steps, because the first
+# steps are slow.
 _ENOUGH_STEPS = 10
-# How many modules that were not called are named.
+# At most this many of the modules that were not called are named.
 _FEW = 4
 
 
 def heading(capture: Views) -> str:
-    """Return the lines that identify a capture: name, steps, torch, devices, rank, place.
+    """Return the lines that identify a capture: name, steps, torch, devices, rank, path.
 
-    Sentences on what is missing stand before the place.
+    Sentences on missing data come before the path.
 
     Raises:
-        CaptureError, TraceError: as `capture.steps`.
+        CaptureError, TraceError: as for `capture.steps`.
     """
     about, facts = capture.about, [_steps(capture)]
     if "torch" in about.versions:
@@ -93,12 +94,12 @@ def _notes(capture: Views) -> Iterator[str]:
         reason = window.reason or "no reason was recorded"
         yield f"Truncated after {steps}{planned} steps: {reason}."
     if events.cut_short:
-        yield f"The trace file ends too early: only its first {events.recorded} events are here."
+        yield f"The trace file is cut off: only its first {events.recorded} events could be read."
     if events.negative_durations:
         yield (
             f"Events that end before they begin ({events.negative_durations} of "
-            f"{events.recorded}), as when the clock is set back meanwhile, are shown without a "
-            "duration; other times may be wrong too."
+            f"{events.recorded}) are shown without a duration. The clock was perhaps set back "
+            "during the recording, so other times may be wrong too."
         )
     if events.left_out:
         yield (f"Events at impossible times ({events.left_out} of {events.recorded}) are left out.")
@@ -113,9 +114,9 @@ def _steps(capture: Views) -> str:
 
 
 def cost(capture: Views) -> str:
-    """Return a sentence on what recording cost the run; empty if that was not measured.
+    """Return a sentence on the cost of recording; empty if the cost was not measured.
 
-    While sinks run, the export's time is the time until then.
+    While sinks run, the time of the export is the time that it has taken so far.
     """
     cost, parts = capture.about.cost, []
     if cost.recorded_step_ns is not None:
@@ -127,7 +128,11 @@ def cost(capture: Views) -> str:
         start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
         parts.append(f"training waited {start} at the start and {end} at the end")
     if cost.trace_bytes is not None:
-        packed = f", {cost.packed_bytes / 1e6:.3g} packed" if cost.packed_bytes is not None else ""
+        packed = (
+            f", {cost.packed_bytes / 1e6:.3g} MB compressed"
+            if cost.packed_bytes is not None
+            else ""
+        )
         parts.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
     if cost.export_ns is not None:
         unfinished = capture.place != (capture.folder or capture.trace_path)
@@ -139,22 +144,22 @@ def cost(capture: Views) -> str:
 
 
 def _beside(recorded: int, cost: Cost) -> str:
-    """The duration of a step before the window, and after enough of them the relative increase."""
+    """The duration of a step before the window; after enough such steps, also the increase."""
     before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
     if not before:
         return ""
     more = (
         f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
     )
-    return f", {duration(before)} before the window{more}"
+    return f", a step before the window {duration(before)}{more}"
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """Return the ranges with the largest shares and those around them, in the order of the tree.
+    """Return the ranges with the largest shares, and the ranges around them, in tree order.
 
-    At most `rows` ranges are kept, by their share of the device's time if any was recorded. Names
-    are indented by depth. The other ranges are one row, and the work in no range follows, so that
-    the shares add up to 1.
+    At most `rows` ranges are kept, those with the largest share of the device time, or of the CPU
+    time if no device time was recorded. Names are indented by depth. One row sums all ranges that
+    are left out, and the rows of `ranges.rest` follow, so that the shares add up to 1.
     """
     kept = _with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -195,12 +200,12 @@ def with_type(name: str, module_type: str | None) -> str:
     plain = name.removesuffix(RECOMPUTED)
     own = plain.rpartition("/")[2].rpartition(".")[
         2
-    ]  # the range of a model as a whole is called like its class
+    ]  # the range of the whole model has the name of its class
     return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
 def unmarked(capture: Views) -> str:
-    """Return what to mark if most of a window's time is in no range; else nothing."""
+    """Return advice on what to mark if most of a window's time is in no range; otherwise ""."""
     inside = sum(share or 0.0 for share in capture.ranges.column("share"))
     outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
     if (
@@ -212,7 +217,7 @@ def unmarked(capture: Views) -> str:
         return ""
     has_model = capture.about.module_types or capture.about.modules_not_seen
     add = (
-        "mark what runs beside the model"
+        "mark the code outside of the model"
         if has_model
         else "give the session the model (model=…), or mark code"
     )
@@ -220,7 +225,7 @@ def unmarked(capture: Views) -> str:
 
 
 def recomputed(capture: Views) -> str:
-    """Return a sentence on the CPU time of activation checkpointing; empty without any."""
+    """Return a sentence on the CPU time of activation checkpointing; "" if there is none."""
     parts = capture.ranges.attribution
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
@@ -238,14 +243,14 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return the whole of which the shares of ranges and operators are fractions."""
+    """Return a description of the time of which shares of ranges and operators are fractions."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """Return a line on the devices' time and one on the bottleneck; empty without a device."""
+    """Return a line on the devices' time and one on the bottleneck; "" without device events."""
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
         return ""
@@ -264,15 +269,15 @@ def device(capture: Views) -> str:
         )
     elif share[most] < _BINDING:
         bottleneck = (
-            f"Device-bound: {share['compute_ns']:.0%} of the time the device computes; no other "
-            "cause takes much."
+            f"Device-bound: {share['compute_ns']:.0%} of the time, the device computes; no other "
+            "activity takes much time."
         )
     whole = duration(row.total_ns)
     return f"Device: {whole} from its first work to its last, {parts}.\n{bottleneck}"
 
 
 def unlaunched(capture: Views) -> str:
-    """Return a sentence on device work without a launch, if it is more than 1 % of all."""
+    """Return a sentence on device work without a launch, if it is at least 1 % of device time."""
     table = capture.operators
     rows, whole = (
         table.where(name=UNLAUNCHED_ROW),
@@ -282,9 +287,9 @@ def unlaunched(capture: Views) -> str:
     if not missing or missing < _TRIFLE * whole:
         return ""
     return (
-        f"Of {duration(whole)} on the device, {duration(missing)} ({missing / whole:.1%}) has no "
-        "launch in the trace, as what was launched before the recording began: it is in no range, "
-        f"and among the operators is {UNLAUNCHED_ROW}."
+        f"Of {duration(whole)} device time, {duration(missing)} ({missing / whole:.1%}) has no "
+        "launch in the trace, for example because the recording began after the launch. This time "
+        f"is in no range; its row in the operators is {UNLAUNCHED_ROW}."
     )
 
 
@@ -305,12 +310,12 @@ def inside_compiled(capture: Views) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first of some submodules; inner ones are counted with the outer."""
+    """The first few of the given submodules; submodules inside these are only counted."""
     inside: dict[str, int] = {}
     outer = ""
     for name in sorted(
         names, key=lambda name: name.replace(".", "\0")
-    ):  # a module before what lies in it
+    ):  # a module comes before its submodules
         if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
             inside[outer] += 1
         else:
@@ -320,7 +325,7 @@ def _few_modules(names: Sequence[str]) -> str:
 
 
 def not_recorded(capture: Views, operators: Table) -> str:
-    """Return one line on what was not recorded, with the option that records it if known."""
+    """Return a line that lists what was not recorded, and the option that turned it off."""
     about, config = capture.about, capture.about.config
     cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {
@@ -344,7 +349,7 @@ def not_recorded(capture: Views, operators: Table) -> str:
 def to_html(capture: Views) -> str:
     """Return the capture as a fragment of an HTML page: heading, range tree, operators, views.
 
-    If the trace cannot be read, the reason stands in their place.
+    If the trace cannot be read, the error message replaces the tables.
     """
     values: dict[str, Any]
     try:
@@ -367,11 +372,9 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
         few = (
             ""
             if some == count
-            else f", {some} of {count}: the largest shares and what is around them"
+            else f", {some} of {count}: the largest shares and the ranges around them"
         )
-    return (
-        f"Ranges{few}; share: self total, with the backward it caused, of {shares_are_of(capture)}"
-    )
+    return f"Ranges{few}; share: self total (with its backward), of {shares_are_of(capture)}"
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:

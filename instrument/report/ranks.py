@@ -1,4 +1,4 @@
-"""A window over its ranks, as text and as JSON."""
+"""The comparison of the ranks of a window, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from instrument.report.text import plain, view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 
-# A range explains a straggler if it is at least this part of its excess.
+# A range is named as the cause of a straggler if the excess of the range is at least this fraction
+# of the straggler's excess.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
     "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread",
@@ -23,24 +24,25 @@ _OF_RANGES = (
 
 
 def as_text(ranks: Ranks, **options: Any) -> str:
-    """Return a window over its ranks as plain text; `options` are those of `parts`."""
+    """Return the comparison of ranks as plain text; `options` are those of `parts`."""
     return plain(parts(ranks, **options))
 
 
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[str | Section]:
-    """Return a window over its ranks: remarks, steps, stragglers, clocks, and the ranges.
+    """Return the comparison of ranks: remarks, steps, stragglers, clocks and ranges.
 
     Args:
         ranks: the window.
-        rows: rows of each table; of more ranks those with the most own work are shown.
+        rows: the most rows of a table. If there are more ranks, those with the most own work are
+            shown.
         sort: the column by which ranges are sorted; if None, the ranges with the most CPU time are
             shown in the order of the tree.
-        columns: the columns of the ranges.
+        columns: the columns of the table of ranges; None means the main ones.
 
     Raises:
-        ConfigError: the ranges have no such column.
+        ConfigError: the table of ranges has no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
     heading = "\n".join(
@@ -63,7 +65,7 @@ def parts(
 
 
 def as_json(ranks: Ranks) -> str:
-    """Return a window over its ranks as JSON: each table a list of rows, times in nanoseconds."""
+    """Return the comparison as JSON: each table is a list of rows, with times in nanoseconds."""
     tables: dict[str, list[Any]] = {
         name: [row._asdict() for row in getattr(ranks, name)] for name in SCHEMAS
     }
@@ -79,7 +81,7 @@ def _stragglers(table: Table) -> str:
 
 def _straggler(row: Any) -> str:
     where = (
-        f", most above the others in {row.range} (+{duration(row.range_excess_ns)})"
+        f", with the largest excess in {row.range} (+{duration(row.range_excess_ns)})"
         if row.range
         else ""
     )
@@ -87,14 +89,14 @@ def _straggler(row: Any) -> str:
         where = ", and most of the excess is in no range"
     if row.idle_ns is not None:
         where += (
-            f"; its device was idle for {duration(row.idle_ns)} of it, the others' for "
+            f"; its device is idle for {duration(row.idle_ns)} per step, other devices for "
             f"{duration(row.others_idle_ns)}"
         )
     return (
-        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work in a "
-        f"step takes {duration(row.own_ns)}, the median rank's {duration(row.median_own_ns)} "
+        f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
+        f"takes {duration(row.own_ns)} per step, on the median rank {duration(row.median_own_ns)} "
         f"(+{row.excess:.0%}){where}. It waits {duration(row.exposed_communication_ns)} in "
-        f"communication, the others {duration(row.others_exposed_communication_ns)}."
+        f"communication, other ranks {duration(row.others_exposed_communication_ns)}."
     )
 
 
@@ -104,18 +106,18 @@ def _clocks(table: Table) -> str:
         return "The clocks cannot be compared: the ranks have no collective in common."
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
     unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
-    sure = f"known to ±{duration(max(unsure))}" if unsure else "known from one collective alone"
+    sure = f"known to ±{duration(max(unsure))}" if unsure else "measured at only one collective"
     drifts = [row for row in known if row.drift_ppm is not None]
     most = max(drifts, key=lambda row: abs(row.drift_ppm), default=None)
     if most is not None:
         verb = "gains" if most.drift_ppm > 0 else "loses"
-        sure += f"; rank {most.rank}'s {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
+        sure += f"; rank {most.rank}'s clock {verb} {duration(abs(most.drift_ppm) * 1000)} a second"
     others = (
         ""
         if len(known) == len(table)
-        else f"; {len(table) - len(known)} have no collective in common with them"
+        else f"; ranks without a common collective: {len(table) - len(known)}"
     )
-    return f"Clocks: at most {apart} from rank {table[0].rank}'s, {sure}{others}."
+    return f"Clocks: at most {apart} from the clock of rank {table[0].rank}, {sure}{others}."
 
 
 def _ranges(
@@ -140,4 +142,4 @@ def _ranges(
     note = f" (the {shown} of {count} with the most {sort or 'CPU time'})" if shown < count else ""
     if isinstance(part, str):
         return part
-    return replace(part, title=f"A step's ranges over the ranks{note}", chosen=columns is not None)
+    return replace(part, title=f"Ranges per step over the ranks{note}", chosen=columns is not None)

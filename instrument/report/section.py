@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from instrument.analysis.table import Table
 
-# Given instead of column names: all columns that hold a value.
+# Instead of column names, this word means all columns that hold a value.
 EVERY_COLUMN = "all"
-# Characters in a line of plain text, where the table can be made narrower.
+# The most characters in a line of plain text, if the table can be made that narrow.
 TEXT_WIDTH = 140
 
 
@@ -23,10 +23,10 @@ class Section:
         title: the line above the table; may be empty.
         chosen: the reader chose these columns by name, so none is left out.
         missable: columns that plain text leaves out if the table is too wide, in this order.
-        key: the column by which the rows are sorted, if any.
-        below: for each row the lines below it; empty where no row has any.
+        key: the column by which the rows are sorted, or None.
+        below: for each row the lines to show below it; empty if no row has such lines.
         is_tree: each name is indented by two blanks for each level of the column `depth`.
-        text_width: characters in a line of plain text; None for any number.
+        text_width: the most characters in a line of plain text; None means no limit.
     """
 
     table: Table

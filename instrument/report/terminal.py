@@ -17,8 +17,8 @@ from instrument.analysis.table import cell_text, heading, is_text
 from instrument.printable import printable
 from instrument.report.section import Section
 
-# The columns that a narrow terminal leaves out first, of all tables; then columns are left out from
-# the right.
+# The columns of all tables that a narrow terminal leaves out first. After these, columns are left
+# out from the right.
 _LEAST_MISSED = (
     "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm",
     "clipped_overlap_ns", "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns",
@@ -28,10 +28,10 @@ _LEAST_MISSED = (
     "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
     "self_total_ns", "total_ns", "start_ns",
 )  # fmt: skip
-# The least width of the names and of other text; the most of both, unless half of the terminal is
-# more.
+# The least width of names, the least width of other text, and the most width of both. If half of
+# the terminal is wider, this half is the most width.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
-# Names get this width first; then a share gets a bar; then longer names get more.
+# Free width goes first to names up to this width, then to the bar of a share, then to longer names.
 _READABLE = 36
 # Shortened text keeps this many of its last characters, as names of kernels differ there.
 _TAIL = 15
@@ -45,10 +45,10 @@ _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
     """Return parts as a terminal shows them, with control sequences.
 
-    No table row is longer than a line: names are shortened in the middle, then columns are left
-    out, which a line below the table lists. Columns that the reader chose are all shown, if needed
-    as several tables below each other. Colours follow NO_COLOR and the terminal. Without `console`
-    the terminal on stdout is used.
+    A row of a table is never longer than a line: names are shortened in the middle, then columns
+    are left out. A line below the table lists the columns that were left out. If the reader chose
+    the columns, all of them are shown, if needed as several tables below each other. Colours follow
+    NO_COLOR and the terminal. Without `console`, the terminal on stdout is used.
     """
     console = console or Console()
     with console.capture() as drawn:
@@ -165,7 +165,7 @@ def _needed(columns: Sequence[_Column]) -> int:
 def _narrowed(
     columns: list[_Column], width: int, key: str | None
 ) -> tuple[list[list[_Column]], list[str]]:
-    """The columns that fit beside each other, as one block, and the names of the others."""
+    """The columns that fit in a line, as one block, and the names of those that do not."""
     names = [column.name for column in columns]
     order = [name for name in _LEAST_MISSED if name in names] + [
         n for n in reversed(names) if n not in _LEAST_MISSED
@@ -180,7 +180,7 @@ def _narrowed(
 
 
 def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
-    """All columns in as many blocks as needed, each with the names."""
+    """All columns in as many blocks as needed; each block has the column of names."""
     named = _names_of([column.name for column in columns])
     names = [column for column in columns if column.name == named]
     blocks = [[*names]]

@@ -49,15 +49,15 @@ By = Literal["name", Grouping]
 
 OPERATOR_COLUMNS = tuple(name for name in names_of(OPERATORS) if name != "kind")
 RANGE_COLUMNS = tuple(name for name in names_of(RANGES) if name not in ("path", "depth"))
-# The averages that torch sorts by; the other names of torch's are the capture's own.
+# Sort keys under torch's names: the names of columns, and those of torch's averages.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "cpu_ns_per_call",
     **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
 }
 
-# Shown only on request: they follow from two columns that are shown.
+# Columns shown only on request, because they follow from columns that are shown.
 _ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
-# The default columns of the ranges, and those added where there was a backward.
+# The default columns of the ranges, and the columns that are added if there was a backward.
 _USUAL_OF_RANGES = (
     "calls",
     "cpu_ns",
@@ -68,17 +68,17 @@ _USUAL_OF_RANGES = (
     "device_ns",
 )
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
-# Default columns that are left out first if the table is too wide, as it is with device and memory
-# together.
+# Default columns that are left out first if the table is too wide, as it is if both device time and
+# memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
 _NARROWEST_NAME = 28
-# Groupings that are shown as a column; the others are shown below their row.
+# Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
 _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
-    "memory_categories": "not recorded; profiler.memory_categories=true has torch tell them",
+    "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
@@ -86,14 +86,14 @@ _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
     "overload": ("overloads", "record it with profiler.capture_overload_names=true"),
-    "step": ("steps", "call session.step() after each of them"),
+    "step": ("steps", "call session.step() after each step"),
     "device": ("device work", "record it with a device among profiler.activities"),
     "range": ("ranges", "mark code with @profiled"),
 }
 
 
 def check_sort(sort: str) -> str:
-    """Return the capture's own name of a sort key.
+    """Return the name of the column for a sort key, which may be torch's name.
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -106,7 +106,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Return the capture's own names of columns to show; `["all"]` is returned unchanged.
+    """Return the capture's own names for column names, which may be torch's; `["all"]` stays.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -149,16 +149,16 @@ def capture_parts(
 ) -> list[str | Section]:
     """Return a capture as parts: heading, range tree, costliest operators, and what is missing.
 
-    The tree keeps the ranges with the most CPU time; the other ranges, and the work in no range,
-    have a row each.
+    The tree keeps the ranges with the largest shares. One row sums all ranges that are left out,
+    and further rows hold the work outside of all ranges.
 
     Args:
         capture: the capture.
-        rows: rows of each table; -1 for all.
+        rows: the most rows of each table; -1 means all.
         sort: the column by which operators are sorted.
         columns: the columns to show.
         by: what operators are grouped by besides their name.
-        stack_depth: frames that make a stack.
+        stack_depth: how many frames a stack has, for `by="stack"`.
         ranges: whether the range tree is shown.
         operators: whether the operators are shown.
         sort_ranges: a column by which ranges are sorted; they are then listed by path, not as a
@@ -166,7 +166,7 @@ def capture_parts(
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
-        CaptureError: the trace does not hold what operators are grouped by.
+        CaptureError: the trace does not hold the property `by`.
         TraceError: the trace cannot be read.
     """
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
@@ -258,7 +258,7 @@ def view_part(
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """Return the sort key of the operators and that of the ranges, from the one that was given.
+    """Return the sort key for the operators and that for the ranges; at least one is None.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -287,11 +287,12 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    A view's key is the first part of its name. A view without the column `sort` is not sorted.
+    The key of a view is its name up to the first dot. A view without the column `sort` is not
+    sorted.
 
     Raises:
-        CaptureError: the trace does not hold what operators are grouped by.
-        ConfigError: no view has the column.
+        CaptureError: the trace does not hold the property `by`.
+        ConfigError: none of the views has the column `sort`.
         TraceError: the trace cannot be read.
     """
     found = {view: attrgetter(view)(capture) for view in dict.fromkeys(views)}
@@ -389,7 +390,7 @@ def _too_wide(left_out: Sequence[str]) -> str:
 
 
 def _below(group: str | None) -> list[str]:
-    """The group of a row, as lines."""
+    """The value by which a row is grouped, as lines."""
     return [] if group in (None, "[]") else group.split(";")
 
 
@@ -404,7 +405,7 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
 
 
 def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
-    """The name and those of the columns that the table has."""
+    """The column `name`, then the given columns; columns that the table lacks are left out."""
     return [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
 
 
@@ -424,7 +425,7 @@ def _shortened(line: str) -> str:
 def _fitted(section: Section) -> tuple[str, list[str]]:
     """The table as text, and the `missable` columns that were left out to make it fit.
 
-    Names are shortened first. A table without names shows all its columns.
+    A column is left out only if the table is too wide even with the shortest names.
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:

@@ -1,4 +1,4 @@
-"""How far each rank's clock is ahead of the lowest rank's, from the ends of collectives."""
+"""How far each rank's clock is ahead of the lowest rank's, measured at ends of collectives."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from instrument.runs.rank_summary import RankSummary
 
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
-# A drift counts if it leaves at most this part of the distance from a constant offset.
+# A drift is used if the median distance from offset and drift is at most this fraction of the
+# median distance from a constant offset.
 _UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(
     rank="the rank",
-    offset_ns="how far its clock is ahead of the lowest rank's, in the middle of the window",
-    drift_ppm="how much further it is ahead after each second, in µs; None where that is not known",
-    uncertainty_ns="the median distance of the collectives from offset and drift; None for a "
-    "single collective",
+    offset_ns="how far the rank's clock is ahead of the lowest rank's clock in the middle of the "
+    "window",
+    drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
+    "is not known",
+    uncertainty_ns="the median distance of the collectives from offset and drift; None if only "
+    "one was compared",
     matched="how many collectives were compared",
 )
 _Ends = dict[tuple[object, ...], int]
@@ -28,7 +31,7 @@ _Ends = dict[tuple[object, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """How far a clock is ahead at one of its moments, and how much more after each second."""
+    """How far a clock is ahead at its time `at_ns`, and how much it gains in each second."""
 
     offset_ns: int
     uncertainty_ns: int | None
@@ -43,15 +46,17 @@ class _Clock:
 def clocks(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each summary, in their order; see `CLOCKS`.
 
-    A collective that synchronises ends at about the same moment on all ranks. `offset_ns` is the
-    median, over the `matched` collectives that a rank has in common with the first, of how much
-    later its clock shows the end. Collectives match by name, group, step and ordinal. `drift_ppm`
-    is the median slope between any two of them (Theil and Sen). It is None where fewer than eight
-    match, or where a drift explains less than half of the distance from the median.
-    `uncertainty_ns` is the median distance from offset and drift, None of a single match.
+    A collective that synchronises ends at about the same moment on all ranks. Collectives match by
+    name, group, step and ordinal. For each match, the clock of a rank shows the end later than the
+    clock of the first rank by some difference. `offset_ns` is the median difference. `drift_ppm` is
+    the median slope between any two differences (Theil and Sen). It is None if fewer than eight
+    collectives match, or if the drift does not at least halve their median distance from the
+    offset. `uncertainty_ns` is the median distance of the differences from offset and drift, or
+    None for a single match.
 
-    A rank that has no collective in common with the first is compared with ranks that have, and the
-    largest uncertainty of those is added. If there is no such rank either, all three are None.
+    A rank that has no collective in common with the first rank is compared with ranks that have
+    one. The largest uncertainty of these ranks is added to its own. If there are no such ranks
+    either, offset, drift and uncertainty are None.
     """
     ends = [_ends(summary) for summary in summaries]
     found = {0: _Clock(0, 0, len(ends[0]))} if ends else {}
@@ -80,7 +85,7 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
 
 
 def _ends(summary: RankSummary) -> _Ends:
-    """When each collective ended, in Unix time by that rank's clock."""
+    """When each collective ended, in Unix time on the rank's own clock."""
     columns = summary.collectives
     ends = columns.get("end_ns") or []
     keys = zip(
@@ -131,5 +136,5 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the middle value; of two the lower, so that it is a value of some rank."""
+    """Return the median; the lower one of two middle values, so that it is the value of a rank."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -23,17 +23,17 @@ from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
-# The numbers that join events of one process, each with its least valid value. All ranks count
-# alike, so the numbers of each rank but the first are moved by a multiple of 2**40. JavaScript, and
-# so many a viewer, holds integers up to 2**53: enough for 8192 ranks.
+# The numbers that link events of one process, each with its least valid value. All ranks use the
+# same numbers, so a different multiple of 2**40 is added to those of each rank. JavaScript, in
+# which many viewers are written, holds integers up to 2**53: this is enough for 8192 ranks.
 _JOINING = {
     "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0,
     "Python id": 0, "Python parent id": 0,
 }  # fmt: skip
 _RANK_OFFSET = 2**40
-_LONGEST_NUMBER = 19  # of 64 bits
-# Kineto sorts CPU processes by their number, devices by this plus their number, and its own spans
-# after them.
+_LONGEST_NUMBER = 19  # digits of a 64-bit integer
+# In Kineto's sort indices, a CPU process has its own number, a device has this number plus its own,
+# and Kineto's own spans have larger ones.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -45,19 +45,19 @@ _ARGS = msgspec.json.Decoder(_Event)
 def merge(ranks: Ranks, target: Path) -> None:
     """Write the traces of all ranks into one file, which appears whole or not at all.
 
-    The file is gzipped if its name ends in `.gz`. Processes are named with their rank, and those of
-    a rank stand together. Times are on the lowest rank's clock: those of other ranks are moved by
-    their offset (`Ranks.clocks`), and left as they are if it is not known. Numbers that join events
-    (flows, correlations, operators, sequences) are kept distinct between ranks. Other text is
-    copied.
+    The file is gzipped if its name ends in `.gz`. The name of each process begins with its rank,
+    and the processes of a rank are next to each other. Times are on the lowest rank's clock: times
+    of another rank are moved by the offset of its clock (`Ranks.clocks`), or not moved if the
+    offset is not known. Numbers that link events (flows, correlations, operators, sequences) are
+    made distinct between ranks. All other content is copied.
 
-    Lost: drift. The offset is that of the window's middle; the drift is listed under `ranks` beside
-    the events.
+    Lost: drift of the clocks. The offset is the one in the middle of the window; the file lists the
+    drift under `ranks`.
 
     Cost: one pass over the files in constant memory, 5 to 7 µs an event.
 
     Raises:
-        CaptureError: a rank's trace was dropped.
+        CaptureError: the capture of a rank holds no trace.
         TraceError: a trace cannot be read.
         OSError: the target cannot be written.
     """
@@ -86,7 +86,7 @@ def _trace(path: Path | str) -> Path:
     trace = capture.trace_path
     if trace is None:
         raise CaptureError(
-            f"The trace of {capture.name} has been dropped, so there is nothing to merge."
+            f"The trace of {capture.name} is not in its capture, so it cannot be merged."
         )
     return trace
 
@@ -118,7 +118,7 @@ def _raw(value: Any) -> Raw:
 
 
 class _Rank:
-    """Moves one rank's events into the numbers and times of the merged trace."""
+    """Changes the numbers and times in one rank's events to those of the merged trace."""
 
     def __init__(
         self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]
@@ -145,7 +145,7 @@ class _Rank:
         return event
 
     def names(self) -> Iterator[_Event]:
-        """Make names for the processes without one."""
+        """Make name events for the processes that have none."""
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
@@ -192,7 +192,7 @@ def _later(ts: Raw, ns: int) -> Raw:
     """A time in decimal microseconds, moved by nanoseconds; unchanged if it is not a valid time."""
     try:
         moved = Decimal(bytes(ts).decode()) + Decimal(ns) / 1000
-    except ArithmeticError:  # no number
+    except ArithmeticError:  # not a number
         return ts
     return Raw(f"{moved:f}".encode()) if abs(moved) < BEYOND_US else ts
 

@@ -17,8 +17,9 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
-# A straggler's own work is above the median by this many standard deviations, and at least by this
-# share. The standard deviation is 1.4826 median absolute deviations, as in a normal distribution.
+# A straggler's own work is above the median by more than this many standard deviations, and by more
+# than this fraction. The standard deviation is 1.4826 median absolute deviations, as in a normal
+# distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -39,55 +40,54 @@ RANKS: Schema = schema(
     rank="the rank",
     host="the name of its machine",
     steps="how many steps ended in the window",
-    step_ns="the mean step",
-    own_ns="the mean step without waiting in communication: `step_ns` less "
+    step_ns="the mean duration of a step",
+    own_ns="the mean duration of a step without waiting in communication: `step_ns` less "
     "`exposed_communication_ns`",
-    compute_ns="of the mean step: time in which a kernel that is no communication, or a memset, "
-    "ran",
-    communication_ns="of the mean step: all time of communication",
-    exposed_communication_ns="of the mean step: time in which communication ran and no compute",
-    exposed_copy_ns="of the mean step: time in which copies ran, and neither compute nor "
-    "communication",
-    idle_ns="of the mean step: time in which nothing ran on the device",
-    exposed_share="`exposed_communication_ns` over `step_ns`",
+    compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
+    communication_ns="mean per step: time in which communication ran",
+    exposed_communication_ns="mean per step: time in which communication ran, but no compute",
+    exposed_copy_ns="mean per step: time in which copies ran, but no compute and no communication",
+    idle_ns="mean per step: time in which nothing ran on the device",
+    exposed_share="`exposed_communication_ns` divided by `step_ns`",
 )
 RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
 RANK_RANGES: Schema = schema(
     path="the path of the range",
     ranks="how many ranks have it",
     calls="calls on all ranks together",
-    cpu_min_ns="CPU time of a step on the rank with the least",
-    cpu_median_ns="CPU time of a step on the middle rank; of two the smaller one",
-    cpu_max_ns="CPU time of a step on the rank with the most",
-    slowest="the rank with the most CPU time; of equal ones the lowest",
-    spread="`cpu_max_ns` less `cpu_min_ns`, over `cpu_median_ns`",
-    device_min_ns="device time of a step on the rank with the least; None without device events",
-    device_median_ns="device time of a step on the middle rank",
-    device_max_ns="device time of a step on the rank with the most",
-    forward_min_ns="`forward_ns` of a step on the rank with the least",
-    forward_median_ns="`forward_ns` of a step on the middle rank",
-    forward_max_ns="`forward_ns` of a step on the rank with the most",
-    backward_min_ns="`backward_ns` of a step on the rank with the least; None without a backward",
-    backward_median_ns="`backward_ns` of a step on the middle rank",
-    backward_max_ns="`backward_ns` of a step on the rank with the most",
+    cpu_min_ns="CPU time per step on the rank with the least",
+    cpu_median_ns="CPU time per step on the median rank (the lower one of two middle ranks)",
+    cpu_max_ns="CPU time per step on the rank with the most",
+    slowest="the rank with the most CPU time; the lowest rank if several are equal",
+    spread="`cpu_max_ns` less `cpu_min_ns`, divided by `cpu_median_ns`",
+    device_min_ns="device time per step on the rank with the least; None without device events",
+    device_median_ns="device time per step on the median rank",
+    device_max_ns="device time per step on the rank with the most",
+    forward_min_ns="`forward_ns` per step on the rank with the least",
+    forward_median_ns="`forward_ns` per step on the median rank",
+    forward_max_ns="`forward_ns` per step on the rank with the most",
+    backward_min_ns="`backward_ns` per step on the rank with the least; None without a backward",
+    backward_median_ns="`backward_ns` per step on the median rank",
+    backward_max_ns="`backward_ns` per step on the rank with the most",
 )
 STRAGGLERS: Schema = schema(
     rank="the rank that the others wait for",
     host="the name of its machine",
-    own_ns="its mean step without waiting in communication",
-    median_own_ns="the median of that over all ranks",
+    own_ns="the mean duration of its step without waiting in communication",
+    median_own_ns="the median of `own_ns` over all ranks",
     excess="the fraction by which `own_ns` is above `median_own_ns`",
-    exposed_communication_ns="how long it waits in communication in a step",
-    others_exposed_communication_ns="the median of that over the ranks that are no stragglers",
-    idle_ns="how long its device is idle in a step",
-    others_idle_ns="the median of that over the ranks that are no stragglers",
-    range="the range whose own time is most above the median of the ranks that have it",
-    range_excess_ns="by how much, in a step",
+    exposed_communication_ns="how long the rank waits in communication per step",
+    others_exposed_communication_ns="the median of `exposed_communication_ns` over the ranks that "
+    "are not stragglers",
+    idle_ns="how long the rank's device is idle per step",
+    others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
+    range="the range whose own time is furthest above the median of the ranks that have this range",
+    range_excess_ns="how far the range's own time is above that median, per step",
 )
 
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Return each rank's mean step; see `RANKS`. Times are None where no step ended."""
+    """Return each rank's mean step; see `RANKS`. Times are None if no step of the rank ended."""
     rows = [_mean_step(summary) for summary in summaries]
     return Table.of(
         RANKS,
@@ -132,7 +132,10 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """Return the ranks that should have recorded and have no capture; none if that is not known."""
+    """Return the ranks that should have recorded and have no capture.
+
+    The list is empty if it is not known which ranks should have recorded.
+    """
     asked = summaries[0].ranks
     planned = (
         set(asked)
@@ -145,7 +148,10 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 
 
 class _Cells(NamedTuple):
-    """The ranges of all ranks one after the other: the path and the summary of each."""
+    """The ranges of all ranks, one rank after the other.
+
+    `path` is an index into `paths`, and `owner` the index of the rank's summary.
+    """
 
     paths: list[str]
     path: Ints
@@ -158,9 +164,9 @@ class _Cells(NamedTuple):
         return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """A column of all ranges, or -1 where it is not known.
+        """The values of a column for all ranges; -1 for a value that is not known.
 
-        With `per_step` it is divided by the number of steps, unless the rank has none.
+        With `per_step`, the values of a rank are divided by the number of its steps, if it has any.
         """
         parts = []
         for summary, count in zip(
@@ -178,8 +184,8 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges, in the order of the first rank that has it.
 
-    See `RANK_RANGES`. Times are those of a step; of a rank on which no step ended, those of the
-    window.
+    See `RANK_RANGES`. Times are per step; for a rank on which no step ended, they are those of the
+    whole window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -222,12 +228,14 @@ def _spread(
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
     """Return the ranks that the others wait for, the slowest first, with the evidence.
 
-    In synchronous training the steps of all ranks last equally long, as each rank waits for the
-    slowest in the collectives. The slowest rank waits least there. So ranks are compared by
-    `own_ns`, a step without that waiting: a straggler's is above the median of all ranks by three
-    robust standard deviations and by a tenth.
+    In synchronous training, the steps of all ranks take equally long, because each rank waits in
+    the collectives for the slowest rank. The slowest rank waits least there. So ranks are compared
+    by `own_ns`, the time of a step without this waiting. A rank is a straggler if its `own_ns` is
+    above the median of all ranks by more than three robust standard deviations, and by more than a
+    tenth.
 
-    See `STRAGGLERS`. Empty where no rank stands out, or where steps or communication are not known.
+    See `STRAGGLERS`. The table is empty if there is no straggler, or if steps or communication are
+    not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
@@ -262,7 +270,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank the range most above the ranks' median in own time, and its excess."""
+    """For each rank, the range whose own time exceeds the ranks' median most, and its excess."""
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path

@@ -1,4 +1,4 @@
-"""The figures of a capture for comparing ranks; a thousand are read in seconds."""
+"""The summary of a capture, for comparing ranks. A thousand summaries are read in seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 # A time of the trace, or since the epoch.
 _Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-if TYPE_CHECKING:  # each column is of one type, which its name tells
+if TYPE_CHECKING:  # all cells of a column have one type
     _Cell = Any
 else:
     _Cell = _Ns | str | None
@@ -49,14 +49,15 @@ Columns = dict[str, list[_Cell] | None]
 
 
 class RankSummary(msgspec.Struct, kw_only=True):
-    """The figures of one capture: the content of `summary.json`.
+    """The summary of one capture: the content of `summary.json`.
 
     Unknown values and columns are None. `ranges` has the columns of `capture.ranges`, at most 500
-    rows. `steps` are the finished steps; the device's time between start and end of each is split
-    into `compute_ns` to `idle_ns`. In a trace without a device the CPU's collectives (gloo) take
-    its place. `breakdown` is that of the whole trace. `collectives` are the last 128 that end on
-    all ranks at once; their times plus `base_ns` are Unix times. `ranks` is `profiler.ranks`: the
-    ranks that should have recorded.
+    rows. `steps` are the finished steps, with the device's time between start and end of each step
+    (`compute_ns` to `copy_ns`). In a trace without device events, the communication columns are
+    those of collectives on the CPU (gloo). `breakdown` is the breakdown of the whole trace.
+    `collectives` are the last 128 collectives that end at the same moment on all ranks; their times
+    plus `base_ns` are Unix times. `ranks` is the option `profiler.ranks`: the ranks that should
+    have recorded.
     """
 
     version: int = VERSION
@@ -83,8 +84,8 @@ class RankSummary(msgspec.Struct, kw_only=True):
 def summarize(capture: Views) -> RankSummary:
     """Make the summary of a capture.
 
-    The rank of a trace without a capture's folder is what torch wrote into it, else the number in
-    its name.
+    For a trace file alone, the rank is the one that torch wrote into the trace, or else the number
+    after "rank" in the file's name.
 
     Raises:
         CaptureError: the capture holds no trace.
@@ -142,7 +143,7 @@ def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
 
 
 def _encodable(cell: Any) -> Any:
-    """A cell as UTF-8 text can hold it: lone surrogates, as in file names, become escapes."""
+    """A cell that UTF-8 can encode: lone surrogates, which occur in file names, become escapes."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
@@ -159,7 +160,7 @@ def write(capture: Views, folder: Path) -> None:
 
     Raises:
         CaptureError, TraceError: as for `summarize`.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     files.write(folder / SUMMARY_FILE, msgspec.json.encode(summarize(capture)))
 
@@ -168,7 +169,7 @@ _DECODER = msgspec.json.Decoder(RankSummary)
 
 
 def read(path: Path | str) -> RankSummary:
-    """Read the summary of a capture; make it if there is none, and for a trace.
+    """Read the summary of a capture, or make one if there is none. For a trace file, make one.
 
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
@@ -179,10 +180,10 @@ def read(path: Path | str) -> RankSummary:
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
     """Read the summaries of captures at paths or URLs.
 
-    A capture without a summary, or with one that this version cannot read, has None.
+    The value is None for a capture whose summary does not exist or cannot be read by this version.
 
     Raises:
-        CaptureError: the server of a URL does not return it.
+        CaptureError: a summary at a URL cannot be fetched.
     """
     urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if storage.is_url(path)}
     fetched = storage.contents(list(urls.values())) if urls else {}
@@ -208,7 +209,7 @@ def _decoded(text: bytes | None) -> RankSummary | None:
 
 
 def _is_sound(found: RankSummary) -> bool:
-    """Whether a summary makes a table of ranks: complete columns of numbers, and a valid time."""
+    """Whether tables can be made of a summary: it has complete columns, and a valid start time."""
     try:
         unix_time(found.started_at)
     except ValueError:
@@ -239,8 +240,8 @@ def _is_table(columns: Columns) -> bool:
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
     """Read the summary of each path, or an error sentence, in any order.
 
-    Traces are read by as many processes as there are cores. They are separate interpreters and not
-    multiprocessing's, which would run a script without `if __name__ == "__main__"` again.
+    Traces are read by as many processes as there are cores. The processes are new interpreters.
+    Those of multiprocessing would run a script again that has no `if __name__ == "__main__"`.
     """
     found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
@@ -272,8 +273,8 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
     try:
         answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
     except msgspec.DecodeError:
-        why = f"ended with status {done.returncode}: `instrument show` reads it alone"
-        answers = [f"The process that was to read {path} {why}." for path in paths]
+        why = f"ended with status {done.returncode}: open it alone with `instrument show`"
+        answers = [f"The process that should read {path} {why}." for path in paths]
     return list(zip(paths, answers))
 
 

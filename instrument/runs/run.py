@@ -19,7 +19,7 @@ from instrument.runs.clock_skew import CLOCKS, clocks
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import METADATA_FILE, unix_time
 
-# How many levels below a folder captures are searched; Hydra's
+# Captures are searched in this many levels below a folder. Hydra's
 # outputs/<day>/<time>/profile/<capture> needs four.
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
@@ -55,14 +55,14 @@ class Run:
     def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder.
 
-        In a folder without captures its traces are read. At a URL such as `s3://bucket/run`, only
-        the summaries of captures that have one are fetched. Summaries that are missing, and those
-        of traces, are made from the events, in as many processes as there are cores.
+        In a folder without captures, its traces are read. At a URL such as `s3://bucket/run`, a
+        capture that has a summary is not downloaded; only its summary is. Missing summaries, and
+        the summaries of traces, are made from the events, in as many processes as there are cores.
 
-        Cost: 0.2 to 2 ms a capture with a summary, by its number of ranges.
+        Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
         Raises:
-            CaptureError: a path does not exist, nothing is at it, or nothing at it can be read.
+            CaptureError: a path does not exist, holds no captures or traces, or none can be read.
         """
         chosen = [
             each for path in paths for each in _at(path if storage.is_url(path) else Path(path))
@@ -78,15 +78,15 @@ class Run:
     def window(self, name: str) -> Ranks:
         """Return a window by its name, or by folder and name, as in `run2/steps_000010-000012`.
 
-        Of several windows the newest is returned.
+        If several windows match, the newest is returned.
 
         Raises:
-            CaptureError: there is none; the message lists the windows that exist.
+            CaptureError: there is no such window; the message lists the windows that exist.
         """
         found = [window for window in self.windows if name in (window.name, window.where)]
         if not found:
             names = ", ".join(dict.fromkeys(window.where for window in self.windows))
-            raise CaptureError(f"There is no window {name!r}; there are {names}.")
+            raise CaptureError(f"There is no window {name!r}; the windows are {names}.")
         return found[-1]
 
     def __repr__(self) -> str:
@@ -99,9 +99,9 @@ class Ranks:
     Attributes:
         name: its phase and steps, such as "steps_000010-000012" or
             "validation_steps_000003-000004".
-        summaries: the summary of each rank, by rank, from which the views are made.
-        paths: the capture or trace of each rank, in the same order; URLs are text.
-        world_size: how many ranks the job had; None where no rank tells.
+        summaries: the summary of each rank, in order of rank; the views are made from them.
+        paths: the capture or trace of each rank, in the same order; a URL is a string.
+        world_size: how many ranks the job had; None if no capture records it.
     """
 
     def __init__(self, found: Sequence[_Found]) -> None:
@@ -140,7 +140,7 @@ class Ranks:
 
     @property
     def where(self) -> str:
-        """The window's name below the folder or URL into which its lowest rank recorded."""
+        """The folder or URL that holds the capture of the lowest rank, and the window's name."""
         return f"{str(self.paths[0]).rpartition('/')[0]}/{self.name}"
 
     @property
@@ -150,15 +150,15 @@ class Ranks:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to read before comparing: missing and truncated ranks, and differences."""
+        """Sentences to read before comparing: missing ranks, truncated captures, differences."""
         cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
         notes = [
-            f"Missing of {self.world_size} ranks: rank {few(self.missing)}."
+            f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
             if self.missing
             else "",
-            f"Cut short on rank {few(cut)}." if cut else "",
-            f"Only the ranges with the most CPU time are known of rank {few(left_out)}."
+            f"The window was cut short on rank {few(cut)}." if cut else "",
+            f"Only the ranges with the most CPU time are known for rank {few(left_out)}."
             if left_out
             else "",
             _differing("steps", {s.rank: f"{s.first_step}–{s.last_step}" for s in self.summaries}),
@@ -177,7 +177,7 @@ class Ranks:
 
 
 def captures_below(folder: Path) -> Iterator[Path]:
-    """List the captures below a folder, at most five levels down, without unfinished ones.
+    """List the finished captures below a folder, at most five levels down.
 
     Links below the folder are not followed.
     """
@@ -215,9 +215,9 @@ def _at(path: Path | str) -> Sequence[Path | str]:
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows: those of the same phase and first step, each rank once.
 
-    Captures in one folder belong together; ranks that wrote into folders of their own are matched
-    too. Other runs over the same steps are other windows: they began at another time, or already
-    have the rank.
+    Captures in one folder belong to one window. Captures of ranks that wrote into different folders
+    are matched too. Captures of another run over the same steps form another window: they began at
+    another time, or the window already has a capture of their rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -236,7 +236,10 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
-    """Whether a capture lies in another folder than all others, and seconds between starts."""
+    """Whether a capture is in another folder than all of `ranks`, and how many seconds apart.
+
+    The seconds are those between the start of the capture and that of the first of `ranks`.
+    """
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
     if summary.started_at is None or not began:
@@ -256,7 +259,7 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """A sentence on the ranks that differ in a value, the commonest first; else empty."""
+    """A sentence on how ranks differ in a value, the commonest value first; "" if they agree."""
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
         by_value.setdefault(value or "none", []).append(str(number))
@@ -268,7 +271,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return the first of some numbers, for a sentence."""
+    """Return the first eight numbers as text for a sentence, and how many more there are."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -18,19 +18,19 @@ TIMINGS: Schema = schema(
     name="the range, or `step`",
     calls="how often it was called",
     mean_ns="the mean call",
-    p50_ns="the median call, within 2 %",
-    p95_ns="the 95th percentile of the calls, within 2 %",
+    p50_ns="the median call, exact to 2 %",
+    p95_ns="the 95th percentile of the calls, exact to 2 %",
     max_ns="the longest call",
-    device_calls="calls whose time on the device is known; the device columns are left out where "
-    "there are none",
+    device_calls="calls whose device time is known; if there are none, the device columns are "
+    "left out",
     device_mean_ns="the mean time in the device's stream",
-    device_p50_ns="the median time in the device's stream, within 2 %",
-    device_p95_ns="the 95th percentile of the time in the device's stream, within 2 %",
+    device_p50_ns="the median time in the device's stream, exact to 2 %",
+    device_p95_ns="the 95th percentile of the time in the device's stream, exact to 2 %",
     device_max_ns="the longest time in the device's stream",
 )
 # The format of the lines; a line without a number has format 1.
 FORMAT = 1
-# Bytes. A line has about 400 for each range.
+# In bytes. A line has about 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
 
 
@@ -51,7 +51,7 @@ _DECODER = json.Decoder(_Line)
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
     """Return a row for each range, those with the most time first; see `TIMINGS`.
 
-    The columns `device_…` are left out where none of them is known.
+    The columns `device_…` are left out if no device time is known.
     """
     order = sorted(
         runs, key=lambda name: -runs[name].get("calls", 0) * runs[name].get("mean_ns", 0)
@@ -80,7 +80,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
     runs: dict[str, dict[str, int]] = {}
     last = None
     if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
-        raise CaptureError(f"The timings {path} cannot be read: it is no regular file.")
+        raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     try:
         with path.open("rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
@@ -99,7 +99,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
         )
     if last is None:
         raise CaptureError(
-            f"{path} holds no timings: give the timings_rank0.jsonl that a run has written."
+            f"{path} holds no timings: give a file that a run wrote, as timings_rank0.jsonl."
         )
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"

@@ -119,7 +119,9 @@ def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
     assert found.breakdown[0].communication_ns == found.steps[0].clipped_communication_ns == 7000
     assert found.kernels[0].kind == "communication"
     assert found.streams[0].communication_ns == found.overview[0].communication_ns == 7000
-    with pytest.raises(ConfigError, match=r"communication is '\(', which is no regular expression"):
+    with pytest.raises(
+        ConfigError, match=r"communication is '\(', which is not a regular expression"
+    ):
         Capture.load(path, communication="(")
 
 
@@ -186,7 +188,8 @@ def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> Non
         ]
     ):
         with pytest.raises(
-            CaptureError, match=f"for config.communication, which cannot be used .*{why}.*: mend it"
+            CaptureError,
+            match=f"for config.communication, which cannot be used .*{why}.*: correct the file",
         ):
             write_capture(
                 tmp_path, made, f"wrong{number}", config={"communication": ["ring", wrong]}

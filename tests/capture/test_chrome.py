@@ -335,7 +335,7 @@ def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) ->
     assert events.names == tuple(f"a{n}" for n in range(len(events)))
     assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
     text = render(Capture.load(path))
-    assert f"The trace file ends too early: only its first {len(events)} events are here." in text
+    assert f"The trace file is cut off: only its first {len(events)} events could be read." in text
     assert not reader.read(written(tmp_path, json.dumps(many))).cut_short
 
 
@@ -480,7 +480,9 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
         lasts_ns is not None,
     )
     assert found.finished.sum() == 499 + (lasts_ns is not None)
-    said = "Events that end before they begin (1 of 500), as when the clock is set back"
+    said = (
+        "Events that end before they begin (1 of 500) are shown without a duration. The clock was"
+    )
     assert (said in render(Capture.load(path))) == (lasts_ns is None)
 
 

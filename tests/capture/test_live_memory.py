@@ -91,7 +91,7 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
         4_359_044_661_013_000,
     ]
     text = repr(found.memory).splitlines()
-    assert ("  peak at  " in text[0], text[-1][:16]) == (True, "More of it: live")
+    assert ("  peak at  " in text[0], text[-1][:16]) == (True, "More views: live")
     assert ("32.000 µs" in text[2], "13.000 µs" in text[3]) == (True, True)
     assert ">32.000 µs</td>" in found.memory._repr_html_()
     assert "30.000 µs" in repr(found.memory.live().where(name="[no operator]"))
@@ -102,8 +102,8 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
 
 def test_memory_that_was_not_recorded_says_so(tmp_path) -> None:
     memory = capture(tmp_path, EVENTS[:3]).memory
-    assert repr(memory) == "<Memory: nothing was recorded; record it with profile_memory=true>"
-    assert "&lt;Memory: nothing" in memory._repr_html_()
+    assert repr(memory) == "<Memory: not recorded; profile_memory=true records it>"
+    assert "&lt;Memory: not recorded" in memory._repr_html_()
 
 
 @pytest.mark.parametrize("by", BY)

@@ -66,7 +66,7 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
     assert (capture.folder / "summary.json").stat().st_size < 80_000
     assert (
         Run.load(tmp_path).windows[0].notes[-1]
-        == "Only the ranges with the most CPU time are known of rank 0."
+        == "Only the ranges with the most CPU time are known for rank 0."
     )
 
 
@@ -177,13 +177,14 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
     train = run.window("steps_000003-000004")
     assert train.missing == [2, 4], "one that is still being written is not there"
     assert train.notes == [
-        "Missing of 5 ranks: rank 2, 4.",
-        "Cut short on rank 3.",
+        "Of 5 ranks, captures are missing for rank 2, 4.",
+        "The window was cut short on rank 3.",
         "The ranks differ in steps: 3–4 on rank 0, 1; 3–3 on rank 3.",
         "The ranks differ in torch: 2.13.0 on rank 1, 3; 2.12.1 on rank 0.",
     ]
     with pytest.raises(
-        CaptureError, match=r"no window 'x'; there are .*/steps_000003-000004, .*/validation_steps"
+        CaptureError,
+        match=r"no window 'x'; the windows are .*/steps_000003-000004, .*/validation_steps",
     ):
         run.window("x")
 
@@ -350,8 +351,8 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
     run = Run.load(tmp_path)
     assert run.windows[0].ranks.column("rank") == [0]
     assert run.unread == [
-        f"The process that was to read {tmp_path}/steps_000003-000004_rank{rank} ended with status -9: "
-        "`instrument show` reads it alone."
+        f"The process that should read {tmp_path}/steps_000003-000004_rank{rank} ended with status -9: "
+        "open it alone with `instrument show`."
         for rank in (1, 2)
     ]
 

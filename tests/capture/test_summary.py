@@ -38,7 +38,7 @@ def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
     shown = write_capture(tmp_path, steps())._repr_html_()
     assert names(shown)[2:] == ["(no range)", "aten::mm", "aten::relu"]
     assert (
-        "<p>Nothing is known of device_share, device_total_share, self_device_ns, device_ns, "
+        "<p>Columns without values: device_share, device_total_share, self_device_ns, device_ns, "
         in shown
     )
 
@@ -49,7 +49,7 @@ def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_pat
     ]
     shown = write_capture(tmp_path, events)._repr_html_()
     assert (
-        "<p>Ranges, 20 of 50: the largest shares and what is around them; share: self total, with the "
+        "<p>Ranges, 20 of 50: the largest shares and the ranges around them; share: self total (with its "
         in shown
     )
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
@@ -68,7 +68,7 @@ def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
     modelled = write_capture(tmp_path, [*half, little], "modelled", module_types={"forward": "Net"})
     assert (
         unmarked(modelled)
-        == "50% of the time is in no range: mark what runs beside the model with @profiled."
+        == "50% of the time is in no range: mark the code outside of the model with @profiled."
     )
     assert (
         unmarked(write_capture(tmp_path, [*half, little], "off", annotations_disabled=True)) == ""
@@ -78,7 +78,7 @@ def test_where_most_time_is_in_no_range_it_says_what_to_add(tmp_path) -> None:
         "that there are no ranges is said already"
     )
     uncalled = write_capture(tmp_path, [*half, little], "uncalled", modules_not_seen=["Net"])
-    assert unmarked(uncalled).endswith("mark what runs beside the model with @profiled.")
+    assert unmarked(uncalled).endswith("mark the code outside of the model with @profiled.")
 
 
 def test_long_names_of_modules_take_no_long_time() -> None:
@@ -174,7 +174,7 @@ BOUND = {
 def test_what_binds_a_run_with_a_device_comes_first(tmp_path, told) -> None:
     found = capture(tmp_path, BOUND[told])
     first, second = device(found).splitlines()
-    assert second.startswith(f"{told} of the time the device ")
+    assert second.startswith(f"{told} of the time, the device ")
     assert first.startswith("Device: 100.000 µs from its first work to its last, ")
     (row,) = found.breakdown
     assert f"{row.compute_ns / 1e5:.1%} computing" in first

@@ -112,7 +112,7 @@ def test_a_repr_names_the_columns_of_which_nothing_is_known() -> None:
         "name  calls",
         "----  -----",
         "a         3",
-        "Nothing is known of device_ns, flops.",
+        "Columns without values: device_ns, flops.",
     ]
     assert repr(Table({"name": [], "flops": []})) == "name  flops\n----  -----", (
         "of no rows, nothing is unknown"

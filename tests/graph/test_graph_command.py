@@ -110,7 +110,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["models_of_mine:Net", "--input=-1,3"],
-            "--input -1,3 is no shape and type: write it as 1,3,224,224 or ",
+            "--input -1,3 is not a shape with a type: write it as 1,3,224,224 or ",
         ),
         (
             ["models_of_mine:Net", "--input", "2:float8_e4m3fn"],
@@ -119,13 +119,16 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
         (
             ["models_of_mine:text"],
-            "'models_of_mine:text' gives a str: name an nn.Module, its class, or what makes it.",
+            "'models_of_mine:text' gives a str: name an nn.Module, its class, or a function that makes it.",
         ),
         (
             ["models_of_mine:Net", "--input", "2;5"],
-            "--input 2;5 is no shape and type: write it as 1,3,224,224 or ",
+            "--input 2;5 is not a shape with a type: write it as 1,3,224,224 or ",
         ),
-        (["models_of_mine:Net", "--input", "2:int65"], "--input 2:int65 is no shape and type: "),
+        (
+            ["models_of_mine:Net", "--input", "2:int65"],
+            "--input 2:int65 is not a shape with a type: ",
+        ),
         (["models_of_mine:Net", "--device", "nowhere"], "--device nowhere cannot be used here ("),
         (
             ["models_of_mine:Net", "--input", "2:int64", "--sort", "x"],
@@ -178,6 +181,6 @@ def test_the_picture_is_written(
     assert '<a href="#n-1">embedding</a>' in text
     assert f"The bounds follow from the rates of {machine}." in text
     assert shown(capsys, *call, "nowhere/graph.html") == (
-        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in a folder "
-        "that is there.\n"
+        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in "
+        "an existing folder.\n"
     )

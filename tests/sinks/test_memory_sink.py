@@ -75,7 +75,7 @@ class Page(HTMLParser):
 def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> None:
     text = (written.folder / "memory.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert "<b>38.00 MiB</b>in use at the peak, 390.000 µs in" in text
+    assert "<b>38.00 MiB</b>in use at the peak, after 390.000 µs" in text
     assert "<b>64.00 MiB</b>the most that the allocator held" in text
     rows = [tuple(row) for row in page.rows]
     assert ("aten::mm", "24.00 MiB", "1", "0 ns") in rows
@@ -172,8 +172,8 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     Memory().write(capture, capture.folder)
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     Page(text)
-    assert "<b>30.00 MiB</b>more than at the start, at the peak" in text
-    assert "The trace holds no addresses, so what used the memory is not known." in text
+    assert "<b>30.00 MiB</b>more at the peak than at the start" in text
+    assert "The trace holds no addresses, so it does not show what used the memory." in text
     assert "In use at the peak" not in text
 
 

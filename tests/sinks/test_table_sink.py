@@ -33,7 +33,7 @@ EXPECTED = """\
 steps_3-4: steps 3–4, torch 2.13.0+cpu, no device
 {folder}
 
-Ranges; share: self total, with the backward it caused, of 2.000 ms on all threads in 2 steps
+Ranges; share: self total (with its backward), of 2.000 ms on all threads in 2 steps
 name         calls         CPU  CPU per step  share  self total
 -----------  -----  ----------  ------------  -----  ----------
 forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs
@@ -133,10 +133,9 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
         return render(write([*steps(), *kernels(), stray], folder))
 
     assert (
-        "Of 500.000 µs on the device, 400.000 µs (80.0%) has no launch in the trace, as what was "
-        "launched before the "
-        "recording began: it is in no range, and among the operators is [no launch]."
-        in shown("much", 400)
+        "Of 500.000 µs device time, 400.000 µs (80.0%) has no launch in the trace, for example "
+        "because the recording began after the launch. This time is in no range; its row in the "
+        "operators is [no launch]." in shown("much", 400)
     )
     assert "(no launch)" in shown("again", 400), "among the ranges"
     assert "has no launch" not in shown("little", 1)
@@ -241,7 +240,7 @@ def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write)
     ]
     events += [annotation("tiny", 710, 20), annotation("late", 2000, 300)]
     text = render(write(events), rows=3)
-    assert "Ranges, 3 of 5: the largest shares and what is around them" in text
+    assert "Ranges, 3 of 5: the largest shares and the ranges around them" in text
     assert [line[:12].rstrip() for line in block(text, "Ranges")] == [
         "outer",
         "  inner",
@@ -334,7 +333,7 @@ def test_every_grouping_of_the_capture_is_an_option() -> None:
         ("input_shapes", "input shapes", "record it with profiler.record_shapes=true"),
         ("stack", "stacks", "record it with profiler.with_stack=true"),
         ("overload", "overloads", "record it with profiler.capture_overload_names=true"),
-        ("step", "steps", "call session.step() after each of them"),
+        ("step", "steps", "call session.step() after each step"),
         ("device", "device work", "record it with a device among profiler.activities"),
         ("range", "ranges", "mark code with @profiled"),
     ],

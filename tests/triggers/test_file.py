@@ -161,7 +161,8 @@ def test_the_command_has_a_running_session_record(
     assert session.captures[0].metadata["window"]["trigger_reason"] == ASKED
     out = capsys.readouterr().out
     assert (
-        out == f"Asked for the next 3 steps in {folder}; the run looks there every half second.\n"
+        out
+        == f"Asked for the next 3 steps in {folder}; a run looks for requests every half second.\n"
     )
     assert [
         each.name
