@@ -200,7 +200,7 @@ def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
     monkeypatch.chdir(tmp_path)
     os.mkfifo(command[1])
     assert main(command) == 2
-    assert "is not a regular file" in capsys.readouterr().err
+    assert "is no regular file" in capsys.readouterr().err
 
 
 def test_a_file_of_stacks_has_no_control_characters() -> None:

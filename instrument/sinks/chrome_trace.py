@@ -81,6 +81,6 @@ def trace_of(capture: Capture) -> Path:
     """
     if capture.trace_path is None:
         raise CaptureError(
-            f"The trace of {capture.name} has been removed, so this sink has nothing to read."
+            f"The trace of {capture.name} has been dropped, so this sink has nothing to read."
         )
     return capture.trace_path
