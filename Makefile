@@ -1,34 +1,38 @@
-## make demo    train the example, record three windows, say what they wrote and how to open it
+## make demo    train the example, record three windows, list the files and how to open them
 ## make test    run the whole test suite
 ## make check   ruff, mypy, the documentation and the test suite
-## make docs    build the documentation into site/; a link that leads nowhere is an error
-## make bench   measure against the peers in benchmarks: ten minutes, 6 GB of memory, 3 GB of disk
-## make older   run the tests of trainers against an older minor version of each
-## make compat  run the core suite under each Python from 3.10 to 3.13 at hand, and under older torch: an hour, 5 GB at a time
-## make soak    record ten thousand windows and look for what is left of them: some minutes
-## make mutants  try 300 random edits of the core modules against their tests: an hour or more; ONLY, COUNT and SEED choose
+## make docs    build the documentation into site/; a broken link is an error
+## make bench   compare costs with those of other tools: ten minutes, 6 GB of memory, 3 GB of disk
+## make older   run the tests of trainers with an older minor version of each trainer
+## make compat  run the core tests with each installed Python from 3.10 to 3.13 and with older torch
+##              versions: an hour, up to 5 GB of disk
+## make soak    record ten thousand windows and look for leaks: some minutes
+## make mutants  make 300 random edits in the core modules and list those that no test notices: an
+##              hour or more; ONLY, COUNT and SEED choose the edits
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
-## make wheel   build the sdist and the wheel into dist/, and run the first pages with the wheel from an empty folder
-## make clean   remove .venv and caches; what runs wrote stays
+## make wheel   build the sdist and the wheel into dist/, and run the first pages of the
+##              documentation with the installed wheel in an empty folder
+## make clean   remove .venv and caches, but no captures
 ##
-## Each makes the virtual environment it needs; a second run installs nothing.
-## PYTHON=python3.12 chooses the Python (3.10 or newer), VENV=/elsewhere the place of the environment.
+## Each target creates the virtual environment that it needs; a second run installs nothing.
+## PYTHON=python3.12 chooses the Python (3.10 or newer), VENV=/elsewhere the environment's folder.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# constraints.txt alone says which torch. On Linux the one from PyPI brings CUDA along, several GB; pip's own settings
-# (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected, and may name an index with CPU builds.
+# Only constraints.txt chooses the version of torch. On Linux, torch from PyPI comes with CUDA,
+# several GB. pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected. They
+# can name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# Four processes at most: each loads torch. Tests of one file share what they make.
+# At most four processes, since each loads torch. The tests of a file share their fixtures.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
-# Anew each time: warnings about a page that its cache holds would be left out.
+# --clean, since Zensical repeats no warning about a page that is in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
-# Named by the second, so that no demo overwrites another's files.
+# The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
 .PHONY: help demo test check docs bench older compat soak wheel mutants mutants-planted clean
@@ -65,14 +69,14 @@ docs: $(VENV)/.installed-dev
 	$(ZENSICAL)
 	@echo "The documentation is in site/: open site/index.html."
 
-# Each file that can be run prints its table; all are run, and the target fails where one missed a ratio.
+# Runs every benchmark file; the target fails if any of them is above the limit of a ratio.
 bench: $(VENV)/.installed-bench
 	@failed=0; for file in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
 
 older: $(VENV)-older/.installed
 	$(VENV)-older/bin/python -m pytest tests/integrations
 
-# Not run by CI. ONLY="3.10/2.13.0" chooses, TMPDIR says where the environments are made.
+# Not run by CI. ONLY="3.10/2.13.0" selects versions; the environments are created in TMPDIR.
 compat:
 	$(PYTHON) tests/compat.py $(ONLY)
 
@@ -83,7 +87,7 @@ soak: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/release.py $(TAG)
 
-# Not run by CI. ONLY="links/launches analysis/steps" names modules by parts of their paths.
+# Not run by CI. ONLY="links/launches analysis/steps" selects modules by parts of their paths.
 mutants: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python -u tests/mutants.py --count $(or $(COUNT),300) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
@@ -94,7 +98,7 @@ clean:
 	rm -rf .venv .venv-older build dist site .cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# pip is the last that venv makes: where it is missing, the environment is not whole.
+# venv installs pip last: if pip is missing, the environment is incomplete.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -105,7 +109,7 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/pip
 	@$(INSTALL) -e '.[tensorboard]'
 	@touch $@
 
-# Holds what the demo needs as well.
+# This environment can also run the demo.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing torch, the package and what its tests need into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch

@@ -1,13 +1,14 @@
-"""The user's cache folder, `~/.cache/torch-instrument` or in `$XDG_CACHE_HOME`.
+"""The user's cache folder, `~/.cache/torch-instrument` or `$XDG_CACHE_HOME/torch-instrument`.
 
 It holds the columns of traces that were read, captures fetched from URLs, and the measured speed of
 this machine. An entry is a file or a folder, created and removed by a rename, so that several
-processes may use the cache at once. The entries have at most 2 GiB together, or
-`INSTRUMENT_CACHE_BYTES` (0: nothing is kept); the least recently used go first. A fetched capture
-stays for ten minutes after its last use, since a reader may still open its files.
+processes may use the cache at once. All entries together take at most 2 GiB, or
+`INSTRUMENT_CACHE_BYTES` bytes (0: nothing is kept). The least recently used entries are removed
+first. A fetched capture stays for ten minutes after its last use, since a reader may still open its
+files.
 
-The folder is used only if it belongs to this user and is no link; no link in it is followed. The
-cache only saves time: functions that read and write raise OSError, which their callers ignore.
+The folder is used only if it belongs to this user and is not a link. Links in it are not followed.
+If reading or writing the cache raises OSError, callers work without the cache.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ COLUMNS, FETCHED, RATES = "columns-", "fetched-", "machine.json"
 # Only files and folders with these names are ever removed.
 _ENTRY = re.compile(rf"({COLUMNS}|{FETCHED})[0-9a-f]{{32}}|{re.escape(RATES)}")
 _UNFINISHED = re.compile(r"\.\w+\.tmp")
-# The seconds that a fetched capture stays after its last use, an unfinished entry after its last
-# write.
+# In seconds: how long a fetched capture stays after its last use, and how long an unfinished entry
+# stays after its last write.
 _IN_USE_S, _UNFINISHED_S = 600, 3_600
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Of earlier versions: the folder and names of fetched captures, the suffix of columns beside a
-# trace.
+# What earlier versions left: the folder and names of fetched captures, and the suffix of files with
+# columns beside a trace.
 _OLD_FOLDER, _OLD_FETCHED, _OLD_COLUMNS = "instrument", re.compile("[0-9a-f]{32}"), ".columns"
 _OLD_HEADS = (b'{"made_by":[', b'{"layout":["')
-# Folders of entries that did not fit into the cache, by the name of the entry.
+# Temporary folders for entries that the cache could not take, by the name of the entry.
 _temporary: dict[str, Path] = {}
 
 
@@ -66,7 +67,7 @@ def location() -> Path:
     """The path of the cache's folder, which need not exist.
 
     Raises:
-        OSError: the user has no home.
+        OSError: the user has no home folder.
     """
     return _base() / "torch-instrument"
 
@@ -83,7 +84,7 @@ def most_bytes() -> int:
     """The limit for all entries together, in bytes.
 
     Raises:
-        ConfigError: `INSTRUMENT_CACHE_BYTES` is no number.
+        ConfigError: `INSTRUMENT_CACHE_BYTES` is not a number.
     """
     given = os.environ.get(BYTES_VARIABLE, "")
     if given and not re.fullmatch("[0-9]{1,18}", given):
@@ -107,9 +108,9 @@ def open_entry(name: str) -> IO[bytes]:
 
 @contextmanager
 def adding(name: str) -> Iterator[IO[bytes]]:
-    """A file to write, which becomes the entry `name` if the block succeeds.
+    """Open a file to write, which becomes the entry `name` if the block succeeds.
 
-    Then entries over the limit are removed.
+    If the cache is then over its limit, the least recently used entries are removed.
 
     Raises:
         OSError: the cache cannot be written.
@@ -120,12 +121,13 @@ def adding(name: str) -> Iterator[IO[bytes]]:
 
 
 def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
-    """The entry `name`, a folder; if it is missing, `fill` is called with an empty folder.
+    """Return the folder that is the entry `name`; if it is missing, `fill` creates its content.
 
-    If the cache cannot take it, it is a temporary folder, which is removed when this process ends.
+    `fill` is called with an empty folder. If the cache cannot take the folder, a temporary folder
+    is returned, which is removed when this process ends.
 
     Raises:
-        OSError: `fill` raised it, or no disk has room.
+        OSError: `fill` raised it, or there is no room for a temporary folder either.
     """
     if (found := _folder(name)) is not None:
         return found
@@ -172,17 +174,19 @@ def _check(folder: Path) -> os.stat_result:
     """Raise OSError unless the cache's folder exists, is no link and belongs to this user."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
-        raise OSError(errno.ENOTDIR, "is no folder, or a link, which is not followed", str(folder))
+        raise OSError(
+            errno.ENOTDIR, "is not a folder, or is a link, which is not followed", str(folder)
+        )
     if hasattr(os, "getuid") and about.st_uid != os.getuid():
         raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
     return about
 
 
 def _writable() -> Path:
-    """The cache's folder, created if missing, writable by this user alone.
+    """Return the cache's folder, created if missing, and make it writable by this user alone.
 
     Raises:
-        OSError: it cannot be used, is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.
+        OSError: the folder cannot be used or is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.
     """
     with suppress(ConfigError):
         if not most_bytes():
@@ -192,7 +196,7 @@ def _writable() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     mode = _check(folder).st_mode
-    if not mode & stat.S_IWUSR:  # the system would let root write
+    if not mode & stat.S_IWUSR:  # checked, as the system lets root write
         raise PermissionError(errno.EACCES, "is read-only", str(folder))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
@@ -234,7 +238,7 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _keep_in_bounds() -> None:
-    """Remove the least recently used entries over the limit, and abandoned unfinished ones."""
+    """Remove the least recently used entries over the limit, and old unfinished entries."""
     with suppress(OSError, ConfigError):
         left, now_ns = most_bytes(), time.time_ns()
         for entry in entries():
@@ -269,7 +273,7 @@ def _remove(path: Path) -> bool:
 
 
 def check_writable() -> None:
-    """Raise OSError, with the reason, if nothing can be added."""
+    """Raise OSError, with the reason, if no entry can be added to the cache."""
     with tempfile.TemporaryFile(dir=_writable()) as file:
         file.write(b"x" * 4096)
 
@@ -287,7 +291,7 @@ def clear() -> list[Entry]:
 
 
 def leftovers(below: Path | None = None) -> list[Path]:
-    """Files of earlier versions: fetched captures, and columns at or below a path."""
+    """Cache files of earlier versions: fetched captures, and columns beside traces at `below`."""
     found: list[Path] = []
     with suppress(OSError):
         old = _base() / _OLD_FOLDER
@@ -320,6 +324,6 @@ def _is_columns(path: Path) -> bool:
 def remove_leftovers(paths: list[Path]) -> list[Path]:
     """Remove files that `leftovers` found; returns those that were removed."""
     gone = [path for path in paths if _remove(path)]
-    with suppress(OSError):  # it holds other files
+    with suppress(OSError):  # the folder holds other files
         (_base() / _OLD_FOLDER).rmdir()
     return gone

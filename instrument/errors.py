@@ -50,7 +50,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
     Args:
         what: the feature that needs the package.
-        package: its name.
+        package: the name of that package.
         extra: the extra of torch-instrument that installs it; None if there is none.
     """
 
@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception, without its full stop; without a message, its type."""
+    """The message of an exception without its full stop; its type if it has no message."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
@@ -69,22 +69,22 @@ def reason_of(error: BaseException) -> str:
 
 
 def need_package(what: str, package: str, extra: str) -> None:
-    """Raise MissingPackage with these arguments unless a package is installed; do not load it."""
+    """Raise MissingPackage with these arguments if `package` is not installed; never load it."""
     found = find_spec(package)
-    # A folder of this name in the current folder, as trackers create them, is a package without a
-    # file.
+    # A tracker creates a folder of its own name. In the current folder, such a folder counts as a
+    # package, but one without a file.
     if found is None or found.origin is None:
         raise MissingPackage(what, package, extra)
 
 
 def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str = "") -> str:
-    """The text `; did you mean NAME?` with the nearest known name; empty if none is near."""
+    """The text `; did you mean NAME?` with the most similar known name, or an empty text."""
     near = difflib.get_close_matches(str(given), list(known), n=1)
     return f"; did you mean {quote}{prefix}{near[0]}{quote}?" if near else ""
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The end of a sentence on an unknown name: the nearest known one, or all if none is near."""
+    """The end of an error about an unknown name: the most similar known name, or else all names."""
     names = list(known)
     everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
     return suggestion(given, names, quote="'") or everything

@@ -1,7 +1,8 @@
 """Reads and writes whole files, and follows no symbolic links.
 
 A capture folder may come from anybody. Only regular files are read, so that a link cannot expose
-another file of the user and a pipe cannot block the reader. A written file replaces a link.
+another file of the user and a pipe cannot block the reader. If there is a link at the path of a
+file to write, the file replaces the link.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-# The limit for a metadata file (capture.json, summary.json, upload.json); ours have kilobytes.
+# The limit for a metadata file (capture.json, …). Such files have a few kilobytes.
 MOST_METADATA_BYTES = 64 << 20
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-# Without it, opening a pipe without a writer would block.
+# Without this flag, opening a pipe that nobody writes to would block.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def is_regular(path: Path) -> bool:
-    """Whether `path` is a regular file: no link, pipe, device or folder."""
+    """Whether `path` is a regular file, not a link, pipe, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):  # ValueError: a null character in the path
@@ -33,7 +34,7 @@ def is_regular(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder, and no link to one."""
+    """Whether `path` is a folder and not a link to a folder."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -41,7 +42,7 @@ def is_folder(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether `path` exists, also as a broken link."""
+    """Whether `path` exists; True for a broken link too."""
     return os.path.lexists(path)
 
 
@@ -49,8 +50,8 @@ def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it does not exist, cannot be read, or is a symbolic link, a pipe, a device or a
-            folder.
+        OSError: the file does not exist, cannot be read, or is a symbolic link, a pipe, a device or
+            a folder.
     """
     try:
         handle = os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | getattr(os, "O_CLOEXEC", 0))
@@ -58,7 +59,7 @@ def open_regular(path: Path) -> IO[bytes]:
         raise _sentence(error, path) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode) or (not _NO_LINK and path.is_symlink()):
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -77,7 +78,7 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 @contextmanager
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file to write that replaces `target` if the block succeeds, and is removed if it raises.
+    """Open a new file, which replaces `target` if the block succeeds and is removed if it raises.
 
     A link at `target` is replaced. The temporary file is in the same folder, named `.*.tmp`. The
     umask applies to `mode`.
@@ -96,8 +97,7 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
     """Open a file to read and append; it is created if missing.
 
     Raises:
-        OSError: it cannot be written, is a symbolic link or no regular file, or has another hard
-            link.
+        OSError: the file cannot be written, is not a regular file, or has another hard link.
     """
     try:
         handle = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
@@ -106,12 +106,12 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(handle)
-        raise OSError(errno.EINVAL, "is no regular file, or has another hard link", str(target))
+        raise OSError(errno.EINVAL, "is not a regular file, or has another hard link", str(target))
     return os.fdopen(handle, "a+b", buffering)
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
-    """The same error, with a clearer message for a symbolic link."""
+    """The error itself, or for a symbolic link an error with a clearer message."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         return OSError(error.errno, "is a symbolic link, which is not followed", str(path))
     return error
@@ -124,7 +124,7 @@ def write(target: Path, content: str | bytes) -> None:
 
 
 def make_folder(base: Path, *names: str) -> Path:
-    """The folder `base/names…`, created if missing; only `base` may be a link.
+    """Return the folder `base/names…`, created if missing; only `base` may be a link.
 
     Raises:
         OSError: a part below `base` is a link or a file, or cannot be created.
@@ -136,7 +136,7 @@ def make_folder(base: Path, *names: str) -> Path:
             base.mkdir()
         except FileExistsError:
             if not is_folder(base):
-                what = "is no folder, or a link to one, which is not followed"
+                what = "is not a folder, or is a link, which is not followed"
                 raise OSError(errno.ENOTDIR, what, str(base)) from None
     return base
 
@@ -145,7 +145,7 @@ def state_folder() -> Path:
     """The folder of this user's state: `~/.local/state/torch-instrument`, or in `XDG_STATE_HOME`.
 
     Raises:
-        RuntimeError: the user has no home.
+        RuntimeError: the user has no home folder.
     """
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "torch-instrument"
@@ -177,7 +177,7 @@ def python_running(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def importable_here() -> Iterator[None]:
-    """Make modules in the current folder importable within the block, after all others."""
+    """Append the current folder to `sys.path` within the block."""
     here = str(Path.cwd())
     sys.path.append(here)
     try:
@@ -187,11 +187,11 @@ def importable_here() -> Iterator[None]:
 
 
 def folder_bytes(folder: Path | str) -> int:
-    """The size of the regular files in a folder and its subfolders; links are skipped."""
+    """The total bytes of the regular files in a folder and its subfolders; links are skipped."""
     size = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(OSError):  # removed meanwhile
+            with suppress(OSError):  # removed by another process
                 if entry.is_dir(follow_symlinks=False):
                     size += folder_bytes(entry.path)
                 elif entry.is_file(follow_symlinks=False):

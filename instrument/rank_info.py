@@ -6,9 +6,9 @@ import os
 import sys
 from typing import NamedTuple
 
-# By launcher, the variables with the rank, the number of ranks, and the local rank. Slurm's number
-# of tasks is that of the step: in a batch script outside any step SLURM_NTASKS is that of the whole
-# job.
+# For each launcher, the environment variables with the rank, the number of ranks and the local
+# rank. SLURM_NTASKS is not used: in a batch script, outside any job step, it is the number of tasks
+# of the whole job.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -27,7 +27,7 @@ class RankInfo(NamedTuple):
 def rank_info() -> RankInfo:
     """The rank from torchrun, torch's process group, Slurm or Open MPI; otherwise rank 0 of 1.
 
-    The local rank is the rank if nothing states it.
+    If nothing states the local rank, the rank is used for it.
     """
     dist = sys.modules.get("torch.distributed")  # loaded if there is a process group
     has_group = dist is not None and dist.is_available() and dist.is_initialized()

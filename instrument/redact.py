@@ -1,7 +1,8 @@
 """Replaces possible secrets by `***` before they reach a file or a log.
 
-A value is hidden because of its name, its form (a URL with a password, a known kind of token), or
-because it is an option of a file system. A secret under a harmless name is not found.
+A value is hidden because of its name, because of its form (a URL with a password, a known kind of
+token), or because it is an option of a file system. A secret with a harmless name and form is not
+found.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SECRET = re.compile(
     "_?(key|token)s?_"
 )
 _MAYBE_SECRET = re.compile("tokens?_|_keys?_|_auth_|_pass_$|_session(_?id)?_$")
-# With one of these words, a token, key or session is no secret: pad_token, max_tokens, sort_key.
+# A name with one of these words beside token, key or session is harmless: pad_token, sort_key.
 _HARMLESS = re.compile(
     "_(batch|bos|budget|cache|class|cls|column|count|decoder|dict|dims?|dtype|embed|embeddings?|end"
     "|eos|field|forced|foreign|group|heads?|ids|image|input|label|layers?|len|length|limit|loss"
@@ -70,8 +71,9 @@ _NO_SECRETS = {"endpoint_url", "region_name", "profile", "host", "port", "projec
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Replace possible secrets in a value and its items, by their form and by their `name`.
+    """Replace possible secrets in a value and in its items.
 
+    A secret is recognised by its form or by its name, which is `name` or the key of a mapping.
     Booleans, None, empty values, and numbers of tokens and keys stay.
     """
     if _is_secret(name) and not _is_plain(name, str(value)):
@@ -140,10 +142,10 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_secret(name: str, *, surely: bool = False) -> bool:
-    """Whether a name is that of a secret; with `surely`, not for names like `key`.
+    """Whether a name stands for a secret; with `surely`, unclear names such as `key` do not.
 
-    Each part of a dotted name counts with the parts after it: `tokens.per_batch` is harmless,
-    `head.token` is not.
+    In a dotted name, each part is judged together with the parts after it. So `tokens.per_batch` is
+    harmless, but `head.token` is not.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
@@ -154,7 +156,7 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 
 
 def _is_plain(name: str, value: str) -> bool:
-    """Whether a value is plain in spite of its name: empty, true, a count or a short number."""
+    """Whether a value is harmless despite its name: empty, true, a count or a short number."""
     many = _COUNTED.search("_".join(_WORD.findall(name)).lower())
     may_count = (many or len(value) < 6) and not _is_secret(name, surely=True)
     nothing = rf"|\[\]|{{}}|{_SWITCH}"
@@ -162,10 +164,10 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _secret_at(text: str) -> int:
-    """The index of the first value under a secret's name in a text; without one, its length."""
+    """The index in a text of the first value after a secret's name; the text's length if none."""
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
-        # in `password=true, or so`, the rest of the text is the value
+        # in `password=true, or so`, the value is the whole rest of the text
         alone = not text[: named.start()].strip("+~")
         plain = value and _is_plain(named[1], value[2]) and not (alone and value.end() < len(text))
         if not plain and _is_secret(named[1]):
@@ -197,7 +199,7 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """The values in nested options as texts, without those of three characters or fewer."""
+    """The values in nested options as texts, except texts of three characters or fewer."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

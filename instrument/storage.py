@@ -1,8 +1,8 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
-A capture's capture.json and trace are fetched into the user's cache (`instrument.cache`) and read
-from there; they are fetched again only after a change. fsspec's packages read credentials and
-servers from the environment, for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and
+The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
+and read from there. They are fetched again only if they have changed at the URL. fsspec's packages
+read credentials and servers from the environment, for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and
 `AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT_URL` for another server.
 """
 
@@ -29,7 +29,7 @@ _EXTRAS = {"s3fs": "s3"}
 
 
 def is_url(place: object) -> TypeGuard[str]:
-    """Whether a place is a URL."""
+    """Whether `place`, which may be a path, is a URL."""
     return isinstance(place, str) and "://" in place
 
 
@@ -38,17 +38,17 @@ def check(url: str, option: str) -> None:
 
     Args:
         url: the URL.
-        option: the option that it was given for, for the error message.
+        option: the name of the option that holds the URL, for the error message.
 
     Raises:
-        ConfigError: it is no URL, holds a password or a query, or has an unknown protocol.
+        ConfigError: `url` is not a URL, holds a password or a query, or has an unknown protocol.
         MissingPackage: the package for its protocol is not installed.
     """
     if not is_url(url):
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
     if holds_password(url):
         raise ConfigError(
-            f"{option} holds a password or a query, which would be logged: give it in "
+            f"{option} holds a password or a query, which would be logged: put it into "
             "profiler.upload_options."
         )
     _check_protocol(url)
@@ -59,22 +59,22 @@ def _check_protocol(url: str) -> None:
     try:
         import fsspec
     except ImportError:
-        raise MissingPackage(f"A place such as {protocol}://…", "fsspec", "upload") from None
+        raise MissingPackage(f"A URL such as {protocol}://…", "fsspec", "upload") from None
     try:
         fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise ConfigError(
-            f"A URL begins with {protocol}://, which fsspec does not know: give one such as "
+            f"The URL begins with {protocol}://, which fsspec does not know: use one such as "
             "s3://bucket/folder."
         ) from None
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or protocol
-        what = f"A place such as {protocol}://…"
+        what = f"A URL such as {protocol}://…"
         raise MissingPackage(what, package, _EXTRAS.get(package)) from None
 
 
 def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, str]:
-    """The file system of a URL, created with fsspec's `options`, and the path on it.
+    """Return fsspec's file system for a URL, created with `options`, and the URL's path on it.
 
     Raises:
         ConfigError: the protocol is unknown.
@@ -89,10 +89,10 @@ def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> t
 
 
 def captures(url: str) -> list[str]:
-    """The URLs of the captures at or below a URL, the newest last; trace files count as captures.
+    """The URLs of the captures at or below a URL, the newest last; `url` itself if it is a file.
 
     Raises:
-        CaptureError: there are none, or the server refuses.
+        CaptureError: there is no capture, or the server refuses access.
     """
     with _as_capture_error(url):
         fs, path = filesystem(url)
@@ -116,7 +116,7 @@ def fetch(url: str) -> Path:
     """Fetch a capture or a file, and return the path of the local folder or file.
 
     Raises:
-        CaptureError: it does not exist, the server refuses, or the disk is full.
+        CaptureError: there is nothing at the URL, the server refuses access, or the disk is full.
     """
     with _as_capture_error(url):
         fs, path = filesystem(url)
@@ -127,7 +127,7 @@ def fetch(url: str) -> Path:
             names = [path]
         elif f"{path}/{_METADATA}" in found:
             names = [name for file in (_METADATA, *_TRACES) if (name := f"{path}/{file}") in found]
-            names = names[:2]  # of two traces only the first
+            names = names[:2]  # if both traces exist, only the first
         else:
             raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
         states = [(name, found[name]["size"], _first(found[name], _STATES)) for name in names]
@@ -137,10 +137,12 @@ def fetch(url: str) -> Path:
 
 
 def contents(urls: Sequence[str]) -> dict[str, bytes]:
-    """The contents of those files at URLs that exist, all on one file system; fetched concurrently.
+    """Fetch files concurrently, and return the contents of those that exist, by URL.
+
+    All URLs must be on the same file system.
 
     Raises:
-        CaptureError: the server refuses.
+        CaptureError: the server refuses access.
     """
     with _as_capture_error(urls[0]):
         fs, _ = filesystem(urls[0])
@@ -149,7 +151,7 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
             by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
         if not by_path:
             return {}
-        # not `cat`, which takes [1] in a name for a pattern
+        # not `cat`, which reads [1] in a name as a pattern
         data = fs.cat_ranges(list(by_path), None, None, on_error="return")
         return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
 
@@ -157,7 +159,7 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path with their information; only the path itself may be a link.
 
-    A listed file that lies elsewhere, through a link or a name with `..`, is left out.
+    A file that is elsewhere, because of a link or `..` in its name, is left out.
     """
     about = fs.info(path)
     if about["type"] == "file":
@@ -186,7 +188,7 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch the file `path`, or files into a folder of its name, into `folder`."""
+    """Fetch the file `path` into `folder`, or the files `names` into a subfolder of its name."""
     target = folder / Path(path).name
     if names != [path]:
         target.mkdir()
@@ -206,10 +208,10 @@ def _as_capture_error(url: str) -> Iterator[None]:
             f"There is nothing at {url}: give the URL of a capture, a trace or a folder above."
         ) from None
     except Exception as error:
-        hint = "see whether the server can be reached, and the disk has room"
+        hint = "check that the server can be reached and that the disk has room"
         if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
             hint = (
-                "set credentials that may read it in the environment, as AWS_PROFILE or "
-                "AWS_ACCESS_KEY_ID"
+                "set credentials with read access in the environment, for example AWS_PROFILE "
+                "or AWS_ACCESS_KEY_ID"
             )
         raise CaptureError(f"{url} cannot be read ({str(error).rstrip('.')}): {hint}.") from None

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def render(template: str, **values: Any) -> str:
     """Fill a template with values.
 
-    Values are escaped, and unprintable characters are shown as escapes; of an object with
-    `__html__` its HTML is inserted. Floats, which are coordinates, are rounded to three decimals.
+    Values are escaped for HTML, and unprintable characters are shown as escapes. A value with a
+    method `__html__` is not escaped: its HTML is inserted. Floats are coordinates, and are rounded
+    to three decimals.
 
     Raises:
-        jinja2.UndefinedError: the template uses a value that is not given.
+        jinja2.UndefinedError: the template uses a name that is not in `values`.
     """
     return _environment().get_template(template).render(values)
 

@@ -1,4 +1,4 @@
-"""Starts threads of ours; one that cannot be started costs what it was for, and no training."""
+"""Starts background threads. Training goes on if a thread cannot be started."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from threading import Thread
 
 from loguru import logger
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def start(thread: Thread, without: str) -> bool:
-    """Start a thread; where the system gives none, warn once of what becomes of its work, and go on `without` it."""
+    """Start a thread; return False if the system refuses it.
+
+    Args:
+        thread: the thread.
+        without: the effect of the missing thread, for the warning. Each text is logged once.
+    """
     try:
         thread.start()
     except RuntimeError as error:
-        if without not in _told:
-            _told.add(without)
+        if without not in _warned:
+            _warned.add(without)
             logger.warning("No thread can be started ({}): {}.", error, without)
         return False
     return True

@@ -154,7 +154,8 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, lo
         "nothing more is on its way, as on a node with a disk of its own"
     )
     assert log.at("INFO")[0].endswith(
-        f"; missing yet: rank 2, 3, 4, 5, 6, 7, 8. Later `instrument ranks {tmp_path}` shows all"
+        "; rank 2, 3, 4, 5, 6, 7, 8 is not in it yet. "
+        f"`instrument ranks {tmp_path}` shows all later"
     )
     (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
     slept.clear()
@@ -326,4 +327,4 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
         ["capture.json", "trace.json.gz"]
     ] * 2
     (said,) = log.at("WARNING")
-    assert said.startswith("one gets no summary.json (")
+    assert said.startswith("one has no summary.json (")

@@ -268,7 +268,7 @@ def test_the_command_says_what_is_wrong_with_it(
     cache.clear()
     folder.rmdir()
     folder.write_text("")
-    assert "is no folder" in told(capsys, status=2)[0]
+    assert "is not a folder" in told(capsys, status=2)[0]
 
 
 def test_leftovers_of_older_versions(

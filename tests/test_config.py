@@ -154,7 +154,7 @@ class Never:
         ),
         (
             {"triggers": {"signal": {"name": "SIGUSR3"}}},
-            "The signal trigger knows no 'SIGUSR3'; did you mean 'SIGUSR",
+            "The signal trigger has no signal 'SIGUSR3'; did you mean 'SIGUSR",
         ),
         (
             {"triggers": ["slow"]},

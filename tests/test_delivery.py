@@ -222,8 +222,8 @@ def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log
     lock.release(done=False)
     queue.remove_stale(tmp_path)
     assert log == [
-        "WARNING An earlier run left first, second recorded but without its tables: "
-        f"`instrument export {tmp_path}` finishes that."
+        "WARNING An earlier run recorded first, second but its sinks did not run: "
+        f"`instrument export {tmp_path}` runs them."
     ]
 
 

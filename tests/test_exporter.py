@@ -171,7 +171,7 @@ def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(
             [
                 line
                 for line in log.at("INFO")
-                if line.startswith("Only this process can run the sink here")
+                if line.startswith("Only the training process can run the sink here")
             ]
         )
         == 1
@@ -217,7 +217,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     assert (output / ALL[1] / "note.txt").exists()
     assert Capture.load(output / ALL[1]).metadata["window"]["first_step"] == 1
     assert main(["export", str(output)]) == 0
-    assert capsys.readouterr().out.startswith(f"Nothing waits for its export in {output}; ")
+    assert capsys.readouterr().out.startswith(f"No capture in {output} waits for export; ")
     assert main(["export", str(output / "nowhere")]) == 2
 
 
@@ -237,7 +237,7 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
         time.sleep(0.02)
     assert names(session) == ALL[1:]
     assert log.at("ERROR")[0].startswith(
-        "The exporter ended (profiler.export_timeout_s=4 were over) while it worked"
+        "The exporter ended (it took longer than profiler.export_timeout_s=4) while it worked"
     )
 
 
@@ -267,7 +267,7 @@ def test_a_full_queue_drops_windows_and_names_them(
     first, all_of_them = (line for line in log.at("WARNING") if "dropped" in line)
     assert f"The exporter is 2 windows behind (profiler.export_queue): {ALL[2]} is dropped" in first
     dropped = (f"steps_{n:06d}-{n:06d}_rank0" for n in (2, 3, 4))
-    assert all_of_them == f"The windows dropped in all: {', '.join(dropped)}"
+    assert all_of_them == f"All windows that were dropped: {', '.join(dropped)}"
 
 
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
@@ -278,12 +278,13 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
     assert session.captures == []
-    assert f"Waits for the exporter, at most 1 s: 2 of 2 windows to go, now {ALL[0]}" in log.at(
-        "INFO"
+    assert (
+        f"Waiting for the exporter, at most 1 s: 2 of 2 windows are left, now {ALL[0]}"
+        in log.at("INFO")
     )
     (warning,) = log.at("WARNING")
     assert warning.startswith(
-        f"Left to the exporter, which goes on by itself: {ALL[0]}, {ALL[1]}. "
+        f"The exporter continues by itself and has still to finish: {ALL[0]}, {ALL[1]}. "
     )
     gate.touch()
     log.errors_expected = True  # its own second may be over first
@@ -385,7 +386,7 @@ def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
     log.errors_expected = True
     session = run(profiler, steps=1, sinks={"takes": Takes()})
     assert session.captures == []
-    assert [line for line in log.at("ERROR") if "A message of the exporter failed here" in line]
+    assert [line for line in log.at("ERROR") if "A message from the exporter failed here" in line]
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
 
@@ -470,7 +471,7 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
         session.step()
         1 / 0  # noqa: B018
     assert log.at("WARNING")[-1].startswith(
-        f"Left to the exporter, which goes on by itself: {ALL[0]}. "
+        f"The exporter continues by itself and has still to finish: {ALL[0]}. "
     )
     worker = worker_of(session)
     assert worker is not None
@@ -606,7 +607,8 @@ def test_where_the_output_folders_link_leads_nowhere_the_window_is_lost_and_trai
     assert session.step_number == 2
     (error,) = log.at("ERROR")
     assert (
-        f"The folder {link} is a link to {scratch}, which is gone, so the window is lost" in error
+        f"The folder {link} is a link to {scratch}, which does not exist, so the window is lost"
+        in error
     )
 
 
@@ -626,8 +628,7 @@ def test_a_queued_window_that_somebody_removed_is_not_waited_for(
     session = run(profiler, export_timeout_s=100_000)
     assert names(session) == ALL[1:]
     assert log.at("ERROR") == [
-        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: somebody removed "
-        "it."
+        f"The exporter cannot find or read {ALL[0]} in {profiler['output_dir']}: was it removed?"
     ]
 
 

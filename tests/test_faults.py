@@ -306,7 +306,7 @@ def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) 
     (tmp_path / "open").touch()
     assert len(trainer.captures()) == 1
     assert (
-        "Left to the exporter, which goes on by itself: steps_000000-000000_rank0. "
+        "The exporter continues by itself and has still to finish: steps_000000-000000_rank0. "
         in trainer.ended()
     )
 
@@ -375,7 +375,7 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
         tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass"
     ).ended()
     assert (
-        "An earlier run left steps_000000-000000_rank0 recorded but without its tables: "
+        "An earlier run recorded steps_000000-000000_rank0 but its sinks did not run: "
         "`instrument ex" in following
     )
     done = subprocess.run(

@@ -78,8 +78,8 @@ def test_what_a_capture_asks_for_is_not_done(
     assert main(["export", "."]) == 0
     assert told(capsys) == (
         f"Finished {WINDOW}.\n"
-        "Not run, as only its run knows their options: theirs. "
-        "`instrument export . --sink package.module.Class KEY=VALUE` runs one.\n"
+        "Sinks that did not run, as only the training run knows their options: theirs. "
+        "`instrument export . --sink package.module.Class KEY=VALUE` runs one of them.\n"
     )
     assert sorted(path.name for path in (run / WINDOW).iterdir()) == [
         "capture.json", "summary.json", "table.txt", "trace.json.gz",
@@ -128,7 +128,10 @@ def test_a_capture_is_not_sent_where_it_says(
     (folder / "home").symlink_to(tmp_path)
     assert main(["export", str(tmp_path / "download")]) == 0
     assert not (tmp_path / "there").exists()
-    assert f"{WINDOW} says that it was to go to {there}; add --upload-to URL " in told(capsys)
+    assert (
+        f"{WINDOW} was recorded with upload_to={there}, which is not trusted; add --upload-to URL "
+        in told(capsys)
+    )
     assert main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
     sent = files.regular_files(tmp_path / "there")
     assert "capture.json" in [path.name for path in sent]
@@ -187,7 +190,7 @@ def test_a_trace_that_is_a_link_is_not_taken_in(
     (tmp_path / "secret").write_text("hunter2")
     (folder / "trace.json").symlink_to(tmp_path / "secret")
     assert main(["export", str(tmp_path / "download")]) == 2
-    assert "trace.json is no regular file" in capsys.readouterr().err
+    assert "trace.json is not a regular file" in capsys.readouterr().err
     assert (tmp_path / "secret").read_text() == "hunter2"
 
 
@@ -269,7 +272,9 @@ def test_a_copy_of_that_folder_is_anybodys(
     shutil.copytree(out, tmp_path / "copy")
     out.rename(tmp_path / "elsewhere")
     assert main(["export", str(tmp_path / "copy")]) == 0
-    assert "Not run, as only its run knows their options: own. " in told(capsys)
+    assert "Sinks that did not run, as only the training run knows their options: own. " in told(
+        capsys
+    )
     assert not (tmp_path / "there").exists()
     shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
     assert (

@@ -255,7 +255,7 @@ def test_a_damaged_file_costs_the_page_its_part(tmp_path: Path, log: Log) -> Non
     Memory().write(capture, capture.folder)
     assert (capture.folder / "memory.html").read_text().count("<svg") == 1
     (said,) = log.at("WARNING")
-    assert said.endswith("): remove it. The page is without memory by category.")
+    assert said.endswith("): remove it. The page does not show memory by category.")
 
 
 def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path, log: Log) -> None:

@@ -236,7 +236,7 @@ def test_without_threads_to_be_had_training_goes_on_with_a_warning_for_each_loss
     def none(self: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads, "_told", set())
+    monkeypatch.setattr(threads, "_warned", set())
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", none)
         with Session(

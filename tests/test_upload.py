@@ -248,19 +248,22 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
         f"{ALL[0]} cannot be sent to {url} (Could not connect to the endpoint URL"
     )
     assert error.endswith(
-        "and is kept; failures of further ones are not logged. "
-        f"`instrument export {output}` sends them."
+        "and is kept on disk; later failures are not logged. "
+        f"`instrument export {output}` sends such captures."
     )
     assert len([line for line in log.at("DEBUG") if "not sent yet" in line]) == 5, (
         "the others have one try each"
     )
     (warning,) = log.at("WARNING")
     assert warning.startswith(
-        f"Not sent to {url} yet, and kept: {', '.join(ALL)}. `instrument export {output}` "
+        f"Not sent to {url} yet, and kept on disk: {', '.join(ALL)}. `instrument export {output}` "
     )
 
     assert command.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
-    assert f"1 of 1 could not be finished. {ALL[0]}: Could not connect" in capsys.readouterr().err
+    assert (
+        f"1 of 1 captures could not be finished or sent. {ALL[0]}: Could not connect"
+        in capsys.readouterr().err
+    )
     server.start()
     assert command.main(["export", str(tmp_path)]) == 0
     assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == [
@@ -269,7 +272,7 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     objects = server.objects("away")
     assert all(sent(objects, name) == local(output / name) for name in ALL)
     assert command.main(["export", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("Nothing waits for its export")
+    assert capsys.readouterr().out.startswith("No capture in ")
 
 
 def test_captures_are_sent_elsewhere_by_hand(
@@ -282,7 +285,7 @@ def test_captures_are_sent_elsewhere_by_hand(
         assert command.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
     assert capsys.readouterr().out == (
         f"Sent {second}/{capture.name}.\n"
-        f"Nothing waits for its export in {tmp_path / 'out'}; to run a sink on captures, add "
+        f"No capture in {tmp_path / 'out'} waits for export; to run a sink on captures, add "
         "--sink NAME.\n"
     )
     assert capture.folder
@@ -361,8 +364,8 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
         f"export {output}` "
     )
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {output}` sends what has "
-        "not arrived."
+        f"Not sent to {url} yet, and kept on disk: {ALL[0]}. `instrument export {output}` sends "
+        "captures that have not arrived."
     ], "another exporter has sent the second"
     assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
     assert command.main(["export", str(output)]) == 0
@@ -378,11 +381,12 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
-    assert f"Waits for the upload, at most 0.2 s: 2 of 2 windows to go, now {ALL[0]}" in log.at(
-        "INFO"
+    assert (
+        f"Waiting for the upload, at most 0.2 s: 2 of 2 windows are left, now {ALL[0]}"
+        in log.at("INFO")
     )
     (warning,) = log.at("WARNING")
-    assert warning.startswith(f"Not sent to {url} yet, and kept: {ALL[0]}, {ALL[1]}. ")
+    assert warning.startswith(f"Not sent to {url} yet, and kept on disk: {ALL[0]}, {ALL[1]}. ")
     gate.set()
     for thread in threading.enumerate():
         if thread.name == "instrument upload":
@@ -400,7 +404,7 @@ def test_left_ones_that_come_back_are_counted_again(
     with changed:
         waiting.wait(changed, lambda: next(left), 60, "upload")
     told = [line.partition(": ")[2] for line in log.at("INFO")]
-    assert told == ["1 of 1 windows to go, now d", "3 of 3 windows to go, now a"]
+    assert told == ["1 of 1 windows are left, now d", "3 of 3 windows are left, now a"]
 
 
 def test_where_training_fails_uploads_are_not_waited_for(
@@ -427,8 +431,8 @@ def test_where_training_fails_uploads_are_not_waited_for(
             assert reached.wait(60)
             1 / 0  # noqa: B018
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept: {ALL[0]}. `instrument export {here}` sends what has not "
-        "arrived."
+        f"Not sent to {url} yet, and kept on disk: {ALL[0]}. `instrument export {here}` sends "
+        "captures that have not arrived."
     ]
     assert command.main(["export", str(here)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
@@ -482,7 +486,8 @@ def test_what_arrived_short_or_changed_counts_as_not_arrived(
         with monkeypatch.context() as patch:
             patch.setattr(upload, "_put", lambda *_: None)
             with pytest.raises(
-                CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"
+                CaptureError,
+                match=r"1 of its files did not arrive completely, such as trace\.json\.gz",
             ):
                 upload.send(folder, url, server.options)
         assert not upload.has_arrived(folder, url)
@@ -499,7 +504,7 @@ def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", lambda *_: None)
         with pytest.raises(
-            CaptureError, match=r"1 of its files did not arrive whole, such as trace\.json\.gz"
+            CaptureError, match=r"1 of its files did not arrive completely, such as trace\.json\.gz"
         ):
             upload.send(folder, url, {})
     upload.send(folder, url, {})
@@ -599,7 +604,7 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
         ),
         (
             {"upload_to": "s4://bucket"},
-            "A URL begins with s4://, which fsspec does not know: give one such as s3://",
+            "The URL begins with s4://, which fsspec does not know: use one such as s3://",
         ),
         (
             {"upload_to": f"file://me:{SECRET}@host/x"},
@@ -762,20 +767,23 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
     assert said("s3://nothing-in-it/run").startswith(
         "There is no capture at or below s3://nothing-in-it/run: "
     )
-    assert said("nope://bucket").startswith("A URL begins with nope://, which fsspec does not know")
+    assert said("nope://bucket").startswith(
+        "The URL begins with nope://, which fsspec does not know"
+    )
     assert said(f"file://{tmp_path}/none").startswith(f"There is nothing at file://{tmp_path}/none")
     with monkeypatch.context() as patch:
         for name in KEYS:
             patch.delenv(name.upper())
         patch.setenv("HOME", str(tmp_path))
-        assert "Unable to locate credentials): set credentials that may read it" in said(
+        assert "Unable to locate credentials): set credentials with read access" in said(
             "s3://nothing-in-it/run"
         )
     server.stop()
-    assert "see whether the server can be reached" in said("s3://nothing-in-it/run")
+    assert "check that the server can be reached" in said("s3://nothing-in-it/run")
     assert command.main(["export", "s3://nothing-in-it/run"]) == 2
     assert (
-        "is a URL, where nothing waits for its export: add --sink NAME" in capsys.readouterr().err
+        "is a URL, but only local folders can be finished: add --sink NAME"
+        in capsys.readouterr().err
     )
 
 

@@ -1,8 +1,8 @@
-"""Sinks write output from captures: the base class `Sink`, and a file for each built-in sink.
+"""The base class `Sink` of sinks, which write output from captures; a file for each built-in one.
 
-Your own sink is a class with `write(capture, folder)`, named in the config by `_target_`. The
-session accepts any object with that method; a subclass of `Sink` has options that are checked
-before the first step.
+Your own sink is a class with `write(capture, folder)`, which the config names by `_target_`. The
+session accepts any object with that method. The options of a subclass of `Sink` are checked before
+the first step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Sink(Options):
     """Writes output from each capture; its fields are its options.
 
     Raises:
-        ConfigError: when built with an option that does not exist or has a value that cannot work.
+        ConfigError: the sink is built with an unknown option or an invalid value.
     """
 
     sink_name: ClassVar[str] = ""
     """The sink's name in error messages; by default its class name without a trailing "Sink"."""
 
     last: ClassVar[bool] = False
-    """Whether it runs after the sinks without `last`, because it changes files that they read."""
+    """Whether this sink runs after those without `last`, because it changes files that they read."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
@@ -38,7 +38,7 @@ class Sink(Options):
         super().__init__(**options)
 
     inline: ClassVar[bool] = False
-    """Whether it must run in the training process (on a thread), not in the worker process."""
+    """Whether this sink must run in the training process, on a thread, not in the worker process."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -53,33 +53,33 @@ class Sink(Options):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The boolean fields of ProfilerConfig that must be true for this sink with its options."""
+        """The names of the options of ProfilerConfig that must be true for this sink to work."""
         return ()
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Write this sink's output for `capture` into `folder`, the capture's own folder.
 
-        The folder gets its final name, `capture.place`, once all sinks have run. The caller logs an
-        exception once; the other sinks and training go on.
+        After all sinks have run, the folder is renamed to `capture.place`. If this method raises,
+        the error is logged once per run; training and the other sinks go on.
         """
 
     def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Whether it still needs a capture's files after `write`; retention keeps them so long."""
+        """Whether this sink still needs a capture's files after `write`; they stay until False."""
         return False
 
     def notice(self) -> None:
         """Read state that only the training thread can read; training waits for it.
 
-        Called on that thread when a run starts and when a window ends, for sinks that are `inline`
-        or run with `profiler.export=inline`.
+        Called on the training thread when a run starts and when a window ends. It is called only
+        for sinks that are `inline`, and for all sinks with `profiler.export=inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Close what stayed open between windows; called where `write` is, after the last window.
+        """Close files and connections after the last window, in the process that calls `write`.
 
         The caller logs an exception.
 
         Args:
-            timeout_s: the longest time that it may wait. It is given if training failed, as other
-                ranks may then wait for this process to end. None: its own options decide.
+            timeout_s: the longest time that this method may wait, given if training failed, because
+                other ranks may then be waiting for this process to end. None: the sink decides.
         """

@@ -1,4 +1,4 @@
-"""Changes the trace that every capture has: plain or gzip, metadata, a copy, or none at all."""
+"""Changes the trace of a capture: compresses it or not, adds metadata, copies or removes it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from instrument.trace.rewrite import rewrite
 class ChromeTrace(Sink):
     """Rewrites, copies or removes the window's trace file after the other sinks have run.
 
-    With its default options it does nothing, since `trace.json.gz` exists already. Perfetto opens
-    both forms, chrome://tracing the plain one.
+    With the default options it does nothing, since every capture has `trace.json.gz` already.
+    Perfetto opens plain and compressed traces, chrome://tracing only plain ones.
 
-    Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given; a
-    copy if `copy_to` is given. With `keep=False` the capture can no longer be shown or compared.
+    Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given;
+    another pass if `copy_to` is given. With `keep=False`, the capture can no longer be shown or
+    compared.
     """
 
     sink_name: ClassVar[str] = "chrome_trace"
@@ -32,14 +33,14 @@ class ChromeTrace(Sink):
     """False makes the file a plain `trace.json`, about ten times as large."""
 
     copy_to: str | None = None
-    """A folder for a copy, `<capture name>.json` or `.json.gz`; it is created if it is missing."""
+    """A folder for a copy named `<capture name>.json` or `.json.gz`; created if missing."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Keys for the top level of the trace's JSON object, which Perfetto's info page shows. Keys
     from `profiler.metadata` or `Session.add_metadata` are there already and keep their values."""
 
     keep: bool = True
-    """False removes the trace from the capture folder at the end; the copy stays."""
+    """False removes the trace from the capture folder at the end; the copy of `copy_to` stays."""
 
     @field_validator("metadata")
     @classmethod
@@ -80,6 +81,6 @@ def trace_of(capture: Capture) -> Path:
     """
     if capture.trace_path is None:
         raise CaptureError(
-            f"The trace of {capture.name} has been dropped, so there is nothing to write from."
+            f"The trace of {capture.name} has been dropped, so this sink has nothing to read."
         )
     return capture.trace_path

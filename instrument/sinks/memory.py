@@ -27,16 +27,19 @@ By = Literal["operator", "range", "module", None]
 class Memory(Sink):
     """Writes the memory in use over time, in the three forms of torch's `export_memory_timeline`.
 
-    - `memory.html`: a page with a curve for each device, split by what allocated the memory, the
-      allocations alive at the peak, those that each step left behind, and the commonest sizes. With
-      `profiler.memory_categories`, also by category. One file, without scripts or network access.
+    - `memory.html`: a page that shows, for each device, the memory over time, split by `by`; the
+      allocations alive at the peak; the allocations still alive after each step; and the most
+      common sizes. With `profiler.memory_categories`, it also shows memory by category. The page is
+      one file without scripts, and loads nothing.
     - `memory.json`: the same as data.
     - `memory.raw.json.gz`: every allocation and free; `columns` names the fields of each of
       `events`.
 
-    Times in the data are nanoseconds on the trace's own clock. Memory events suffice; recorded
-    shapes, ranges and stacks add detail. Lost: torch's split into parameters, gradients and
-    activations, which only `profiler.memory_categories` records.
+    Times in the data are nanoseconds on the trace's own clock. Only memory events are needed;
+    recorded shapes, ranges and stacks add detail.
+
+    Lost: torch's split into parameters, gradients and activations, which only
+    `profiler.memory_categories` records.
 
     Cost: about 10 µs per memory event, most of it for the raw form.
     """
@@ -47,14 +50,15 @@ class Memory(Sink):
     """Which files to write."""
 
     by: By = None
-    """How to split the curve; None: the way that explains the largest part of the peak."""
+    """How to split the curve. None: the one of the three that explains the largest part of the
+    peak."""
 
     rows: int = Field(15, ge=1)
-    """The most rows in a table of the page."""
+    """The maximum number of rows in each table of the page."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Memory events."""
+        """The option that records memory events."""
         return ("profile_memory",)
 
     def write(self, capture: Capture, folder: Path) -> None:
@@ -113,5 +117,5 @@ def _categories(capture: Capture) -> list[Categories]:
     try:
         return capture.categories
     except CaptureError as error:
-        logger.warning("{} The page is without memory by category.", error)
+        logger.warning("{} The page does not show memory by category.", error)
         return []

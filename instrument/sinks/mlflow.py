@@ -13,8 +13,8 @@ from pydantic import PrivateAttr
 from instrument.errors import need_package
 from instrument.sinks.tracker import Sent, Tracker
 
-# Characters that MLflow refuses in a metric's name, its longest name, and the most metrics in a
-# request.
+# MLflow's rules: the characters that it refuses in a metric's name, the maximum length of a name,
+# and the maximum number of metrics in a request.
 _REFUSED, _LONGEST, _MOST = re.compile(r"[^\w.\- :/]"), 250, 1000
 
 
@@ -24,8 +24,7 @@ class MLflow(Tracker):
     A metric's step is the window's last training step. The files of a capture go into the artifact
     folder `profile/<capture>`. The sink ends only a run that it started, at the end of the session.
 
-    Lost: a character of a range's name that MLflow refuses becomes `_`, and names end after 250
-    characters.
+    Lost: characters that MLflow refuses become `_`, and names are cut after 250 characters.
 
     Raises:
         MissingPackage: when built, if the package `mlflow` is not installed.
@@ -54,7 +53,7 @@ class MLflow(Tracker):
         need_package("The mlflow sink", "mlflow", "mlflow")
 
     def notice(self) -> None:
-        """Remember the active run, which only this thread can read."""
+        """Remember the active run, which only the training thread can read."""
         import mlflow  # takes seconds: before the first step
 
         run = mlflow.active_run()

@@ -16,7 +16,7 @@ from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
 
-# The value that Hive, and readers of its layout, take for an unknown partition.
+# The value that stands for null in the name of a Hive partition.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -42,13 +42,14 @@ class Parquet(Sink):
     sink_name: ClassVar[str] = "parquet"
 
     dir: str | None = None
-    """The dataset's folder, which runs may share; None: `parquet` beside the captures."""
+    """The dataset's folder, which several runs may share. None: `parquet` beside the captures."""
 
     run: str | None = None
-    """The name of the run; None: the name of its folder, after the date in Hydra's folders."""
+    """The name of the run. None: the name of its folder, or in Hydra's folders its date and
+    time."""
 
     rank: int | None = Field(None, ge=0)
-    """The rank, for a trace without one; None: the rank of the capture."""
+    """The rank to write. None: the rank that the capture or the trace states."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""
@@ -82,7 +83,7 @@ def _partition(key: str, value: str | int | None) -> str:
 
 
 def _run(capture: Capture, folder: Path) -> str:
-    """The run's name, of `…/2026-01-02/03-04-05/profile` for example `2026-01-02_03-04-05`."""
+    """The name of a run's folder; `2026-01-02_03-04-05` for `…/2026-01-02/03-04-05/profile`."""
     home = (capture.folder or folder).absolute().parent
     parts = [part for part in home.parts if part != "profile"][::-1]
     dated = list(takewhile(re.compile(r"[\d-]+").fullmatch, parts))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from instrument.capture import Capture
 
-# Tags of the recording cost, each the sum of these fields in ms.
+# Tags for the cost of recording. Each value is the sum, in ms, of these fields of the capture's
+# cost.
 _COSTS = {
     "recorded_step_ms": ["recorded_step_ns"],
     "unrecorded_step_ms": ["unrecorded_step_ns"],
@@ -22,11 +23,11 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     - `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all
       operators).
     - `ranges/<path>/calls`: calls in the window. `ranges/<path>/cpu_ms` and
-      `ranges/<path>/device_ms`: milliseconds in, or launched from, the range per finished step;
-      without steps, in the window.
-    - `cost/…`: what recording cost the run: the median of the recorded steps and of the steps
-      before the window, how long the loop was blocked at its start and end, how long the export has
-      taken so far, and the size of the trace.
+      `ranges/<path>/device_ms`: CPU time in the range, and device time launched from it, in ms per
+      finished step. In a window without steps they are totals.
+    - `cost/…`: the cost of recording: the median time of the recorded steps and of the steps before
+      the window; how long the loop was blocked at the start and at the end of the window; how long
+      the export has taken so far; and the size of the trace.
     """
     steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)
@@ -55,7 +56,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
 
 def last_step(capture: Capture) -> int:
-    """The training step for the window's scalars: its last whole step, else its first step."""
+    """The training step of the window's scalars: its last complete step, or else its first step."""
     window = capture.about.window
     if window.last_step is not None:
         return window.last_step

@@ -25,9 +25,9 @@ _CALLED = {"cpu": "CPU", "device": "device"}
 class Stacks(Sink):
     """Writes `stacks.txt`: a line per call path, outermost frame first, with its self time in µs.
 
-    speedscope.app opens it; with the option `svg`, its flame graph is written as `stacks.svg`.
-    Frames of Python, ranges and operators differ only by their names. Paths below 0.5 µs are left
-    out.
+    speedscope.app opens the file. With the option `svg`, the sink also writes the flame graph as
+    `stacks.svg`. A frame is a Python function, a range or an operator; only its name shows which.
+    Paths below 0.5 µs are left out.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
@@ -35,13 +35,13 @@ class Stacks(Sink):
     sink_name: ClassVar[str] = "stacks"
 
     metric: Literal["cpu", "device"] = "cpu"
-    """Which time: `cpu`, or `device` for the time of kernels; torch's names for them work too."""
+    """`cpu` for CPU time, or `device` for the time of kernels; torch's names work too."""
 
     range: str | None = None
-    """The name or path of a range: only frames in it and its backward count; None: all frames."""
+    """The name or path of a range: only its frames and those of its backward count. None: all."""
 
     threads: bool = False
-    """Whether each path begins with its thread; otherwise threads are merged."""
+    """Whether each path begins with the name of its thread; otherwise threads are merged."""
 
     svg: bool = False
     """Whether to write the flame graph as `stacks.svg` too."""
@@ -53,7 +53,7 @@ class Stacks(Sink):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Python frames, which only `with_stack` records."""
+        """The option that records Python frames."""
         return ("with_stack",)
 
     def write(self, capture: Capture, folder: Path) -> None:

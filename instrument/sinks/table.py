@@ -19,16 +19,15 @@ from instrument.sinks import Sink
 class TableSink(Sink):
     """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
 
-    Only the lowest rank that records logs the text; the others log the name of the file.
+    Only the lowest rank that records logs the text; the other ranks log the name of the file.
 
-    Cost: reads the whole trace, about 3 s for a million events; the other sinks do not read it
-    again.
+    Cost: reads the whole trace, about 3 s for a million events. Other sinks do not read it again.
     """
 
     sink_name: ClassVar[str] = "table"
 
     rows: int = 15
-    """The most operators, and the most ranges, to show; -1: all, as in torch's `row_limit`."""
+    """The maximum number of operators, and of ranges; -1: all, as in torch's `row_limit`."""
 
     sort: str | None = None
     """The column that sorts the operators; torch's names, such as `self_cpu_time_total`, work too.
@@ -37,10 +36,10 @@ class TableSink(Sink):
     """
 
     columns: list[str] | None = None
-    """The columns of both tables besides the name; `[all]`: all with known values."""
+    """The columns of both tables besides the name. `[all]`: all columns that have known values."""
 
     by: By = "name"
-    """How to group calls besides by name; see `instrument.analysis.operators.OperatorTable.by`.
+    """What to group operator calls by, besides the name.
 
     `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs
     `capture_overload_names`.
@@ -77,7 +76,7 @@ class TableSink(Sink):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The option of the recording that this grouping needs."""
+        """The option of ProfilerConfig that the grouping `by` needs, if any."""
         flags = {
             "input_shapes": "record_shapes",
             "stack": "with_stack",
@@ -89,7 +88,7 @@ class TableSink(Sink):
         """Log the text, and write it to `table.txt`.
 
         Raises:
-            CaptureError: the trace lacks what `by` groups by.
+            CaptureError: the data that `by` groups by was not recorded.
             TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))
@@ -100,11 +99,11 @@ class TableSink(Sink):
             logger.info("\n{}", text)
         else:
             logger.info(
-                "The table of {} is in its table.txt; rank {} logs its own.", capture.name, lowest
+                "The table of {} is in its table.txt; only rank {} logs one.", capture.name, lowest
             )
 
 
 def _lowest_recording_rank(capture: Capture) -> int:
     chosen = capture.metadata.get("config", {}).get("ranks")
     numbers = [each for each in chosen if isinstance(each, int)] if isinstance(chosen, list) else []
-    return min(numbers, default=0)  # with first_per_node too, rank 0 is the lowest
+    return min(numbers, default=0)  # rank 0 is the lowest with first_per_node too

@@ -19,13 +19,14 @@ from instrument.trace.rewrite import rewrite
 
 
 class TensorBoard(Sink):
-    """Writes all windows' traces and scalars into one folder; scalars become curves over windows.
+    """Writes the traces and scalars of all windows into one folder, so that scalars become curves.
 
     `tensorboard --logdir` shows the scalars, and with the plugin `torch-tb-profiler` the traces.
     Ranks other than 0 have their scalars in a subfolder, such as `rank1`, which TensorBoard shows
     as a run.
 
-    Cost: reads the trace for the scalars; copies it, and unpacks it unless `use_gzip` is true.
+    Cost: the scalars need one reading of the trace. Traces are copied, and decompressed unless
+    `use_gzip` is true.
 
     Raises:
         MissingPackage: when built, if the package `tensorboard` is not installed.
@@ -37,7 +38,7 @@ class TensorBoard(Sink):
     """TensorBoard's log folder; None: the folder `tensorboard` beside the captures."""
 
     worker_name: str | None = None
-    """The start of a trace's file name, unique to a process; None: `<host>_<pid>`, as in torch."""
+    """The start of a trace's file name, one for each process. None: `<host>_<pid>`, as in torch."""
 
     use_gzip: bool = False
     """Whether to compress traces."""
@@ -93,7 +94,7 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 def append_scalars(
     target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]
 ) -> None:
-    """Append scalars to an event file, created if missing; undo a partial write on a full disk."""
+    """Append scalars to an event file, which is created if missing; an OSError undoes the write."""
     with open_to_append(target) as raw:
         size = raw.seek(0, os.SEEK_END)
         try:
@@ -130,12 +131,12 @@ def _write_event(
 
 
 def _process(capture: Capture) -> tuple[str, int]:
-    """The host and process id that recorded; for a trace without them, those of this process."""
+    """The host and the process id of the recording; if unknown, those of this process."""
     return capture.about.host or socket.gethostname(), capture.about.pid or os.getpid()
 
 
 def _started_ns(capture: Capture) -> int:
-    """When the recording began, in ns since 1970; if unknown, when the file was written."""
+    """The start of the recording in ns since 1970; if unknown, the time of the trace file."""
     started_s = unix_time(capture.about.started_at)
     if started_s is None:
         return trace_of(capture).stat().st_mtime_ns

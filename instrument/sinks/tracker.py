@@ -19,12 +19,12 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# The end of a run logs what it waits for after this time.
+# After this time, the end of a run logs which windows it is waiting for.
 _SILENT_S = 2.0
 
 
 class Sent(NamedTuple):
-    """What a tracker gets of a window: scalars by tag at a training step, and files in `folder`."""
+    """One window's data for a tracker: scalars by tag, their step, and files in `folder`."""
 
     name: str
     rank: int
@@ -37,12 +37,12 @@ class Sent(NamedTuple):
 class Tracker(Sink):
     """Sends each window to an experiment tracker: its scalars, and the capture's files.
 
-    It runs in the training process, which holds the tracker's run, on a separate thread: a slow or
-    unreachable tracker delays neither training nor the next window. An error is reported with the
-    next window, or at the end.
+    It sends from the training process, which holds the tracker's run, on a separate thread. So a
+    slow or unreachable tracker delays neither training nor the next window. An error is reported
+    with the next window or at the end of the run.
 
-    Tags begin with `profile/`, on ranks other than 0 with `profile/rank1/` and so on. These ranks
-    send only into a run that exists; they never start one.
+    Tags begin with `profile/` on rank 0, with `profile/rank1/` on rank 1, and so on. Only rank 0
+    may start a new run; other ranks send only into a run that exists.
     """
 
     inline: ClassVar[bool] = True
@@ -51,12 +51,12 @@ class Tracker(Sink):
     """Whether to log scalars."""
 
     artifact: Literal["all", "tables", "none"] = "all"
-    """Which files of the capture to attach: all, all but the trace, or none."""
+    """Which files of the capture to attach: `all`, `tables` (all but the trace) or `none`."""
 
     timeout_s: float = Field(60, gt=0)
-    """How many seconds the end of the run waits at most until everything is sent."""
+    """The longest time, in seconds, that the end of the run waits until everything is sent."""
 
-    # Both are set, or neither: the thread takes from the queue.
+    # Either both are set or neither: the thread reads the queue.
     _queue: SimpleQueue[Sent | None] | None = PrivateAttr(None)
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)
@@ -70,7 +70,7 @@ class Tracker(Sink):
         """End the run that this sink started, if any; called on the thread of `send`."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Queue the window; send it now if its folder is yet to be renamed (inline export).
+        """Queue the window; with inline export, send it now, as its folder will be renamed.
 
         Raises:
             CaptureError: an earlier window could not be sent.
@@ -93,7 +93,7 @@ class Tracker(Sink):
         self._queue.put(sent)
         if failures := self._take_failures():
             raise CaptureError(
-                f"it has this one yet to send, and could not send the one before: {failures}"
+                f"this window is queued, but an earlier one could not be sent: {failures}"
             )
 
     def busy_with(self, folder: Path) -> bool:
@@ -101,7 +101,9 @@ class Tracker(Sink):
         return folder in self._unsent
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is sent, at most the shorter timeout; log after 2 s.
+        """Wait until everything is sent; after 2 s, log what is left.
+
+        The wait ends after `timeout_s`, or after the option `timeout_s` if that is shorter.
 
         Raises:
             CaptureError: the time was too short, or a window could not be sent.
@@ -115,8 +117,8 @@ class Tracker(Sink):
         timeout_s = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
         thread.join(min(_SILENT_S, timeout_s))
         if thread.is_alive() and timeout_s > _SILENT_S:
-            names = ", ".join(folder.name for folder in self._unsent) or "that its run has ended"
-            what = "{} has yet to send {}: the end of the run waits for it, at most {:g} s in all."
+            names = ", ".join(folder.name for folder in self._unsent) or "the end of its run"
+            what = "{} has still to send {}: the run waits for that, at most {:g} s in all."
             logger.info(what, self.display_name(), names, timeout_s)
             thread.join(timeout_s - _SILENT_S)
         failures = self._take_failures()
@@ -137,8 +139,8 @@ class Tracker(Sink):
         earlier = f" Before, it could not send {failures}" if failures else ""
         return (
             f"{self.display_name()} is still sending after {waited_s:g} s (profiler.sinks."
-            f"{self.sink_name}.timeout_s is {self.timeout_s:g}): its server may be out of reach. "
-            "What is left may be lost to the tracker, and the captures are whole"
+            f"{self.sink_name}.timeout_s is {self.timeout_s:g}): its server may be unreachable. "
+            "The tracker may not get the rest, but the captures are complete"
             f"{later}.{earlier}"
         )
 
@@ -156,7 +158,7 @@ class Tracker(Sink):
             self._failures.append(f"{what} ({type(error).__name__}: {reason})")
 
     def _take_failures(self) -> str:
-        """The failures that were not reported yet, as the end of a sentence; empty without any."""
+        """Return the failures that were not reported yet, as the end of a sentence, or ""."""
         failures, self._failures = self._failures, []
         return f"{', '.join(failures)}." if failures else ""
 
@@ -164,7 +166,7 @@ class Tracker(Sink):
         about = capture.about
         rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        # The worker has computed them: reading a large trace here would slow down training.
+        # The worker has computed them if there is one: reading a large trace here slows training.
         known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
         return Sent(

@@ -21,8 +21,8 @@ class WandB(Tracker):
 
     The sink finishes only a run that it started, at the end of the session.
 
-    Lost: if several windows end between two logs of the program, the scalars of all but the last,
-    unless `commit` is true.
+    Lost: if several windows end between two calls of `wandb.log` in the program, only the scalars
+    of the last window are kept, unless `commit` is true.
 
     Raises:
         MissingPackage: when built, if the package `wandb` is not installed.
@@ -40,7 +40,7 @@ class WandB(Tracker):
     """The mode of a new run; None: WANDB_MODE or online."""
 
     commit: bool = False
-    """Whether each window is a separate row of the run's history; it advances the run's step."""
+    """Whether each window is a row of its own in the run's history, which advances its step."""
 
     _active: Any = PrivateAttr(None)  # the program's run
     _own: Any = PrivateAttr(None)

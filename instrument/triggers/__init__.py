@@ -1,7 +1,7 @@
-"""Triggers request windows: the base class `Trigger`, and a file for each built-in trigger.
+"""The base class `Trigger` of triggers, which request windows; a file for each built-in one.
 
-The fields of the class are its options. `begin` creates the state of one run, so that one config
-can serve several sessions.
+The fields of a trigger's class are its options. `begin` creates the state of one run, so several
+sessions can use the same config.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Step(NamedTuple):
         number: counted from 0.
         duration_ns: wall time since the previous step ended, without the time spent in other
             phases.
-        loss: the newest loss that no earlier step had; None if there is none. It is at least one
-            step late, and comes from a device once its copy has finished: reading it never blocks
-            training.
-        loss_step: the step that the loss belongs to.
-        recorded: whether a window was open or warming up in this step, which makes it slower.
+        loss: the newest loss that has arrived since the previous step; None if none has arrived. It
+            belongs to an earlier step, `loss_step`: a loss is copied from the device
+            asynchronously, so that training never waits for it.
+        loss_step: the step that `loss` belongs to; None without a loss.
+        recorded: whether a window was open or warming up in this step; such steps are slower.
     """
 
     number: int
@@ -66,10 +66,11 @@ class TriggerCallbacks(NamedTuple):
     """The functions of one trigger in one run; each may be None.
 
     Attributes:
-        fires: called on the training thread after each step; a true result requests a window.
+        fires: called on the training thread after each step; requests a window unless the result is
+            false or None.
         poll: called every half second on a separate thread, for work that is too slow for a step.
-        failed: called with the exception that leaves the session's block, and the number of the
-            step.
+        failed: called if an exception leaves the session's block, with the exception and the number
+            of the step.
         end: called when the session stops.
     """
 
@@ -80,25 +81,26 @@ class TriggerCallbacks(NamedTuple):
 
 
 class Trigger(Options):
-    """Requests windows; a config names it by `_target_`. Its fields are its options.
+    """Requests windows; a config names the class by `_target_`. Its fields are its options.
 
     Your own trigger defines `fires`, or `begin` if it keeps state between steps. A session takes
-    any object with a method `fires`; a subclass of this class has options that are checked before
-    the first step.
+    any object with a method `fires`. The options of a subclass of this class are checked before the
+    first step.
 
-    When it fires and no window is open, the next `warmup` steps warm up and the `active` steps
-    after them are recorded. A trigger that raises is logged once and not called again.
+    If the trigger fires while no window is open, the next `warmup` steps warm up and the `active`
+    steps after them are recorded. If the trigger raises, the error is logged and the trigger is not
+    called again.
 
     Attributes:
-        cooldown: steps after a firing in which it gets no other window.
-        max_windows: how many windows it gets in a run at most; None: any number.
+        cooldown: steps after the trigger fires in which it gets no other window.
+        max_windows: the maximum number of windows that the trigger gets in a run; None: no limit.
 
     Raises:
-        ConfigError: when built with an option that does not exist or has a value that cannot work.
+        ConfigError: the trigger is built with an unknown option or an invalid value.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Options of `ProfilerConfig` that replace the run's options in its windows."""
+    """Options of `ProfilerConfig` that replace the run's options in this trigger's windows."""
 
     cooldown: int = Field(100, ge=0)
     max_windows: int | None = Field(5, ge=1)
@@ -113,7 +115,7 @@ class Trigger(Options):
         return None
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
-        """Start a run; called when a session starts.
+        """Create the state of one run; called when a session starts.
 
         Args:
             folder: the session's folder for captures.

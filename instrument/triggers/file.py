@@ -1,4 +1,4 @@
-"""A touched file requests a window; so does `ask`, from another process."""
+"""A touched file requests a window, or `ask` requests one from another process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from instrument.errors import CaptureError
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 _NAME = "record"
-# Each process with this trigger creates a file with this prefix and some digits; `ask` writes into
-# it.
+# Each process with this trigger creates a file with this prefix and random digits. `ask` writes
+# requests into these files.
 _PREFIX = ".listens-"
 _REQUEST_BYTES = 20
 
@@ -26,16 +26,16 @@ class File(Trigger):
 
     The file is in the session's folder for captures.
 
-    A number in the file is the number of steps to record. A file with any other content is ignored.
-    The trigger never writes or removes this file. Each process looks at it every half second; all
-    ranks of a job record the same steps.
+    If the file holds a number, that many steps are recorded. If it holds any other text, it is
+    ignored. The trigger never writes or removes the file `record`. Each process checks the file
+    every half second; all ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-        """Create the file that `ask` writes into; an existing `record` requests nothing."""
+        """Create the file that `ask` writes into; a `record` from before requests nothing."""
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
         watched = {
@@ -52,7 +52,7 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """A function that returns a file's request if it changed since the last call, else None."""
+    """A function that returns the request in a file that has changed since its last call."""
     seen = _stamp(path)
 
     def new_request() -> str | None:

@@ -20,16 +20,17 @@ _SAMPLES = 10  # in `over` steps
 
 
 class MemoryGrowth(Trigger):
-    """Fires when memory grew by `at_least_bytes` over `over` steps and fell in no sample.
+    """Fires when memory has grown by `at_least_bytes` over `over` steps without falling.
 
-    It takes ten samples in these steps.
+    Memory is sampled ten times in `over` steps. One large allocation does not fire: memory must
+    have grown in at least half of the samples.
 
-    With a CUDA device it samples what torch's allocator holds at the end of a step; on the CPU
-    alone the memory of the whole process (Linux only). It starts again after each window, since
-    recording takes memory itself.
+    With a CUDA device, a sample is the memory that torch's allocator holds at the end of a step.
+    Without one, it is the resident memory of the process (Linux only). Sampling starts again after
+    each window, since recording itself takes memory.
 
-    Its own windows are recorded with `profile_memory=true`, whatever the run's option is; torch
-    then records only the thread that takes the steps.
+    The windows that this trigger requests are recorded with `profile_memory=true`, whatever the
+    run's option is. torch then records only the thread that calls `session.step()`.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
@@ -86,7 +87,7 @@ def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
 
 
 def _resident_bytes() -> int | None:
-    """The resident memory of this process; None where the system does not report it."""
+    """The resident memory of this process; None if the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

@@ -19,14 +19,17 @@ from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 class OutOfMemory(Options):
     """Saves a snapshot of CUDA's allocator when `torch.OutOfMemoryError` ends the session's block.
 
-    The error is raised on, and no window is requested. The folder `out_of_memory_step_…` beside the
-    captures gets `memory_snapshot.pickle`, for pytorch.org/memory_viz, and the text of the error.
-    During the whole run torch keeps the last `history` allocations and frees with their Python
-    stacks, at some CPU time for each; with 0 the snapshot holds only what is alive at the end,
-    without stacks. A window with `profiler.memory_snapshot` ends the history.
+    The error then propagates as before; no window is requested. The snapshot and the text of the
+    error are written to the folder `out_of_memory_step_…` beside the captures. Open the snapshot,
+    `memory_snapshot.pickle`, on pytorch.org/memory_viz.
+
+    During the whole run, torch keeps the last `history` allocations and frees with their Python
+    stacks, which costs some CPU time for each of them. With `history=0`, the snapshot holds only
+    the memory that is in use at the end, without stacks. A window with `profiler.memory_snapshot`
+    ends the history.
     """
 
-    # It requests no window, so the scheduled windows stay.
+    # This trigger requests no window, so the scheduled windows stay.
     asks: ClassVar[bool] = False
 
     history: int = Field(100_000, ge=0)
@@ -49,7 +52,9 @@ class OutOfMemory(Options):
             if isinstance(error, torch.OutOfMemoryError):
                 saved = _save_snapshot(folder, number, str(error), torch.cuda.memory._snapshot())
                 logger.warning(
-                    "Out of memory in step {}: the allocator's snapshot is in {}", number, saved
+                    "Out of memory in step {}: the snapshot of the allocator is in {}",
+                    number,
+                    saved,
                 )
 
         def end() -> None:

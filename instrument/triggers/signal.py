@@ -15,11 +15,11 @@ from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallback
 
 
 class Signal(Trigger):
-    """Records a window on a signal, such as `kill -USR2 PID` or `scancel --signal=USR2 JOB`.
+    """Records a window after a signal, sent by `kill -USR2 PID` or `scancel --signal=USR2 JOB`.
 
-    The handler that was set before is called too, and restored when the session stops. Python lets
-    only the main thread set a handler: in a session started on another thread, the trigger logs a
-    warning and does nothing.
+    The previous handler of the signal is called too, and restored when the session stops. Python
+    lets only the main thread set a handler. If the session is started on another thread, the
+    trigger logs a warning and does nothing.
     """
 
     name: str = "SIGUSR2"
@@ -31,7 +31,7 @@ class Signal(Trigger):
     def _known(cls, name: str) -> str:
         if name not in signal.Signals.__members__:
             hint = did_you_mean(name, signal.Signals.__members__)
-            raise ConfigError(f"The signal trigger knows no {name!r}{hint}")
+            raise ConfigError(f"The signal trigger has no signal {name!r}{hint}")
         return name
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
@@ -51,7 +51,7 @@ class Signal(Trigger):
 
         def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            # Another handler that was set since may call ours: leave it.
+            # If another handler was set since, it may call this one: leave both.
             if on_main and signal.getsignal(number) is handle:
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 

@@ -15,8 +15,8 @@ from instrument.units import duration
 class SlowStep(Trigger):
     """Fires after a step that took more than `factor` times the median of the steps before it.
 
-    The median is that of the last `over` steps outside windows; the first `after` of them never
-    fire. A step that took less than `excess_ms` more than the median is not slow, since steps of
+    The median is that of the last `over` steps outside windows. The first `after` steps of a run
+    never fire. A slow step also takes at least `excess_ms` longer than the median, since steps of
     microseconds vary by large factors. The window holds the steps after the slow one, so it shows
     only slowness that recurs.
     """
@@ -27,10 +27,11 @@ class SlowStep(Trigger):
     after: int = Field(20, ge=2)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Start without any step."""
+        """Start without any measured step."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
-        # A step up to `limit` cannot be slow; this holds for the next `valid_steps` steps.
+        # A step that takes at most `limit` ns is not slow; this is true for the next `valid_steps`
+        # steps.
         limit, valid_steps = math.inf, min(self.after, self.over)
 
         def threshold(median_ns: int) -> float:
@@ -59,10 +60,10 @@ class SlowStep(Trigger):
 
 
 def _lower_bound(times: list[int]) -> tuple[int, int]:
-    """A lower bound of the median, and for how many steps it holds.
+    """Return a lower bound of the median, and the number of steps for which this bound is valid.
 
-    A step moves the median by at most one place. With the bound, the times are sorted only every
-    few steps, and after steps that may be slow.
+    A step moves the median by at most one place in the sorted times. With this bound, the times are
+    sorted only every few steps, and after steps that may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1

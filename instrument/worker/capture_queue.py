@@ -1,4 +1,4 @@
-"""`CaptureQueue`, which has the windows of a run finished, uploaded and retained."""
+"""`CaptureQueue`, which finishes and uploads the windows of a run and removes old captures."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload
 
-# How long the lowest rank waits at the end for the summaries of the others, with inline export.
+# With inline export: how long the lowest rank waits at the end for the other ranks' summaries.
 _OTHER_RANKS_S = 2.0
 # How long each sink may take to close if training failed.
 _CLOSING_S = 5.0
 
 
 class CaptureQueue:
-    """The windows of a run from the saved trace on: finishes, uploads and removes them.
+    """Finishes the saved windows of a run, uploads their captures, and removes old captures.
 
-    With `profiler.export=process` the worker finishes them, and a thread of this process adds them
-    to the session's `captures`. Retention also removes captures from this list. Uploading is the
-    last sink: it runs in the worker, or in this process if this process runs sinks after the
-    worker.
+    With `profiler.export=process`, the worker process finishes the windows, and a thread of this
+    process adds each capture to the session's `captures`. A capture that is removed from disk is
+    removed from this list too. The upload is the last sink. It runs in the worker, unless this
+    process has sinks of its own: then it runs here, after those.
 
     Attributes:
         output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
         rank: the rank of this process.
         lock: shows other processes that the run is alive; held from the first window on.
-        taken: the number of saved windows.
-        exporter: the trainer's handle on the worker; None with `profiler.export=inline`.
+        taken: how many windows have been saved so far.
+        exporter: starts and feeds the worker; None with `profiler.export=inline`.
         to_finish: queued folders that this process must finish itself.
-        inline: with a worker, the user's sinks that only this process can run.
+        inline: the user's sinks that run in this process although there is a worker.
         sinks_here: all sinks that run in this process, in order.
     """
 
@@ -95,14 +95,14 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Call `notice` of the sinks of this process, on the training thread."""
+        """Call `notice` of the sinks that run in this process; must run on the training thread."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
         """Save a copy of the job for `instrument export`, before the first window is queued.
 
-        The job's owner is that of the window's folder `staging`: a network file system may change
-        it.
+        The job's `owner` is the user id that owns the window's folder `staging`. On a network file
+        system this may differ from the user id of this process.
         """
         self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
         url, options = self._config.upload_to, self._config.upload_options
@@ -115,7 +115,8 @@ class CaptureQueue:
         if not self._dropped:
             logger.warning(
                 "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so "
-                "are further ones until it has caught up. Record less often, or give it a core.",
+                "are later windows until the exporter has finished one. Record less often, or give "
+                "the exporter a CPU core of its own.",
                 self._config.export_queue,
                 name,
             )
@@ -136,9 +137,9 @@ class CaptureQueue:
     def close(self, reason: str | None) -> None:
         """Finish all windows; wait for the worker and for uploads as long as the config allows.
 
-        After an exception other ranks may hang in a collective until this process ends. It then
-        waits at most two seconds for the worker, which goes on by itself, and not for its own
-        uploads, which `instrument export` sends later.
+        After an exception, other ranks may hang in a collective until this process ends. This
+        method then waits at most two seconds for the worker, which continues by itself. It does not
+        wait for uploads of this process; `instrument export` can do these later.
 
         Args:
             reason: why the run ended early; None if it did not.
@@ -162,7 +163,7 @@ class CaptureQueue:
             self.warn_of_unfinished()
             self._release()
         if len(self._dropped) > 1:
-            logger.warning("The windows dropped in all: {}", ", ".join(self._dropped))
+            logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
             rank_report.write_rank_report(
                 self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S
@@ -180,7 +181,7 @@ class CaptureQueue:
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
-                "Left to the exporter, which goes on by itself: {}. If it does not finish them, "
+                "The exporter continues by itself and has still to finish: {}. If it does not, "
                 "`instrument export {}` does.",
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
@@ -188,21 +189,21 @@ class CaptureQueue:
         if unsent := self._unsent():
             is_sending = self.exporter is not None and self.exporter.sending
             logger.warning(
-                "Not sent to {} yet, and kept: {}. {}`instrument export {}` sends what has not "
-                "arrived.",
+                "Not sent to {} yet, and kept on disk: {}. {}`instrument export {}` sends captures "
+                "that have not arrived.",
                 self._config.upload_to,
                 ", ".join(unsent),
-                "The exporter goes on by itself; later " if is_sending else "",
+                "The exporter continues by itself; later " if is_sending else "",
                 self.output_dir,
             )
 
     def _choose_inline_sinks(self) -> dict[str, Any]:
-        """The sinks that only this process can run; if any, followed by the sinks with `last`."""
+        """The sinks that only this process can run; if any, then also those with `last`."""
         names = self._config.inline_sinks
         if not names:
             return {}
         logger.info(
-            "Only this process can run the sink {}: it does, on a thread beside training.",
+            "Only the training process can run the sink {}: it runs there, on a separate thread.",
             " and ".join(names),
         )
         last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
@@ -212,7 +213,11 @@ class CaptureQueue:
         }
 
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
-        """Finish a window here if no thread can be started; log an error if no worker can be."""
+        """Handle an error of `Exporter.submit`: finish the window on this thread, or log the error.
+
+        RuntimeError means that no thread can be started: then the window is finished here. After
+        any other error `instrument export` must finish it.
+        """
         if isinstance(error, RuntimeError):  # no thread can be started
             is_shutdown = "shutdown" in str(error)
             if not is_shutdown and "thread" not in self._failed:
@@ -234,7 +239,7 @@ class CaptureQueue:
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
-        """Run this process's sinks on a capture of the worker, and add it to `captures`."""
+        """Add a finished capture to `captures`, after running this process's sinks on it."""
         if self.exporter is not None:
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, Capture.load(folder), folder, self._failed)
@@ -256,7 +261,7 @@ class CaptureQueue:
         return url is not None and not upload.has_arrived(folder, url)
 
     def _remove_oldest(self) -> None:
-        """Enforce `profiler.keep` and `profiler.disk_budget`, also on `captures`."""
+        """Remove captures over `profiler.keep` or `disk_budget`, from disk and `captures`."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(
@@ -268,7 +273,7 @@ class CaptureQueue:
                 ]
 
     def _is_needed(self, folder: Path) -> bool:
-        """Whether a capture must stay: it is pending or not uploaded yet, or a sink needs it."""
+        """Whether a capture must stay: it is not finished or not uploaded, or a sink needs it."""
         if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
             return True
         sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))

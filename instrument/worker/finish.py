@@ -33,16 +33,16 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     Args:
         folder: the queued folder.
         sinks: the sinks, by name.
-        failed: the names of sinks that failed before in this run; failures are added, and logged
-            once.
+        failed: the names of the sinks that have already failed in this run, whose errors are not
+            logged again. The names of sinks that fail now are added.
 
     Returns:
         The folder of the finished capture.
 
     Raises:
-        CaptureError: another process is finishing it, or its trace is no regular file.
-        OSError: the trace cannot be compressed, perhaps since the disk is full; the folder stays
-            queued.
+        CaptureError: another process is finishing the folder, or its trace is not a regular file.
+        OSError: the trace cannot be compressed, for example because the disk is full. The folder
+            stays queued.
     """
     with _locked(folder):
         began = time.perf_counter_ns()
@@ -53,7 +53,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         if files.exists(raw):
             if not files.is_regular(raw):
                 raise CaptureError(
-                    f"{raw} is no regular file, and no link is followed: put the trace there."
+                    f"{raw} is not a regular file, and links are not followed: put the trace there."
                 )
             # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
             rewrite(raw, folder / PACKED, about.get("user_metadata", {}))
@@ -65,7 +65,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         capture = Capture.load(folder)
         capture.metadata["cost"] = cost
         _summarize(capture, folder, failed)
-        # stable: first the sinks without `last`, each in the config's order
+        # a stable sort: sinks without `last` come first, otherwise the config's order stays
         names = sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False)))
         after_renaming = {
             name for name in names if getattr(sinks[name], "needs_final_folder", False)
@@ -73,11 +73,11 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         for name in names:
             if name in after_renaming:
                 continue
-            cost["export_ns"] = time.perf_counter_ns() - began  # so far, for the sink
+            cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
             run_sink(name, sinks[name], capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
-            if about.get("sinks_inline"):  # else they would read a large trace beside training
+            if about.get("sinks_inline"):  # so that they need not read the trace during training
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
@@ -89,21 +89,21 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary for comparing ranks; log a failure once: the summary can be made later."""
+    """Write the summary that compares ranks; log only the first failure of a run."""
     try:
         of_rank.write(capture, folder)
     except Exception as error:
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning(
-                "{} gets no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, reason_of(error)
+                "{} has no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, reason_of(error)
             )
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
     """Run one sink on a capture; log an exception once per sink, and add the sink to `failed`.
 
-    This includes KeyboardInterrupt: a caller that must react to Ctrl-C uses `ctrl_c_passes`.
+    KeyboardInterrupt is caught too. A caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
     try:
         sink.write(capture, folder)
@@ -135,12 +135,12 @@ def call_sinks(
     Args:
         sinks: the sinks, by name.
         what: the method.
-        failed: the sinks and methods that failed before; failures are added.
+        failed: NAME.METHOD of each failure that was logged before; new failures are added.
         timeout_s: the argument of `close`.
     """
     for name, sink in sinks.items():
         try:
-            if not isinstance(sink, Sink):  # `close` of another class may mean anything
+            if not isinstance(sink, Sink):  # `close` of a user's own class may mean anything
                 continue
             if what == "notice":
                 sink.notice()
@@ -161,7 +161,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
-    """Build the sinks of a job; log one that cannot be built, and add it to `failed`."""
+    """Build the sinks of a job; a sink that cannot be built is logged, and added to `failed`."""
     sinks = {}
     for name, mapping in mappings.items():
         try:
@@ -171,7 +171,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
             if name not in failed:
                 failed.add(name)
                 logger.error(
-                    "The {} sink cannot be built where captures are finished: {}",
+                    "The {} sink cannot be built in the process that finishes captures: {}",
                     name,
                     reason_of(error),
                 )
@@ -180,7 +180,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from finishing the same folder; the lock ends with the process."""
+    """Lock a folder, so that no other process finishes it; the lock ends with this process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -193,7 +193,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CaptureError(
-                f"{folder} is just being finished by another process: wait for that."
+                f"{folder} is just being finished by another process: wait until it is done."
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -204,10 +204,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_passes() -> Iterator[None]:
-    """Raise KeyboardInterrupt after a block that has caught the one of the user's Ctrl-C.
+    """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C in it.
 
-    With it, Ctrl-C while a sink runs ends training, but a KeyboardInterrupt of the sink itself does
-    not.
+    The block may catch KeyboardInterrupt, as `run_sink` does. So Ctrl-C ends training although a
+    sink is running, but a KeyboardInterrupt that the sink itself raises does not.
     """
     handler, pressed = signal.getsignal(signal.SIGINT), False
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -1,10 +1,10 @@
-"""A run's job: what the worker has to do with the run's captures.
+"""A run's job, which tells the worker the run's folder, sinks, upload URL and time limit.
 
-The trainer sends it once through the worker's standard input, with credentials. No file in a folder
-of captures can change it: `capture.json` describes and never instructs. A copy without secrets is
-saved in the user's state folder, so that `instrument export` can finish the windows of a killed
-run. The copy is valid only for the folder that the run recorded into, identified by path, device
-and inode, which no download can match.
+The trainer sends the job once, with credentials, through the worker's standard input. No file in a
+folder of captures can change it: `capture.json` describes a capture and never instructs. A copy of
+the job without secrets is saved in the user's state folder, so that `instrument export` can finish
+the windows of a killed run. The copy is valid only for the folder that the run recorded into. The
+folder is identified by path, device and inode, so a downloaded folder cannot match.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class Job(msgspec.Struct, kw_only=True):
         run: the run's id, 32 hexadecimal digits, which is in the capture.json of each capture.
         rank: the rank that recorded the captures.
         folder: the folder for captures.
-        owner: the user id of the run's files in it; None on systems without user ids.
+        owner: the user id that owns the run's files; None on systems without user ids.
         sinks: the `_target_` mappings of the worker's sinks, by name, in order.
-        upload_to: the URL to upload captures to; None: no upload.
+        upload_to: the URL to upload captures to; None: do not upload.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
-        given_up: names of the queued folders and captures on which an earlier worker died.
-        world_size: the number of ranks; with several, the lowest that records writes their table.
+        given_up: names of queued folders and captures that an earlier worker died on; the worker
+            skips them.
+        world_size: the number of ranks. If there are several, the lowest rank that records writes
+            the table of all ranks.
         ranks: the ranks that record, as in `profiler.ranks`.
     """
 
@@ -69,7 +71,10 @@ def from_line(line: str) -> Job:
 
 
 def remember(job: Job) -> None:
-    """Save a copy without secrets; without it, `instrument export` only runs its default sinks."""
+    """Save a copy without secrets for `instrument export`; an OSError is ignored.
+
+    Without a copy, `instrument export` runs only its default sinks.
+    """
     with suppress(OSError, RuntimeError):  # no home, a full disk, no permission
         folder = files.state_folder() / "jobs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +95,7 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The job of a run, if this user recorded it on this machine into this folder; else None."""
+    """The saved job of a run; None unless this user recorded the run here into `folder`."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:

@@ -1,9 +1,9 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
 The sinks come from the command line or from the run's job in the user's state folder (see
-`instrument.worker.job`), never from the capture, which anybody may have made. Without both, the
-sinks `table` and `chrome_trace` run with their defaults, and `stacks` and `memory` if the recording
-has what they need: they write only into the capture's folder.
+`instrument.worker.job`), never from the capture, which anybody may have made. If there is neither,
+`table` and `chrome_trace` run with their default options, and so do `stacks` and `memory` if the
+data that they need was recorded. These four sinks write only into the capture's folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
     Args:
         path: a folder.
-        url: where to upload; None: to the URL of each capture's job, if any.
+        url: the URL to upload to. None: upload each capture to the URL in its job, if the job has
+            one.
 
     Raises:
         CaptureError: there is no such folder, or a folder could not be finished or uploaded.
@@ -39,8 +40,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
     """
     if isinstance(path, str):
         raise ConfigError(
-            f"{path} is a URL, where nothing waits for its export: add --sink NAME to run a sink "
-            "on it."
+            f"{path} is a URL, but only local folders can be finished: add --sink NAME to run a "
+            "sink on the captures at the URL."
         )
     folders = queued_at(path)
     if not path.exists():
@@ -54,11 +55,11 @@ def finish_all(path: Path | str, url: str | None) -> str:
         count = len(folders) + len(sent) + len(unsent)
         reasons = "; ".join([*errors, *unsent])
         raise CaptureError(
-            f"{len(errors) + len(unsent)} of {count} could not be finished. {reasons}"
+            f"{len(errors) + len(unsent)} of {count} captures could not be finished or sent. {reasons}"
         )
     if not folders and not sent:
         done = [
-            f"Nothing waits for its export in {path}; to run a sink on captures, add --sink NAME."
+            f"No capture in {path} waits for export; to run a sink on captures, add --sink NAME."
         ]
         return "\n".join([*done, *not_sent])
     paths = {"Finished": [str(folder) for folder in finished], "Sent": sent}
@@ -72,7 +73,7 @@ def queued_at(path: Path) -> list[Path]:
 
 
 class Outcome(NamedTuple):
-    """The captures that were finished, notes on them, and errors, both as sentences."""
+    """The finished captures, notes about them, and errors; notes and errors are sentences."""
 
     done: list[Path]
     notes: list[str]
@@ -80,7 +81,7 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with these sinks; None: those of each job, or else the defaults."""
+    """Finish queued folders with `sinks`; if that is None, with the job's sinks or the defaults."""
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
     jobs: dict[str, dict[str, Any]] = {}
@@ -120,7 +121,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A sentence on the sinks of the capture's config that did not run, with a command for one."""
+    """A list with a sentence that names the config's sinks that did not run; empty if all ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -131,13 +132,14 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
     known = shipped("sinks")
     example = next((name for name in wanted if name in known), "package.module.Class")
     return [
-        f"Not run, as only its run knows their options: {', '.join(wanted)}. "
-        f"`instrument export {folder.parent} --sink {example} KEY=VALUE` runs one."
+        f"Sinks that did not run, as only the training run knows their options: "
+        f"{', '.join(wanted)}. "
+        f"`instrument export {folder.parent} --sink {example} KEY=VALUE` runs one of them."
     ]
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Upload captures to a URL, or to that of each job; return their URLs, notes and errors."""
+    """Upload captures to `url`, or to the URL of each job; return new URLs, notes, errors."""
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:
@@ -149,8 +151,8 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
         wanted = about.get("config", {}).get("upload_to")
         if target is None and wanted:
             notes.append(
-                f"{folder.name} says that it was to go to {wanted}; add --upload-to URL to send it "
-                "somewhere."
+                f"{folder.name} was recorded with upload_to={wanted}, which is not trusted; add "
+                "--upload-to URL to upload it."
             )
         if target is None or upload.has_arrived(folder, target):
             continue

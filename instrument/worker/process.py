@@ -1,23 +1,25 @@
-"""The worker, a process that finishes captures during training, and the trainer's handle on it.
+"""The worker, a process that finishes captures during training, and `Exporter`, which runs it.
 
 `main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
 further line is empty and announces a window: the worker then looks for queued folders of its run
-and rank in the output folder. `end`, or the end of the input, means that no more windows come. It
-finishes the folders one after the other at low priority.
+and rank in the output folder. `end`, or the end of the input, means that no more windows come. The
+worker finishes the folders one after the other, at low priority.
 
-It writes JSON objects, one per line:
+It answers with JSON objects, one per line. Their keys are:
 
 - `text`, `level`: a log message;
-- `began`: the queued folder that it starts to finish, so that the trainer knows it if the process
-  dies;
-- `done`, `place`: the queued folder that it has finished, and its capture, or null if that failed;
+- `began`: the queued folder that the worker starts to finish. If the worker dies, the trainer knows
+  on which folder;
+- `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
+  `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: how many lines it has read; it has finished all folders that they announced;
-- `closed`: its sinks are closed.
+- `looked`: the number of lines that the worker has read; every folder that these lines announced
+  and that it could find is done;
+- `closed`: true once the sinks are closed.
 
-It loads no torch. It ignores Ctrl-C and SIGTERM, which it gets together with the trainer, and
-outlives the trainer until its queue is empty. An alarm ends it if one capture, or closing the
-sinks, takes longer than the job allows.
+The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all
+processes of a job. If the trainer ends, the worker continues until its queue is empty. A timer
+kills the worker if one capture, or closing the sinks, takes longer than the job allows.
 """
 
 from __future__ import annotations
@@ -47,21 +49,20 @@ from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 _NICENESS = 10
 _END = "end"
 _GRACE_S = 1.0
-# How long the end of a run waits: for the worker if training failed, for its sinks to close, for
-# its end.
+# In seconds, how long the end of a run waits: for the worker if training failed; for the worker's
+# sinks to close; for the process to end.
 _AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
 _answering = Lock()
 
 
 class Exporter:
-    """The trainer's handle on the worker.
+    """Starts the worker, announces windows to it, and handles its answers.
 
-    It calls `on_finished` with the folder of each capture, on the thread that reads the worker's
-    output.
+    A thread reads the worker's output and calls `on_finished` with the folder of each capture.
 
-    The first window starts the process. If it dies before its work is done, one error is logged,
-    the window that it worked on stays queued, and the next window or `close` starts another
-    process.
+    The first window starts the process. If the process dies before its work is done, the window
+    that it was finishing stays queued, and the next window or `close` starts another process. Only
+    the first death in a run is logged.
 
     Cost for the training loop: about 2 ms to start the process, and a line in a pipe for each
     window.
@@ -72,13 +73,13 @@ class Exporter:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        # In order, each with the number of the line that announced it.
+        # The announced folders that are not finished, in order; each with the number of its line.
         self._pending: dict[Path, int] = {}
-        # Finished before they were announced, as the worker looks for folders itself.
+        # Folders that the worker found by itself and finished before they were announced.
         self._early: set[Path] = set()
         self._sending: list[Path] = []
-        # Of the current process: the lines written to it after the job, the folder that it works
-        # on, whether it has begun any folder, whether its sinks are closed.
+        # State of the current worker process: how many lines were written to it after the job, the
+        # folder that it works on, whether it has begun any folder, whether its sinks are closed.
         self._lines = 0
         self._current: Path | None = None
         self._has_begun = self._closed = False
@@ -99,7 +100,7 @@ class Exporter:
 
         Raises:
             OSError: the process cannot be started.
-            RuntimeError: no thread can be started, for example as the interpreter shuts down.
+            RuntimeError: no thread can be started, for example because the interpreter shuts down.
         """
         with self._changed:
             if folder in self._early:
@@ -117,20 +118,21 @@ class Exporter:
                 raise
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all windows are finished and uploaded, at most the job's time, and report it.
+        """Wait until all windows are finished and uploaded, at most the job's `timeout_s`.
 
-        If training `failed`, other ranks may wait for this process to end: wait at most two
-        seconds, and not for uploads. The worker goes on by itself and ends when all is done.
+        The wait is shown in the log or as a progress bar. If training `failed`, other ranks may be
+        waiting for this process to end: then wait at most two seconds, and not for uploads. The
+        worker continues by itself, and ends when all windows are done.
         """
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
-            with self._changed, suppress(OSError, RuntimeError):  # it cannot be started again
+            with self._changed, suppress(OSError, RuntimeError):  # it cannot be restarted
                 waiting.wait(
                     self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter"
                 )
         finally:  # also if Ctrl-C ends the wait
             if self._process is not None:
-                # Closing the pipe would not end the input: forked data loaders hold it too.
+                # Closing the pipe is not enough: forked data loaders hold it open too.
                 _write(self._process, _END)
         with self._changed:
             if self._process is not None and not self._pending and not self._sending:
@@ -138,10 +140,10 @@ class Exporter:
                     lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s)
                 )
         if self._closed and self._listener is not None:
-            self._listener.join(_ENDING_S)  # it ends at once, unless a sink has left threads
+            self._listener.join(_ENDING_S)  # it ends at once, unless threads of a sink still run
 
     def _left(self, *, until_sent: bool) -> list[str]:
-        """The names of what is left; starts another process for it if the process has ended."""
+        """The names of the unfinished windows and uploads; restarts the worker if it has ended."""
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
             self._start()
@@ -151,7 +153,7 @@ class Exporter:
         ]
 
     def _start(self) -> None:
-        handle = self._lock.handle  # the worker inherits it: the run is alive until the worker ends
+        handle = self._lock.handle  # inherited: the run counts as alive until the worker ends
         self._process = process = subprocess.Popen(
             files.python_running(
                 "instrument.worker.process", *([] if handle is None else [str(handle)])
@@ -184,18 +186,18 @@ class Exporter:
         self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Handle the output of a process until it ends; then log whether it died, and where."""
-        # `process` closes the pipes, one perhaps with unread lines, and waits for the process
+        """Handle the output of a worker until it ends; if it died, log on which folder."""
+        # leaving `process` closes the pipes and waits; the worker may have left lines unread
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 try:
                     self._take(json.loads(line))
                 except Exception:
-                    logger.exception("A message of the exporter failed here: {}", line.strip())
+                    logger.exception("A message from the exporter failed here: {}", line.strip())
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
-                failed_at = next(iter(self._pending))  # another process may die of it too
+                failed_at = next(iter(self._pending))  # the next process may die on it too
             if failed_at in self._pending:
                 del self._pending[failed_at]
             elif failed_at is None and self._sending:
@@ -229,7 +231,7 @@ class Exporter:
                     self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
-        """Give up pending folders of the first `lines` lines: the worker has not found them."""
+        """Drop folders that the first `lines` lines announced and the worker did not find."""
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]
             for folder in lost:
@@ -239,7 +241,7 @@ class Exporter:
             return
         names = ", ".join(map(queue.name_of, lost))
         logger.error(
-            "The exporter cannot find or read {} in {}: somebody removed it.",
+            "The exporter cannot find or read {} in {}: was it removed?",
             names,
             self._job.folder,
         )
@@ -251,8 +253,8 @@ class Exporter:
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
             "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` "
-            "finishes it. Training goes on, and another exporter takes the windows after it.",
-            f"profiler.export_timeout_s={self._job.timeout_s:g} were over"
+            "finishes it. Training goes on, and a new exporter process finishes later windows.",
+            f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
             if status == -signal.SIGALRM
             else how,
             queue.name_of(folder),
@@ -262,8 +264,8 @@ class Exporter:
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line; if the process has ended, its listener handles that."""
-    with suppress(OSError, ValueError):  # a broken pipe, or closed by the listener
+    """Write a line to the worker; if the worker has ended, do nothing, as its listener notices."""
+    with suppress(OSError, ValueError):  # the worker has ended, or the listener closed the pipe
         assert process.stdin is not None
         process.stdin.write(line + "\n")
         process.stdin.flush()
@@ -303,7 +305,7 @@ def main() -> None:
         _allow(0)
         last = place or last
         _answer(answers, done=str(folder), place=str(place) if place else None)
-    _allow(job.timeout_s)  # until the process ends, which threads of a sink may delay
+    _allow(job.timeout_s)  # not cancelled: threads of a sink may delay the end of the process
     call_sinks(sinks, "close", failed)
     _answer(answers, closed=True)
     if last is not None:
@@ -314,10 +316,10 @@ def main() -> None:
 
 
 def _allow(seconds: float) -> None:
-    """End the process after this time; 0: cancel that."""
+    """Kill this process after `seconds`; 0 cancels the timer."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     faulthandler.cancel_dump_traceback_later()
-    if seconds:  # for a sink that blocks the signal; writes the traceback to stderr
+    if seconds:  # in case a sink blocks the signal; writes the traceback
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 
@@ -345,7 +347,7 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
             return None
         failed.add("exporter")
         logger.error(
-            "{} cannot be finished ({}); failures of further ones are not logged. The raw traces "
+            "{} cannot be finished ({}); failures of later windows are not logged. The raw traces "
             "are kept: `instrument export {}` tries again.",
             queue.name_of(folder),
             reason_of(error),
@@ -355,7 +357,7 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
 
 
 def _text(message: Any) -> str:
-    """A log message with its traceback, if any."""
+    """The text of a log message, followed by the traceback of its exception if it has one."""
     text, error = message.record["message"], message.record["exception"]
     return (
         str(text)

@@ -1,9 +1,9 @@
 """The folders of windows, from the raw trace to the finished capture.
 
 A folder's name is its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once the
-trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename. So a
-listing shows only complete captures, and a killed process leaves at most a queued folder, which
-`instrument export` finishes.
+trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename. So
+every folder without a leading dot is a complete capture. If a process is killed, `instrument
+export` finishes the queued folders that it leaves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 
 
 def output_dir(config: ProfilerConfig) -> Path:
-    """The folder for captures: as given, or `profile` in Hydra's run folder or the current one."""
+    """`profiler.output_dir`; if that is None, `profile` in Hydra's folder or the current one."""
     if config.output_dir is not None:
         try:
             return Path(config.output_dir).expanduser().absolute()
@@ -52,7 +52,7 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def hydra_run() -> Any:
-    """Hydra's config of the running application, such as its folder; None without Hydra."""
+    """The `HydraConfig` of the running application, which holds its folder; None without Hydra."""
     module = sys.modules.get("hydra.core.hydra_config")  # loaded if Hydra runs
     return (
         module.HydraConfig.get()
@@ -85,7 +85,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
     Args:
         output_dir: the folder for captures.
         name: the name of the capture; a number is added if it is taken.
-        run: the id of the run, whose lock shows that it is alive; empty without a lock.
+        run: the id of the run, if it holds a lock that shows that it is alive; else empty.
 
     Raises:
         CaptureError: `output_dir` was removed and cannot be created again.
@@ -99,7 +99,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             continue
         except FileNotFoundError:
             _make_again(staging)
-        # In the order in which a folder is renamed, so that none is missed.
+        # Checked in the order of the renames, so that a rename in between is not missed.
         if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(
             output_dir / capture
         ):
@@ -115,7 +115,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Create a file of a partial folder, through no link; not atomic, as nobody reads it yet."""
+    """Create a new file in a partial folder. Not atomic: nobody reads the folder yet."""
     with path.open("xb") as file:
         file.write(text.encode("utf-8", "replace"))
 
@@ -126,12 +126,12 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder and its parents, which somebody has removed."""
+    """Create a partial folder, and its parent folders, which were removed."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
-            f"The folder {above} is a link to {above.readlink()}, which is gone, so the window is "
-            "lost: make that folder again."
+            f"The folder {above} is a link to {above.readlink()}, which does not exist, so the "
+            "window is lost: create that folder again."
         )
     staging.mkdir(parents=True)
 
@@ -163,7 +163,7 @@ def is_queued(folder: Path) -> bool:
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
-    """Write capture.json into a partial folder and rename it to a queued one, which is returned."""
+    """Write capture.json into a partial folder, rename it to queued, and return its new path."""
     name = name_of(staging)
     _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
     folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
@@ -173,7 +173,7 @@ def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
 
 
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Rename a queued folder to its name, or to a free one; return the new path."""
+    """Rename a queued folder to its capture's name, or to a free name; return the new path."""
     for name in _names(name_of(folder)):
         target = folder.with_name(name)
         if files.exists(target):
@@ -189,7 +189,7 @@ def publish(folder: Path, metadata: dict[str, Any]) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a capture; it is renamed first, so that nobody sees half of it."""
+    """Remove a capture. It is renamed first, so that no reader sees half of it."""
     with suppress(OSError):
         folder = folder.rename(folder.with_name(f".{folder.name}{_PARTIAL}"))
     shutil.rmtree(folder, ignore_errors=True)
@@ -242,7 +242,7 @@ def _described_at(folder: Path) -> int:
 
 
 def remove_stale(output_dir: Path) -> None:
-    """Remove partial files of ended runs, and warn about windows that they left queued."""
+    """Remove partial files of ended runs, and warn about the queued windows of these runs."""
     for staging in output_dir.glob(f".*{_PARTIAL}"):
         with suppress(OSError):  # another process removes it too, or it belongs to another user
             if files.is_folder(staging) and _is_stale(staging):
@@ -262,15 +262,15 @@ def remove_stale(output_dir: Path) -> None:
         run_lock.remove_if_free(path)
     if left:
         logger.warning(
-            "An earlier run left {} recorded but without its tables: `instrument export {}` "
-            "finishes that.",
+            "An earlier run recorded {} but its sinks did not run: `instrument export {}` runs "
+            "them.",
             ", ".join(left),
             output_dir,
         )
 
 
 def _is_stale(staging: Path) -> bool:
-    """Whether no run writes into a partial folder any more; without locks, it must be a day old."""
+    """Whether no run writes into a partial folder; without locks, whether it is a day old."""
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
         alive = run_lock.lives(staging.parent, run)

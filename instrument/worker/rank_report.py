@@ -14,18 +14,19 @@ from instrument.runs.run import Ranks, Run, few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"
-# At the end of a run the workers of other ranks are still busy. The longest wait of the lowest
-# rank's worker for them; without any sign of them, as on a disk that is not shared; and between two
-# looks.
+# At the end of a run, the workers of other ranks may still be busy. The longest wait for them; the
+# longest wait without any sign of them, as when the disk is not shared; the pause between two
+# checks.
 LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
 def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
     """On the lowest rank, write the table of all ranks for the last window, and log its path.
 
-    It looks for the summaries of the other ranks in the folder. It ends early once all are there;
-    with `first_per_node`, where their number is unknown, once no new one came for 3 s. It sends no
-    message to other ranks, so it cannot hang.
+    It waits for the summaries of the other ranks to appear in the folder, and ends the wait early
+    once all of them exist. With `first_per_node` the number of summaries is unknown: then the wait
+    ends when no new summary has appeared for 3 s. No message is sent to other ranks, so this cannot
+    hang.
 
     Args:
         job: the job of this rank.
@@ -41,7 +42,7 @@ def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
         return
     files.write(folder / FILE, f"{as_text(ranks)}\n")
     missing = (
-        f"; missing yet: rank {few(ranks.missing)}. Later `instrument ranks {folder}` shows all"
+        f"; rank {few(ranks.missing)} is not in it yet. `instrument ranks {folder}` shows all later"
     )
     note = missing if ranks.missing else ""
     logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, note)
@@ -50,7 +51,7 @@ def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
 def _wait_for_ranks(
     output_dir: Path, name: str, longest_wait_s: float, *, planned: bool
 ) -> Ranks | None:
-    """The window `name` on all ranks, once all summaries exist or the wait is over."""
+    """Wait for the summaries of window `name`, and return those that exist; None without any."""
     began = last_sign = time.monotonic()
     seen: set[Path] = set()
     while True:

@@ -1,6 +1,6 @@
 """`profiler.keep` and `profiler.disk_budget`: removes the oldest captures of a run.
 
-The output folder is the only list of captures.
+There is no separate list of captures: the output folder is listed each time.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def enforce(
             queue.remove(folder)
             removed.append(folder)
             total_bytes -= sizes.get(folder, 0)
-            logger.info("Removed {}, as profiler.keep and profiler.disk_budget ask", folder)
+            logger.info("Removed {}, because of profiler.keep or profiler.disk_budget", folder)
     return removed
 
 
 def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
     """The finished captures of a run on one rank, oldest first; links are skipped."""
     found = list[tuple[str, Path]]()
-    # with the number that `queue` adds to a name that was taken
+    # the second pattern: names that were taken, to which `queue` adds a number
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
             with suppress(OSError, *BAD_JSON):

@@ -23,7 +23,7 @@ class RunLock:
 
     Attributes:
         path: the locked file.
-        handle: its file descriptor; None while it is not held, or if the file system has no locks.
+        handle: the descriptor of that file; None while the lock is not held.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -40,7 +40,7 @@ class RunLock:
                 self.handle = handle
                 _held.add(self)
                 break
-            os.close(handle)  # another process has removed the new file as that of a dead run
+            os.close(handle)  # another process took it for the file of a dead run and removed it
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
@@ -66,7 +66,7 @@ def path_of(folder: Path, run: str) -> Path:
 
 
 def lives(folder: Path, run: str) -> bool | None:
-    """Whether a process of a run is alive; None if locks are not available."""
+    """Whether a process of a run is alive; None if the run's lock cannot be checked."""
     if fcntl is None or not run:
         return None
     try:

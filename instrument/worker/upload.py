@@ -1,14 +1,14 @@
 """Uploads finished captures, each into the folder URL/NAME, with capture.json last.
 
-An upload first claims the folder with a file `upload.json`, which holds a token that the capture
-keeps. If another capture has claimed the folder, or it holds other files, NAME-2 is used. A capture
-counts as uploaded when the server lists all its files with their sizes, and with their MD5 sums if
-the server's ETags are such sums; then the capture's own `upload.json` records it. An interrupted
-upload is resumed.
+An upload first claims the remote folder with a file `upload.json`, which holds a token. The local
+capture stores the same token. If another capture has claimed the remote folder, or if the folder
+holds other files, the upload goes to NAME-2. A capture counts as uploaded when the server lists all
+its files with the right sizes. If the server's ETags are MD5 sums, these must be right too. The
+local `upload.json` then records the URL. An interrupted upload is resumed.
 
-All files in a capture's folder are uploaded but hidden ones and cached columns; files that sinks
-write elsewhere, such as those of `tensorboard` and `parquet`, are not. Nothing at the URL is ever
-removed.
+All files in a capture's folder are uploaded, except hidden files and cached columns. Files that
+sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded. Nothing at
+the URL is ever removed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from instrument.sinks import Sink
 from instrument.storage import filesystem
 from instrument.worker import waiting
 
-# The pauses between the tries at one capture.
+# The pauses between the attempts to upload one capture.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_PENDING = 64
-# The name among a run's sinks, which no sink of the user can have.
+# The upload's name in the dict of sinks; no sink of the user can have this name.
 SINK_NAME = "profiler.upload_to"
 
 
 class Upload(Sink):
     """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
-    A capture is tried six times with pauses, and again after another capture has been uploaded. It
-    is tried only once while an earlier one has failed, and if only a change at the server can help:
-    a missing bucket, missing permissions. The first failure is logged; the captures are kept.
+    A capture is tried six times, with pauses. If all attempts fail, it is tried again after another
+    capture has been uploaded. There is only one attempt while an earlier capture counts as failed,
+    or after an error that only a change at the server can solve, such as a missing bucket or
+    missing permissions. Only the first failure is logged. Captures that failed stay on disk.
     """
 
     needs_final_folder: ClassVar[bool] = True
@@ -56,7 +57,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the captures that are still to be tried whenever they change."""
+    """Called with the list of captures that are still to be tried, each time the list changes."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -70,7 +71,7 @@ class Upload(Sink):
         self.submit(folder)
 
     def submit(self, *folders: Path) -> None:
-        """Queue finished captures; if the queue is full, they count as failed."""
+        """Queue finished captures; captures that find the queue full count as failed."""
         with self._changed:
             for folder in folders:
                 is_full = len(self._pending) >= _MOST_PENDING
@@ -86,11 +87,11 @@ class Upload(Sink):
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether a capture is still to be tried; not after it has failed."""
+        """Whether a capture is still to be tried; False once it has failed."""
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until every capture is uploaded or has failed; with a timeout, report progress."""
+        """Wait until every capture is uploaded or has failed; with a timeout, show the progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -135,7 +136,7 @@ class Upload(Sink):
                     self._report_failure(folder, reason)
                     return False
                 logger.debug(
-                    "{} is not sent yet ({}); the next try is in {:g} s.",
+                    "{} is not sent yet ({}); the next attempt is in {:g} s.",
                     folder.name,
                     reason,
                     pause,
@@ -148,8 +149,8 @@ class Upload(Sink):
         if not self._failure_reported:
             self._failure_reported = True
             logger.error(
-                "{} cannot be sent to {} ({}) and is kept; failures of further ones are not "
-                "logged. `instrument export {}` sends them.",
+                "{} cannot be sent to {} ({}) and is kept on disk; later failures are not logged. "
+                "`instrument export {}` sends such captures.",
                 folder.name,
                 self.url,
                 reason.rstrip("."),
@@ -158,7 +159,7 @@ class Upload(Sink):
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another try is in vain: no such bucket, no permission, interpreter shutdown."""
+    """Whether another attempt cannot succeed: no bucket, no permission, interpreter shutdown."""
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):
         return True
@@ -175,7 +176,7 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
 
     Raises:
         CaptureError: a file did not arrive completely.
-        Exception: fsspec's package for the URL raised it.
+        Exception: any exception that fsspec's package for the URL raises.
     """
     fs, base = filesystem(url, options)
     token = _note(folder).get("token") or uuid4().hex
@@ -188,7 +189,7 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
     missing = missing and _missing(fs, folder, f"{base}/{name}", token)
     if missing:
         raise CaptureError(
-            f"{len(missing)} of its files did not arrive whole, such as {missing[0]}"
+            f"{len(missing)} of its files did not arrive completely, such as {missing[0]}"
         )
     place = f"{url.rstrip('/')}/{name}"
     _keep_note(folder, {"token": token, "sent_to": place})
@@ -201,10 +202,11 @@ def has_arrived(folder: Path, url: str) -> bool:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """A capture's `upload.json`: the token, and the URL once it is uploaded; or nothing.
+    """The content of `upload.json`: the token, and the URL after the upload; {} without a file.
 
-    It is valid only in the folder that it was written for, known by its inode. Otherwise a
-    downloaded capture with the token of another one could overwrite that one at the URL.
+    The file is valid only in the folder that it was written for, which is identified by its inode.
+    Otherwise a downloaded capture that holds the token of another capture could overwrite that
+    other capture at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))
@@ -222,7 +224,7 @@ def _claim(token: str) -> bytes:
 
 
 def _claim_folder(fs: Any, path: str, token: str) -> bool:
-    """Claim a remote folder unless it is in use; returns whether it belongs to the capture."""
+    """Claim a remote folder unless it is in use; return whether `token` is now the claim on it."""
     claim = f"{path}/{NOTE_FILE}"
     present = fs.find(path)
     if present and claim not in present:  # files of others
@@ -231,7 +233,7 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
         _make_folder(fs, path)
         try:
             fs.pipe_file(claim, _claim(token), mode="create")
-        except FileExistsError:  # claimed by another, or by ourselves if the response was lost
+        except FileExistsError:  # claimed by another, or by us and the response was lost
             pass
         except OSError as error:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
@@ -241,7 +243,7 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    if not fs.async_impl:  # object stores have no folders, and might create a bucket
+    if not fs.async_impl:  # an object store has no folders, and might create a bucket
         fs.makedirs(path, exist_ok=True)
 
 

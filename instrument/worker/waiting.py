@@ -14,13 +14,14 @@ _SILENT_S, _LOG_EVERY_S = 2.0, 60.0
 
 
 def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, whom: str) -> None:
-    """Wait until nothing is left, at most `timeout_s`, and report the progress.
+    """Wait until `left()` is empty, at most `timeout_s`, and show the progress.
 
     Args:
         changed: a condition that the caller holds, notified after each change.
-        left: the names of what is left, in order; called after each change.
+        left: a function that returns the names of the unfinished windows, in order; called after
+            each change.
         timeout_s: the longest wait.
-        whom: what is waited for, in the report.
+        whom: the word for the worker or the upload in the report.
     """
     began, total, reported = time.monotonic(), len(left()), False
     try:
@@ -38,7 +39,7 @@ def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
     """Show a progress bar on a terminal, else log; returns the seconds until the next report."""
     if not sys.stderr.isatty():
         logger.info(
-            "Waits for the {}, at most {:g} s: {} of {} windows to go, now {}",
+            "Waiting for the {}, at most {:g} s: {} of {} windows are left, now {}",
             whom,
             round(timeout_s, 1),
             len(names),

@@ -328,15 +328,14 @@ def test_it_is_said_what_the_end_waits_for(
     sink = Remembers()
     sink._free.clear()
     handler = logger.add(
-        lambda message: sink._free.set() if "has yet to send" in message else None, level="INFO"
+        lambda message: sink._free.set() if "has still to send" in message else None, level="INFO"
     )
     record(tmp_path, sink)
     logger.remove(handler)
-    (said,) = [line for line in log.at("INFO") if "has yet to send" in line]
+    (said,) = [line for line in log.at("INFO") if "has still to send" in line]
     assert said == (
-        "The Remembers sink has yet to send steps_000000-000000_rank0, steps_000001-000001_rank0: "
-        "the end of the run "
-        "waits for it, at most 60 s in all."
+        "The Remembers sink has still to send steps_000000-000000_rank0, steps_000001-000001_rank0: "
+        "the run waits for that, at most 60 s in all."
     )
     assert [sent.step for sent in sink._got] == [0, 1]
 
@@ -392,9 +391,8 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
     # with the window after it, or at the end where its thread was late
     assert said.startswith(
         (
-            "The tracker sink failed on steps_000001-000001_rank0: it has this one yet to send, "
-            "and could not send the "
-            "one before: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
+            "The tracker sink failed on steps_000001-000001_rank0: this window is queued, but "
+            "an earlier one could not be sent: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
             "kept in ",
             "The tracker sink failed in close(): The Remembers sink could not send "
             "steps_000000-000000_rank0 "

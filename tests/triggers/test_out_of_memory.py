@@ -57,7 +57,9 @@ def test_the_snapshot_is_kept_in_a_folder_of_its_own(
     for folder in kept:
         assert pickle.loads((folder / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}
         assert (folder / "error.txt").read_text() == "CUDA out of memory. Tried to allocate 2 TiB\n"
-    assert f"Out of memory in step 1: the allocator's snapshot is in {kept[0]}" in log.at("WARNING")
+    assert f"Out of memory in step 1: the snapshot of the allocator is in {kept[0]}" in log.at(
+        "WARNING"
+    )
 
 
 def test_other_errors_leave_nothing(tmp_path: Path, memory: list[Any]) -> None:
