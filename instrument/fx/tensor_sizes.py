@@ -112,7 +112,7 @@ def _stored(value: Any) -> list[Tensor]:
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
-    """The bytes that a node must read: each of its tensors once.
+    """The bytes that a node must read: it reads each tensor that it takes once.
 
     A node that selects elements of a tensor reads at most as many bytes as it returns.
     """

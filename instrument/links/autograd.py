@@ -140,7 +140,7 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 def is_backward(events: Events) -> Flags:
     """A mask of the backward nodes.
 
-    Before torch 1.10, their names do not show them, but their forward threads do.
+    They are recognised by name. Before torch 1.10, they are recognised by their forward thread.
     """
     named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))

@@ -64,7 +64,7 @@ def launches(events: Events) -> Launches:
 
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """The operator that the external id of each chosen event names; -1 if it names none."""
+    """The operator that the external id of each chosen event names; -1 for no operator."""
     # Some versions of torch write the correlation as the external id. Such an id names no operator.
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]

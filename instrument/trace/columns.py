@@ -1,4 +1,4 @@
-"""Building numpy columns: numbers, times, interned values."""
+"""Build numpy columns from numbers, times and interned values."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class Events:
         return chosen[self.category] if chosen.any() else np.zeros(len(self), np.bool_)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
-        """A mask of the events whose name passes a test; it runs once for each distinct name."""
+        """A mask of the events whose name passes a test. Each distinct name is tested once."""
         return flags(test, self.names)[self.name]
 
 

@@ -231,7 +231,7 @@ def _size(child: int | Frame, boxes: Sequence[Box]) -> tuple[float, float]:
 
 
 def _set_places(frame: Frame, x: float, y: float) -> None:
-    """Set the place of a frame and of those inside it on the whole picture."""
+    """Set the place of a frame, and of the frames inside it, on the whole picture."""
     frame.x, frame.y = x, y
     for child, (left, top) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
