@@ -99,7 +99,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
         )
     if last is None:
         raise CaptureError(
-            f"{path} holds no timings: give a file that a run wrote, as timings_rank0.jsonl."
+            f"{path} holds no timings: give a timings file, such as timings_rank0.jsonl."
         )
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"
