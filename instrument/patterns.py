@@ -211,7 +211,8 @@ def check_pattern(names: str) -> None:
         Pattern([names])
     except ValueError as error:
         raise ConfigError(
-            f"{option} is not supported ({error}); give a simpler one, such as my_all_reduce."
+            f"{option} uses a regular expression that is not supported ({error}); give a simpler "
+            "pattern, such as my_all_reduce."
         ) from None
     if matches_all:
         raise ConfigError(

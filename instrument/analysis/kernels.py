@@ -129,8 +129,8 @@ def copies(events: Events, work: Work) -> Table:
 def launches(events: Events, work: Work) -> Table:
     """Return one row for each kind of CPU call that launches device work, the costliest first.
 
-    See `LAUNCHES`. For the same launches, sums, delays and short calls equal those of Holistic
-    Trace Analysis (HTA, `get_cuda_kernel_launch_stats`). HTA leaves out the last step. It counts
+    See `LAUNCHES`. The sums, delays and short calls are those of Holistic Trace Analysis (HTA,
+    `get_cuda_kernel_launch_stats`), where HTA looks at the same launches. HTA leaves out the last step. It counts
     only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, and
     one launch for each correlation. It rounds times to microseconds.
 

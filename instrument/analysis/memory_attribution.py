@@ -90,7 +90,7 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
 
 
 def module_frames(events: Events) -> Flags:
-    """A mask of the Python frames that torch names after a module."""
+    """A mask of the Python frames that are calls of an `nn.Module`."""
     return events.among(PYTHON) & events.named(lambda name: name.startswith(_MODULE))
 
 

@@ -158,7 +158,8 @@ def _restore(saved: list[_Saved]) -> None:
             errors.append(error)
     if errors:
         raise GraphError(
-            f"{len(errors)} tensors that the model writes to could not be restored: {errors[0]!r}."
+            f"The model changed {len(errors)} tensors that could not be restored; the first error "
+            f"was {errors[0]!r}."
         )
 
 

@@ -16,7 +16,8 @@ class Trackers(Sink):
     The scalars are those of the TensorBoard sink, such as `profiler/ranges/forward/cpu_ms`, at the
     window's last step. As usual in Accelerate, only the main process logs. A thread logs the
     scalars some seconds after the window. A tracker that refuses steps older than its newest step,
-    such as W&B, then loses the scalars; use the wandb sink instead.
+    such as W&B, loses the scalars if training has logged a newer step by then; use the wandb
+    sink instead.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process

@@ -59,8 +59,8 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the outermost operators whose FLOPs are not counted.
 
-    No rule counted such an operator, an operator that it calls, or an operator that calls it. `own`
-    is the result of `node_flops`.
+    For such an operator there is no rule, nor for any operator that it calls or that calls it. If
+    several of them are nested, the mask holds the outermost. `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN

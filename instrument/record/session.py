@@ -219,9 +219,9 @@ class Session:
         train.
 
         If a window is open when the block begins, the window stays open. The block is then a range
-        within the current step, and the steps of the block do not count for that window. A window
-        that begins inside the block ends, at the latest, with the block. The next block of the same
-        phase continues to count where this one ends.
+        within the current step, and the steps of the block do not count for that window. If a
+        window begins inside the block, the end of the block ends the window too. The step number
+        goes on in the next block of the same phase.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)

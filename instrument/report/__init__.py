@@ -1,1 +1,1 @@
-"""What a person looks at, made from captures alone."""
+"""Reports that people look at: text tables, HTML pages, notebook output, flame graphs."""

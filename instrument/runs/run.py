@@ -120,7 +120,7 @@ class Ranks:
 
     @cached_property
     def ranges(self) -> Table:
-        """The ranges over the ranks; see `instrument.runs.rank_comparison.ranges`."""
+        """Each range compared between the ranks; see `instrument.runs.rank_comparison.ranges`."""
         return rank_comparison.ranges(self.summaries)
 
     @cached_property

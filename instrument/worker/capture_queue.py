@@ -198,7 +198,11 @@ class CaptureQueue:
             )
 
     def _choose_inline_sinks(self) -> dict[str, Any]:
-        """The sinks that only this process can run; if any, then also those with `last`."""
+        """The sinks that this process must run itself.
+
+        These are the sinks that no other process can build. If there are any, the sinks that set
+        `last` run here too, because they must run after all others.
+        """
         names = self._config.inline_sinks
         if not names:
             return {}

@@ -149,7 +149,7 @@ def _as_text(metadata: Mapping[str, Any]) -> str:
 
 
 def name_of(folder: Path) -> str:
-    """The name of the capture that a partial or queued folder becomes."""
+    """The final name of a partial or queued folder."""
     return folder.name.removeprefix(".").removesuffix(_PARTIAL).removesuffix(_QUEUED)
 
 
