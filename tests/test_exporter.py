@@ -523,7 +523,7 @@ class Mute(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("where", ["process", "inline"])
 @pytest.mark.parametrize("what", ["keyboard", "exit", "mute"])
-def test_whatever_a_sink_raises_costs_that_sink_locked(
+def test_whatever_a_sink_raises_costs_that_sink_alone(
     profiler: dict[str, Any], log: Log, what: str, where: str
 ) -> None:
     log.errors_expected = True

@@ -69,7 +69,9 @@ def test_a_drift_is_told_apart_from_jitter(tmp_path: Path) -> None:
         "the jitter alone, where one offset for all is 22 µs off"
     )
     told = as_text(Run.load(tmp_path).windows[0])
-    assert re.search(r"known to ±[\d.]+ [µn]s; rank 1's clock loses 4[3-7]\.\d+ µs a second\.", told)
+    assert re.search(
+        r"known to ±[\d.]+ [µn]s; rank 1's clock loses 4[3-7]\.\d+ µs a second\.", told
+    )
 
 
 @pytest.mark.parametrize(("ppm", "jitter_us", "matches"), [(0, 5, 40), (-45, 2, 7), (3, 20, 40)])
