@@ -108,7 +108,7 @@ PLANTED = [
     Planted(
         "self time with children",
         "instrument/links/call_tree.py",
-        "return totals - of_children",
+        "return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)",
         "return totals",
         "tests/capture/test_ranges.py::"
         "test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times",
@@ -212,7 +212,7 @@ PLANTED = [
     ),
     Planted(
         "0 where nothing is known",
-        "instrument/analysis/groupby.py",
+        "instrument/links/groupby.py",
         "[cell if is_known else None for",
         "[cell for",
         _NEVER_ZERO,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, Work
-from instrument.analysis.groupby import Groups
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import Groups
 from instrument.links.intervals import merged, sweep
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION, KERNEL, KINDS, Work, by_group
-from instrument.analysis.groupby import Groups, SortedGroups, cells, groupby
 from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import Groups, SortedGroups, cells, groupby
 from instrument.trace.events import Codes, Events, Flags, Ints, decoded
 
 KERNELS: Schema = schema(

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from instrument.analysis.groupby import intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
+from instrument.links.groupby import intern
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import (

@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from instrument.analysis.groupby import groupby
 from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
+from instrument.links.groupby import groupby
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
 from instrument.templates import render

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from instrument.analysis.groupby import intern
 from instrument.analysis.stacks import frames_around
+from instrument.links.groupby import intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import (

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Quantities
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
+from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (

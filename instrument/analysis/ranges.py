@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.groupby import Groups, cells, groupby, intern
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.attribution import (
@@ -26,6 +25,7 @@ from instrument.links.attribution import (
     attributed_work,
 )
 from instrument.links.call_tree import CallTree
+from instrument.links.groupby import Groups, cells, groupby, intern
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.paths import Paths

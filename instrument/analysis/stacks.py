@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from instrument.analysis.groupby import Groups, groupby, intern
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
+from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.printable import printable
 from instrument.range_names import STEP_PREFIX

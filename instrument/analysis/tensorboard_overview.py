@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, MEMSET, Work
-from instrument.analysis.groupby import Groups, intern
 from instrument.analysis.kernels import covered, estimated_occupancy, weighted_mean
 from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import Groups, intern
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import (

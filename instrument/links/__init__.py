@@ -6,6 +6,7 @@
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: ranges with the same name inside ranges with the same names, as one path.
 - `step_index`, `intervals`, `flops`: steps, overlapping intervals, FLOPs by formula.
+- `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
 `links.Links` holds these relations for one trace. Each is computed once, at its first use.
 """

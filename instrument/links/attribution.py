@@ -15,6 +15,7 @@ import numpy as np
 
 from instrument.links.autograd import is_accumulation
 from instrument.links.flops import UNKNOWN
+from instrument.links.groupby import Groups, groupby
 from instrument.links.links import Links
 from instrument.trace.events import Flags, Ints
 
@@ -66,9 +67,7 @@ def attributed_work(links: Links) -> AttributedWork:
     kind = _kinds(links)
     key = ((scopes.enclosing + 1) * width + scopes.attributed + 1) * len(KINDS) + kind
     # The last entry is for the work outside all scopes, whose scope is -1.
-    distinct, group = np.unique(np.append(key, FORWARD), return_inverse=True)
-    group = group.reshape(-1)
-    count = len(distinct)
+    distinct, groups = groupby(np.append(key, FORWARD))
     roots, position = links.call_tree.parent < 0, np.zeros(len(events), np.int64)
     position[links.call_tree.index] = np.arange(len(links.call_tree))
 
@@ -80,33 +79,27 @@ def attributed_work(links: Links) -> AttributedWork:
 
     recorded, launcher = links.launched
     known = launcher >= 0
-    device, launched = recorded[known], group[scopes.innermost[launcher[known]]]
+    device = recorded[known]
+    launched = Groups(groups.of[scopes.innermost[launcher[known]]], groups.count)
     device_ns = counted_device_ns = None
     if len(recorded):
-        device_ns = summed(events.duration_ns[device], launched, count)
-        counted_device_ns = summed(links.counted_device_ns[known], launched, count)
-    flops, operations = _operations(links, group, count)
+        device_ns = launched.sum(events.duration_ns[device])
+        counted_device_ns = launched.sum(links.counted_device_ns[known])
+    flops, operations = _operations(links, groups)
     return AttributedWork(
         enclosing=distinct // len(KINDS) // width - 1,
         attributed=distinct // len(KINDS) % width - 1,
         kind=distinct % len(KINDS),
-        cpu_ns=summed(own(links.spent_ns), group, count),
+        cpu_ns=groups.sum(own(links.spent_ns)),
         device_ns=device_ns,
-        counted_cpu_ns=summed(own(links.counted_ns), group, count),
+        counted_cpu_ns=groups.sum(own(links.counted_ns)),
         counted_device_ns=counted_device_ns,
         flops=flops,
         operations=operations,
         unlaunched_ns=int(events.duration_ns[recorded[~known]].sum()),
         counted_unlaunched_ns=int(links.counted_device_ns[~known].sum()),
-        device=(launched, events.start_ns[device], events.end_ns[device]),
+        device=(launched.of, events.start_ns[device], events.end_ns[device]),
     )
-
-
-def summed(values: Ints, group: Ints, count: int) -> Ints:
-    """Sum integers by group; `count` is the number of groups."""
-    totals = np.zeros(count, np.int64)
-    np.add.at(totals, group, values)
-    return totals
 
 
 def _kinds(links: Links) -> Ints:
@@ -145,11 +138,11 @@ def _recording_gradients(links: Links) -> Ints:
     return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))
 
 
-def _operations(links: Links, group: Ints, count: int) -> tuple[Ints | None, Ints | None]:
+def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
     """The FLOPs of each group, and the number of operators that have these FLOPs."""
     flops = links.flops
     if flops is None:
         return None, None
     known = np.flatnonzero(flops != UNKNOWN)
-    of = group[links.scopes.innermost[known]]
-    return summed(flops[known], of, count), np.bincount(of, minlength=count)
+    counted = Groups(groups.of[links.scopes.innermost[known]], groups.count)
+    return counted.sum(flops[known]), counted.size

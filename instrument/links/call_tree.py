@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.links.groupby import Groups
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
@@ -55,10 +56,7 @@ class CallTree:
 
     def own(self, totals: Ints) -> Ints:
         """The total of each node, less the totals of its direct children."""
-        of_children = np.zeros(len(self), np.int64)
-        inner = self.parent >= 0
-        np.add.at(of_children, self.parent[inner], totals[inner])
-        return totals - of_children
+        return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)
 
     def ends_before_overlap(self) -> Ints:
         """The end of each node, or the start of its next sibling if the sibling starts earlier.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.links.groupby import Groups
 from instrument.trace.events import Flags, Ints
 
 Intervals = tuple[Ints, Ints]
@@ -34,9 +35,7 @@ class Timeline:
 
     def total_ns(self, where: Flags, groups: int = 1) -> Ints:
         """For each group, the total time of the segments in a mask."""
-        totals = np.zeros(groups, np.int64)
-        np.add.at(totals, self.group[where], (self.end_ns - self.start_ns)[where])
-        return totals
+        return Groups(self.group, groups).sum(self.end_ns - self.start_ns, where)
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
         """For each window, the time of the segments in a mask inside the window.

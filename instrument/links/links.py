@@ -9,6 +9,7 @@ import numpy as np
 from instrument.links.autograd import Scopes, find_scopes
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.flops import node_flops
+from instrument.links.groupby import Groups
 from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
 from instrument.links.step_index import finished_steps, step_at, stepped_ns
 from instrument.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
@@ -119,6 +120,4 @@ class Links:
         device, node = self.launched
         if not len(device):
             return None
-        own = np.zeros(len(self.call_tree), np.int64)
-        np.add.at(own, node[node >= 0], duration_ns[node >= 0])
-        return own
+        return Groups(node, len(self.call_tree)).sum(duration_ns, node >= 0)

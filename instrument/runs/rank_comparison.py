@@ -10,8 +10,8 @@ import numpy as np
 
 from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import is_collective
-from instrument.analysis.groupby import Groups, at, intern
 from instrument.analysis.table import Column, Schema, Table, names_of, schema
+from instrument.links.groupby import Groups, at, intern
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints

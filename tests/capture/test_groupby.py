@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.analysis.groupby import Groups, at, groupby, intern
+from instrument.links.groupby import Groups, at, groupby, intern
 
 # Two rows in group 0, none in group 1, three in group 2.
 GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from builders import annotation, call, capture, kernel
 
-from instrument.analysis.groupby import Groups
 from instrument.analysis.ranges import RangeTable
+from instrument.links.groupby import Groups
 from instrument.links.paths import LONGEST_PATH, Paths, _ends, _texts
 
 NONE = -1

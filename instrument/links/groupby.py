@@ -41,7 +41,10 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of each row: `of` holds a number from 0 to `count` - 1 for each row."""
+    """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.
+
+    A row of no group has -1; the mask `where` must then leave it out.
+    """
 
     of: Ints
     count: int
