@@ -10,7 +10,7 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION, Work
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
-from instrument.links.groupby import Groups
+from instrument.links.groupby import Groups, intern
 from instrument.links.intervals import merged, sweep
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -75,23 +75,25 @@ def collectives(events: Events, work: Work) -> Table:
 
 def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
     """The index of each collective among the collectives of the same name, group and step."""
-    keys = np.stack([step, events.name[index], events.group[index]])
+    keys = np.stack([step, events.name[index], intern(_ranks(events, index))[0]])
     same, groups = np.unique(keys, axis=1, return_inverse=True)
     by_start = Groups(groups.reshape(-1), same.shape[1]).sorted_by(events.start_ns[index])
     return by_start.ordinals()
+
+
+def _ranks(events: Events, index: Ints) -> list[str | None]:
+    """The ranks that take part in each collective, as Kineto writes them."""
+    codes = events.detail[index].tolist()
+    return [events.details[code].ranks if code >= 0 else None for code in codes]
 
 
 def _columns(
     events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints
 ) -> dict[str, list[Any]]:
     numbers = [step_number(events, k) for k in steps.tolist()]
-    groups = events.group[index].tolist()
     return {
         "name": [events.names[k].partition("(")[0] for k in events.name[index].tolist()],
-        "group": [
-            events.texts[k].decode("utf-8", "replace").strip('"') if k >= 0 else None
-            for k in groups
-        ],
+        "group": _ranks(events, index),
         "step": [numbers[k] if k >= 0 else None for k in step.tolist()],
         "ordinal": ordinal.tolist(),
         "start_ns": events.start_ns[index].tolist(),

@@ -25,7 +25,7 @@ from instrument.trace import reader
 from instrument.trace.capture_json import own_version
 from instrument.trace.events import Codes, Events, Flags, Floats, Ints, Memory
 
-FORMAT = 3
+FORMAT = 4
 KEPT_FROM_EVENTS = 100_000
 _DTYPES: list[tuple[Any, type[np.generic]]] = [
     (Ints, np.int64),
@@ -57,8 +57,8 @@ _Others = msgspec.defstruct("_Others", _OTHERS)
 # Columns of indices, and the list that each column indexes. The columns of `_INDICES_OR_NONE` can
 # hold -1, which means no value.
 _INDICES = {"category": "categories", "name": "names", "thread": "threads"}
-_INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack", "group"), "texts")
-_INDICES_OR_NONE |= dict.fromkeys(("grid", "block"), "grids")
+_INDICES_OR_NONE = dict.fromkeys(("shapes", "concrete", "types", "call_stack"), "texts")
+_INDICES_OR_NONE |= {"grid": "grids", "block": "grids", "detail": "details"}
 
 
 def _made_by() -> list[str]:

@@ -107,6 +107,56 @@ class Memory:
         return len(self.time_ns)
 
 
+class Details(NamedTuple):
+    """Arguments that few events have: those of collectives, of CUDA graphs and of waits.
+
+    A value is None if the trace does not have it.
+
+    Attributes:
+        collective: the name of a collective, such as `allreduce`; its kernel has it and, on the
+            CPU, the event `record_param_comms`.
+        element_type: the type of its elements, such as `Float`.
+        input_elements, output_elements: the number of elements on this rank.
+        ranks: the ranks that take part, as text such as "[0, 1]"; torch shortens a long list.
+        group_size: how many ranks take part.
+        process_group, group_description: the name of the process group, such as "0", and what it
+            is for, such as "default_pg".
+        collective_number: torch's count of the collectives of this process group.
+        source_rank, destination_rank: of a transfer between two ranks.
+        graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
+        sync_kind: what a `cuda_sync` event is, such as "Stream Wait Event".
+        waits_for_stream, waits_for_event: the stream and the CUDA event that it waits for.
+        waits_for_correlation: the correlation of the call that recorded this CUDA event.
+    """
+
+    collective: str | None = None
+    element_type: str | None = None
+    input_elements: int | None = None
+    output_elements: int | None = None
+    ranks: str | None = None
+    group_size: int | None = None
+    process_group: str | None = None
+    group_description: str | None = None
+    collective_number: int | None = None
+    source_rank: int | None = None
+    destination_rank: int | None = None
+    graph: int | None = None
+    graph_node: int | None = None
+    sync_kind: str | None = None
+    waits_for_stream: int | None = None
+    waits_for_event: int | None = None
+    waits_for_correlation: int | None = None
+
+
+class Device(NamedTuple):
+    """A device of the machine that recorded a trace; a value is None if the trace lacks it."""
+
+    id: int | None
+    name: str | None
+    memory_bytes: int | None
+    multiprocessors: int | None
+
+
 class Event(NamedTuple):
     """One event of a trace as a row; a value is None if the trace does not have it for this event.
 
@@ -133,7 +183,7 @@ class Event(NamedTuple):
     bytes: int | None
     grid: list[int] | None
     block: list[int] | None
-    group: Any
+    details: Details | None
     blocks_per_sm: float | None
     occupancy: float | None
 
@@ -143,13 +193,14 @@ class Events:
     """All events of a trace that have a duration, as parallel columns in the order of the file.
 
     Iterating and indexing give rows of type `Event`. A row takes about 5 µs; the columns are fast.
-    Flows, thread labels and event arguments without a column are not kept.
+    Flows, thread labels and event arguments without a column or a field in `Details` are not kept.
 
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with the
             direction of the copy.
         threads: the distinct pairs of process and thread; for device events, of device and stream.
         texts, grids: the distinct arguments of events, as JSON text.
+        details: the distinct details of events.
         category, name, thread: for each event, an index into `categories`, `names`, `threads`.
         start_ns, end_ns: in nanoseconds; add `base_ns` to get Unix time.
         external_id, correlation: the ids that join device events to the CPU events that launched
@@ -159,7 +210,6 @@ class Events:
             missing.
         shapes, concrete, types: the input shapes, concrete inputs and input types of an operator,
             as indices into `texts`; -1 if missing.
-        group: the ranks of a collective's kernel, as an index into `texts`; -1 if missing.
         finished: false if the event had not ended when recording stopped.
         call_stack: an index into `texts`; -1 if missing. All are -1 if the trace has Python frames
             as events.
@@ -170,11 +220,14 @@ class Events:
             its device; NaN if missing.
         occupancy: Kineto's estimate of the occupancy in percent; 0 if Kineto made no estimate, NaN
             if missing.
+        detail: an index into `details`; -1 if the event has none of these arguments.
         memory: allocations and frees.
         recorded: the number of all events in the file.
         base_ns: see `start_ns`; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
         rank, world_size: of the recording process; None if the trace does not have them.
+        devices: the devices of the machine.
+        messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
         negative_durations: the number of events that end before they begin, which happens if the
             clock was set back. In the columns, they last 0 ns and are not finished.
@@ -185,6 +238,7 @@ class Events:
     threads: tuple[Thread, ...]
     texts: tuple[bytes, ...]
     grids: tuple[bytes, ...]
+    details: tuple[Details, ...]
     category: Codes
     name: Codes
     thread: Codes
@@ -204,15 +258,17 @@ class Events:
     moved_bytes: Ints
     grid: Codes
     block: Codes
-    group: Codes
     blocks_per_sm: Floats
     occupancy: Floats
+    detail: Codes
     memory: Memory
     recorded: int
     base_ns: int
     cut_short: bool = False
     rank: int | None = None
     world_size: int | None = None
+    devices: tuple[Device, ...] = ()
+    messages: tuple[str, ...] = ()
     left_out: int = 0
     negative_durations: int = 0
 
@@ -242,7 +298,7 @@ class Events:
             bytes=_at_least(0, self.moved_bytes[at]),
             grid=_argument(self.grids, self.grid[at]),
             block=_argument(self.grids, self.block[at]),
-            group=_argument(self.texts, self.group[at]),
+            details=self.details[self.detail[at]] if self.detail[at] >= 0 else None,
             blocks_per_sm=None
             if np.isnan(self.blocks_per_sm[at])
             else float(self.blocks_per_sm[at]),

@@ -33,6 +33,7 @@ _OPENS, _CLOSES = b"[".rjust(MARGIN), b"]".ljust(MARGIN)
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
+_MOST_ITEMS = 1000  # of a list beside the events
 _LATEST_NS = 2**62  # in Unix time the year 2116
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
@@ -48,6 +49,10 @@ class _Document(msgspec.Struct):
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
     distributedInfo: Any = None  # noqa: N815
+    deviceProperties: Any = None  # noqa: N815
+    INFO: Any = None
+    WARNING: Any = None
+    ERROR: Any = None
 
 
 class Pieces:
@@ -67,6 +72,8 @@ class Pieces:
     Attributes (valid after the iteration):
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
         distributed: the `distributedInfo` of the document: rank, world size and more.
+        devices: the `deviceProperties` of the document.
+        messages: the messages that Kineto logged.
         cut_short: whether the JSON text is truncated.
         gzip_cut_short: whether the gzip data is truncated.
 
@@ -84,6 +91,8 @@ class Pieces:
     ) -> None:
         self.base_ns = 0
         self.distributed: dict[str, Any] = {}
+        self.devices: list[dict[str, Any]] = []
+        self.messages: list[str] = []
         self.cut_short = False
         self.gzip_cut_short = False
         self._chunks, self._path = chunks, path
@@ -193,6 +202,9 @@ class Pieces:
             self.base_ns = base_ns
         if isinstance(document.distributedInfo, dict):
             self.distributed = document.distributedInfo
+        self.devices += _items(document.deviceProperties, dict)
+        for logged in (document.INFO, document.WARNING, document.ERROR):
+            self.messages += _items(logged, str)
         return True
 
     def _one_by_one(self) -> tuple[list[Any], bool]:
@@ -302,6 +314,12 @@ def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
     """The error for a file that is truncated before the end of its first event."""
     how = "gzip cut short" if gzip else "cut short: its JSON does not end"
     return TraceError(f"The trace file {path} is {how}; copy or record it again.")
+
+
+def _items(found: Any, kind: type[Any]) -> list[Any]:
+    """The items of a list that have a type, as many as are of use; none of what is not a list."""
+    items = found[:_MOST_ITEMS] if isinstance(found, list) else []
+    return [item for item in items if isinstance(item, kind)]
 
 
 def forgiving(text: bytes) -> tuple[Any, str]:

@@ -17,9 +17,11 @@ For larger times, the decimal text is read a second time.
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ from instrument.trace.events import (
     DEVICE,
     PYTHON,
     Codes,
+    Details,
+    Device,
     Events,
     Flags,
     Ints,
@@ -81,7 +85,11 @@ def read(path: Path) -> Events:
             if pieces.cut_short and not columns.spans:
                 raise cut_short(path, gzip=pieces.gzip_cut_short)
             return columns.finish(
-                base_ns=pieces.base_ns, cut_short=pieces.cut_short, **_of_rank(pieces.distributed)
+                base_ns=pieces.base_ns,
+                cut_short=pieces.cut_short,
+                devices=tuple(map(_device, pieces.devices)),
+                messages=tuple(pieces.messages),
+                **_of_rank(pieces.distributed),
             )
         except OverflowError as error:
             raise TraceError(f"The trace file {path} has {error}; record it again.") from None
@@ -99,9 +107,14 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
+# The event on the CPU that holds the arguments of a collective.
+_COLLECTIVE_ON_CPU = "record_param_comms"
+_SYNCHRONISATIONS = frozenset({"cuda_sync", "cuda_event"})
 # The limit of a duration: 104 days.
 _LONGEST_NS = 2**53
-_DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "group", "blocks_per_sm", "occupancy")
+_DEVICE_ARGS = ("moved_bytes", "size", "grid", "block", "blocks_per_sm", "occupancy")
+_DETAILS = attrgetter(*Details._fields)
+_NO_DETAILS = Details()
 
 
 class _Columns:
@@ -112,6 +125,7 @@ class _Columns:
         self.recorded = 0
         self._categories, self._names, self._threads = Interned(), Interned(), Interned()
         self._texts, self._grids = Interned({b"": 0}), Interned({b"": 0})
+        self._details = Interned({_NO_DETAILS: 0})
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._memory_parts: dict[str, list[NDArray[Any]]] = {}
         self._halves: list[Begin | End] = []
@@ -143,9 +157,10 @@ class _Columns:
         start = as_ns(event["ts"])
         external = ints(arg["external_id"], 0)
         category = self._categories.codes(event["cat"], count)
+        name = self._names.codes(_with_directions(event["name"], arg["direction"]), count)
         return {
             "category": category,
-            "name": self._names.codes(_with_directions(event["name"], arg["direction"]), count),
+            "name": name,
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
             "end_ns": start + np.clip(as_ns(event["dur"]), -_LONGEST_NS, _LONGEST_NS),
@@ -161,6 +176,7 @@ class _Columns:
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
             **self._device_columns(category, arg),
+            "detail": self._codes_of_details(category, name, event["args"]),
         }
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -179,7 +195,6 @@ class _Columns:
             "moved_bytes": (np.array(moved_bytes, np.int64), -1),
             "grid": (self._codes_of_texts(args["grid"], self._grids), -1),
             "block": (self._codes_of_texts(args["block"], self._grids), -1),
-            "group": (self._codes_of_texts(args["group"]), -1),
             "blocks_per_sm": (np.array(args["blocks_per_sm"], np.float32), np.nan),
             "occupancy": (np.array(args["occupancy"], np.float32), np.nan),
         }
@@ -187,6 +202,14 @@ class _Columns:
             name: _scattered(at, values, missing, len(category))
             for name, (values, missing) in columns.items()
         }
+
+    def _codes_of_details(self, category: Codes, name: Codes, args: Sequence[Args]) -> Codes:
+        """Intern the details of the events that can have some; -1 for all others."""
+        can_have = flags(_has_details, tuple(self._categories))[category]
+        can_have |= name == self._names.get(_COLLECTIVE_ON_CPU, -1)
+        at = np.flatnonzero(can_have)
+        codes = self._details.codes((_details(args[k]) for k in at.tolist()), len(at))
+        return _scattered(at, codes - np.int32(1), -1, len(category))
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
         event = fields_of(Instant, instants)
@@ -238,6 +261,7 @@ class _Columns:
             threads=tuple(plain),
             texts=tuple(self._texts)[1:],
             grids=tuple(self._grids)[1:],
+            details=tuple(self._details)[1:],
             memory=Memory(**memory | {"thread": threads[memory["thread"]]}),
             recorded=self.recorded,
             left_out=found - len(columns["name"]) - len(memory["time_ns"]) - len(halves),
@@ -293,6 +317,33 @@ def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
         name: value if type(value) is int and 0 <= value <= MOST_RANKS else None
         for name, value in found.items()
     }
+
+
+def _device(found: dict[str, Any]) -> Device:
+    """A device as torch describes it beside the events."""
+    name = found.get("name")
+    id, memory, multiprocessors = (
+        value if type(value := found.get(key)) is int and 0 <= value < 2**63 else None
+        for key in ("id", "totalGlobalMem", "numSms")
+    )
+    return Device(id, name if name and isinstance(name, str) else None, memory, multiprocessors)
+
+
+def _has_details(category: str) -> bool:
+    return category in DEVICE or category in _SYNCHRONISATIONS
+
+
+def _details(args: Args) -> Details:
+    found: Details = Details(*_DETAILS(args))
+    if found == _NO_DETAILS:
+        return _NO_DETAILS
+    ranks = found.ranks
+    if ranks is not None and not isinstance(ranks, str):
+        ranks = json.dumps(ranks)
+    # Kineto writes 0 for a kernel that no graph launched.
+    return found._replace(
+        ranks=ranks, graph=found.graph or None, graph_node=found.graph_node or None
+    )
 
 
 def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> NDArray[Any]:

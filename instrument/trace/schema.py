@@ -21,8 +21,16 @@ class Args(Struct, gc=False, frozen=True, rename={
     "python_id": "Python id", "python_parent": "Python parent id",
     "size_bytes": "Bytes", "device_type": "Device Type", "device_index": "Device Id",
     "allocated_bytes": "Total Allocated", "reserved_bytes": "Total Reserved",
-    "group": "Process Group Ranks", "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM",
+    "moved_bytes": "bytes", "blocks_per_sm": "blocks per SM",
     "occupancy": "est. achieved occupancy %",
+    "collective": "Collective name", "element_type": "dtype",
+    "input_elements": "In msg nelems", "output_elements": "Out msg nelems",
+    "ranks": "Process Group Ranks", "group_size": "Group size",
+    "process_group": "Process Group Name", "group_description": "Process Group Description",
+    "collective_number": "Seq", "source_rank": "Src Rank", "destination_rank": "Dst Rank",
+    "graph": "graph id", "graph_node": "graph node id", "sync_kind": "cuda_sync_kind",
+    "waits_for_correlation": "wait_on_cuda_event_record_corr_id",
+    "waits_for_stream": "wait_on_stream", "waits_for_event": "wait_on_cuda_event_id",
 }):  # fmt: skip
     """The arguments of an event that become columns."""
 
@@ -48,10 +56,27 @@ class Args(Struct, gc=False, frozen=True, rename={
     direction: str | None = None
     grid: Raw = Raw()
     block: Raw = Raw()
-    group: Raw = Raw()
     blocks_per_sm: float | None = None
     occupancy: float | None = None
     address: int | None = 0
+    # The fields of `events.Details`, by name.
+    collective: str | None = None
+    element_type: str | None = None
+    input_elements: int | None = None
+    output_elements: int | None = None
+    ranks: Any = None  # a list, or its text
+    group_size: int | None = None
+    process_group: str | None = None
+    group_description: str | None = None
+    collective_number: int | None = None
+    source_rank: int | None = None
+    destination_rank: int | None = None
+    graph: int | None = None
+    graph_node: int | None = None
+    sync_kind: str | None = None
+    waits_for_stream: int | None = None
+    waits_for_event: int | None = None
+    waits_for_correlation: int | None = None
 
 
 NO_ARGS = Args()

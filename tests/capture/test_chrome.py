@@ -14,13 +14,22 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from builders import allocation, annotation, kernel, read, span, step, write_trace
+from builders import (
+    allocation,
+    annotation,
+    kernel,
+    read,
+    span,
+    step,
+    synchronisation,
+    write_trace,
+)
 
 from instrument.capture import Capture
 from instrument.errors import TraceError
 from instrument.report.text import render
 from instrument.trace import reader
-from instrument.trace.events import Event
+from instrument.trace.events import Details, Device, Event
 
 EVENTS = [
     span("a", 1.5, 2.25, External_id=3),
@@ -165,6 +174,62 @@ def test_arguments_become_columns(tmp_path) -> None:
         assert json.loads(events.texts[codes[0]]) == value
         assert codes[2:].tolist() == [-1, -1, -1]
     assert events.duration_ns.tolist()[-1] == 0
+
+
+def test_details_are_kept_of_collectives_graphs_and_waits_alone(tmp_path) -> None:
+    """A trace of torch's own layout is scanned, not decoded; the fourth kernel is in no graph."""
+    collective = {
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "In msg nelems": 6,
+        "Out msg nelems": 6,
+        "Group size": 2,
+        "Process Group Name": "1",
+        "Process Group Description": "data",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 4,
+    }
+    waits = {
+        "wait_on_stream": 7,
+        "wait_on_cuda_event_id": 1,
+        "wait_on_cuda_event_record_corr_id": 5170,
+    }
+    events = [
+        span("record_param_comms", 0, 9, **collective),
+        span("aten::mm", 10, 2, dtype="Float"),
+        kernel("ncclKernel", 20, 5, correlation=3, **collective | {"Process Group Ranks": [0, 1]}),
+        kernel("gemm", 30, 5, correlation=4, **{"graph id": 3, "graph node id": 2**33 + 1}),
+        kernel("gemm", 40, 5, correlation=5, **{"graph id": 0, "graph node id": 0}),
+        synchronisation("Stream Wait Event", 50, 1, **waits),
+    ]
+    devices = [
+        {"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 2**36, "numSms": 132},
+        {"id": "x"},
+    ]
+    info = ["Record counts: Out-of-range = 0", 3]
+    for number, copies in enumerate((1, 300)):
+        file = tmp_path / str(number)
+        file.mkdir()
+        path = write_trace(file, events * copies, deviceProperties=devices, INFO=info, ERROR="no")
+        found = reader.read(path)
+        rows = [event.details for event in found][:6]
+        assert (
+            rows[0] == rows[2] == Details("allreduce", "Float", 6, 6, "[0, 1]", 2, "1", "data", 4)
+        )
+        assert rows[1] is rows[4] is None
+        assert rows[3] == Details(graph=3, graph_node=2**33 + 1)
+        assert rows[5] == Details(
+            sync_kind="Stream Wait Event",
+            waits_for_stream=7,
+            waits_for_event=1,
+            waits_for_correlation=5170,
+        )
+        assert len(found.details) == 3
+        assert found.devices == (
+            Device(0, "NVIDIA H100", 2**36, 132),
+            Device(None, None, None, None),
+        )
+        assert found.messages == ("Record counts: Out-of-range = 0",)
 
 
 def test_events_are_rows_when_iterated_and_indexed(tmp_path) -> None:
