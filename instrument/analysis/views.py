@@ -111,6 +111,14 @@ VIEWS = {
         "breakdown",
         "the device's time: compute, communication, copies, idle",
     ),
+    "collectives": View(
+        "collectives:COLLECTIVES",
+        "collectives",
+        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+    ),
+    "collective_calls": View(
+        "collectives:COLLECTIVE_CALLS", "collective-calls", "each collective, in order of its end"
+    ),
     "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
     "launches": View(
         "kernels:LAUNCHES",
@@ -309,6 +317,20 @@ class Views:
         from instrument.analysis.kernels import kernels
 
         return kernels(self.events, self.work)
+
+    @cached_property
+    def collectives(self) -> Table:
+        """The collectives by process group and kind; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collectives
+
+        return collectives(self.collective_calls)
+
+    @cached_property
+    def collective_calls(self) -> Table:
+        """Each collective, in order of its end; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collective_calls
+
+        return collective_calls(self.links, self.work)
 
     @cached_property
     def copies(self) -> Table:

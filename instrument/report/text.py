@@ -71,7 +71,12 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
+_LEAST_MISSED_OF_VIEWS = (
+    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    *("ordinal", "end_ns", "runs_on", "description", "exposed_ns", "min_ns", "max_ns", "number"),
+    *("recorded_ranks", "max_skew_ns", "waiting_ns", "bytes_per_second", "last_share"),
+    *("largest_message_calls", "element_type", "algorithm_bytes_per_second", "process_group"),
+)
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -252,7 +257,7 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_KERNELS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
 
