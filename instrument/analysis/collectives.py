@@ -22,6 +22,7 @@ from instrument.links.collective_records import (
     RECORD,
     collective_details,
     collective_records,
+    records,
 )
 from instrument.links.groupby import Groups, cells, groupby, intern
 from instrument.links.intervals import Intervals, merged, sweep
@@ -235,7 +236,7 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
     """The records of collectives that launched none of the kernels."""
     is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
-    chosen = events.among(OPERATOR | ANNOTATION) & events.named(RECORD.__eq__)
+    chosen = records(events)
     chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
     chosen[used[used >= 0]] = False
     index = np.flatnonzero(chosen)

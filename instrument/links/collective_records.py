@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.links.call_tree import nest
-from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Ints
+from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints
 
 RECORD = "record_param_comms"
 # The annotation of a process group on the CPU lasts as long as its collective. The annotation of
@@ -25,6 +25,12 @@ _NONE = Details()
 def is_collective(name: str) -> bool:
     """Whether process groups give names like this one to the ranges of their collectives."""
     return name.startswith(_OF_PROCESS_GROUPS)
+
+
+def records(events: Events) -> Flags:
+    """A mask of torch's records of collectives, and of its waits for collectives."""
+    found = events.named(RECORD.__eq__)
+    return found & events.among(OPERATOR | ANNOTATION) if found.any() else found
 
 
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
@@ -41,7 +47,9 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
     Returns:
         Two arrays of positions among the events; -1 for none.
     """
-    is_record = events.among(OPERATOR | ANNOTATION) & events.named(RECORD.__eq__)
+    if not len(operator):
+        return operator, operator
+    is_record = records(events)
     is_range = events.among(ANNOTATION) & events.named(is_collective)
     record = np.where((operator >= 0) & is_record[operator], operator, -1)
     tree = nest(events, is_record | is_range)
