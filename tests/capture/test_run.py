@@ -310,6 +310,7 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
     [
         ("", {"started_at": "2026-01-01T00:00:00Zx"}),
         ("", {"world_size": 10**9}),
+        ("", {"version": 2}),
         ("steps", {"duration_ns": ["x", "y"]}),
         ("steps", {"exposed_communication_ns": [None, 5]}),
         ("ranges", {"calls": []}),
