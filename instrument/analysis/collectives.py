@@ -24,7 +24,7 @@ from instrument.links.collective_records import (
     collective_records,
     records,
 )
-from instrument.links.groupby import Groups, cells, groupby, intern
+from instrument.links.groupby import Groups, cells, group_rows, groupby, intern
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -281,9 +281,7 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
     times = cells(duration_ns, has_work)
     rates = [bandwidths(*each) for each in zip(kinds, group_sizes, sizes, times)]
     ranks = [each.ranks for each in described]
-    same = np.stack([step, intern(names)[0], intern(ranks)[0]])
-    alike, of_alike = np.unique(same, axis=1, return_inverse=True)
-    by_start = Groups(of_alike.reshape(-1), alike.shape[1]).sorted_by(start_ns)
+    alike = group_rows(step, intern(names)[0], intern(ranks)[0])
     return {
         "name": names,
         "kind": kinds,
@@ -295,7 +293,7 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
         "element_type": [each.element_type for each in described],
         "number": [_count(each.collective_number) for each in described],
         "step": [numbers[k] for k in step.tolist()],
-        "ordinal": by_start.ordinals().tolist(),
+        "ordinal": alike.sorted_by(start_ns).ordinals().tolist(),
         "start_ns": cells(start_ns, has_work),
         "end_ns": cells(end_ns, has_work),
         "duration_ns": times,
@@ -319,15 +317,17 @@ def _names(
     The kind is that of torch's record, or else of the annotation, or else of the kernel's name.
     Each combination of these is looked at once.
     """
-    keys = np.stack([of, ranges, events.name[event].astype(np.int64)])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
+    groups = group_rows(of, ranges, events.name[event])
+    first = groups.sorted_by().row(0)
     names, kinds = [], []
-    for number, around, own in distinct.T.tolist():
+    for number, around, own in zip(
+        *(each[first].tolist() for each in (of, ranges, events.name[event]))
+    ):
         recorded, name = details[number].collective or "", _without_parameters(events.names[own])
         texts = (recorded, events.names[around] if around >= 0 else "", events.names[own])
         kinds.append(next(filter(None, map(kind_of, texts)), None))
         names.append(recorded if name == RECORD else name)
-    every = code.reshape(-1).tolist()
+    every = groups.of.tolist()
     return [names[k] for k in every], [kinds[k] for k in every]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.links.call_tree import nest
+from instrument.links.groupby import group_rows
 from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints
 
 RECORD = "record_param_comms"
@@ -72,13 +73,14 @@ def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints
         For each collective an index into the list, and the list.
     """
     codes = np.append(events.detail.astype(np.int64), -1)
-    pairs = np.stack([codes[kernel], codes[record]])
-    distinct, of = np.unique(pairs, axis=1, return_inverse=True)
+    one, other = codes[kernel], codes[record]
+    groups = group_rows(one, other)
+    first = groups.sorted_by().row(0)
     found = [
         _completed(*(events.details[code] if code >= 0 else _NONE for code in pair))
-        for pair in distinct.T.tolist()
+        for pair in zip(one[first].tolist(), other[first].tolist())
     ]
-    return of.reshape(-1), found
+    return groups.of, found
 
 
 def _completed(first: Details, second: Details) -> Details:

@@ -66,7 +66,7 @@ def collectives(
     owner, group = found.owner[several], found.group[several]
     duration = (found.end_ns - found.start_ns)[several]
     calls = groupby(found.key[several])[1]
-    first = calls.sorted_by().row(0)
+    first = calls.min(np.arange(len(owner)))
     shortest = calls.min(duration)
     mean = calls.sum(duration) // np.maximum(calls.size, 1)
     size = -calls.min(-found.bytes[several])
@@ -75,8 +75,9 @@ def collectives(
     chosen = [found.groups[k] for k in present.tolist()]
     arrival, known = _arrivals(found, clocks, several)
     is_known = calls.number(~known) == 0
-    skew = -calls.min(-arrival) - calls.min(arrival)
-    last = owner[calls.sorted_by(arrival, -owner).row(100)]
+    latest = -calls.min(-arrival)
+    skew = latest - calls.min(arrival)
+    last = calls.min(np.where(arrival == latest[calls.of], owner, found.ranks))
     sized = size >= 0
     sums = zip(groups.sums(size, sized), groups.sums(shortest, sized))
     kind, count = (OF_COLLECTIVE_GROUP.index(name) for name in ("kind", "group_size"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from instrument.links.groupby import Groups, intern
-from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, Columns, RankSummary
+from instrument.links.groupby import group_rows, intern
+from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
@@ -52,9 +53,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
     owner = np.repeat(np.arange(len(summaries)), sizes)
     column = {
-        name: np.concatenate(
-            [_cells(each.collectives, name, size) for each, size in zip(summaries, sizes)]
-        )
+        name: ints([*chain.from_iterable(_cells(summaries, name, sizes))], _UNKNOWN)
         for name in ("group", "step", "ordinal", "number", "start_ns", "end_ns", "bytes")
     }
     listed = [_groups(summary) for summary in summaries]
@@ -66,18 +65,17 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     has_process_group = np.array([each[2] is not None for each in every], np.bool_)
     numbered = (column["number"] >= 0) & has_process_group[own]
     # Coalesced collectives share a number.
-    alike = np.stack([owner, unnamed[own], np.where(numbered, column["number"], _UNKNOWN)])
-    distinct, of = np.unique(alike, axis=1, return_inverse=True)
-    nth = Groups(of.reshape(-1), distinct.shape[1]).sorted_by(column["start_ns"]).ordinals()
-    keys = np.stack(
-        [
-            numbered,
-            np.where(numbered, unnamed[own], named[own]),
-            np.where(numbered, column["number"], column["step"]),
-            np.where(numbered, nth, column["ordinal"]),
-        ]
-    )
-    key = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    number = np.where(numbered, column["number"], _UNKNOWN)
+    alike = group_rows(owner, unnamed[own], number)
+    nth = np.zeros_like(owner)
+    if alike.count < len(owner):
+        nth = alike.sorted_by(column["start_ns"]).ordinals()
+    key = group_rows(
+        numbered,
+        np.where(numbered, unnamed[own], named[own]),
+        np.where(numbered, number, column["step"]),
+        np.where(numbered, nth, column["ordinal"]),
+    ).of
     base = ints([summary.base_ns for summary in summaries], 0)[owner]
     return MatchedCollectives(
         owner,
@@ -91,8 +89,12 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     )
 
 
-def _cells(columns: Columns, name: str, size: int) -> Ints:
-    return ints(columns.get(name) or [None] * size, _UNKNOWN)
+def _cells(
+    summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
+) -> Iterator[list[Any]]:
+    """The cells of a column, rank by rank."""
+    for summary, size in zip(summaries, sizes):
+        yield summary.collectives.get(name) or [None] * size
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:

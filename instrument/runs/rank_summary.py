@@ -37,6 +37,7 @@ OF_COLLECTIVE_GROUP = (
     "group_size",
     "runs_on",
 )
+_NO_GROUP = -1
 _NUMBERS = ("group_size",)
 _TEXTS = ("path", "name", *(name for name in OF_COLLECTIVE_GROUP if name not in _NUMBERS))
 # Columns that follow from others are not written.
@@ -257,20 +258,21 @@ def _are_grouped(found: RankSummary) -> bool:
         return True
     count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
     named = ("group", "start_ns", "end_ns")
-    return all(found.collectives.get(name) is not None for name in named) and all(
-        0 <= group < count for group in found.collectives["group"] or ()
+    group = found.collectives.get("group") or [_NO_GROUP]
+    return (
+        all(found.collectives.get(name) is not None for name in named)
+        and min(group) >= 0
+        and max(group) < count
     )
 
 
 def _is_table(columns: Columns) -> bool:
     """Whether all columns are equally long, and each holds only text or only numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
-    cells = (
-        (cell, str if name in _TEXTS else int)
+    return len(lengths) < 2 and all(
+        {*map(type, column or ())} <= {str if name in _TEXTS else int, type(None)}
         for name, column in columns.items()
-        for cell in column or ()
     )
-    return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
