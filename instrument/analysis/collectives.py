@@ -63,6 +63,8 @@ _SIZES = {
 _ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _FLOAT8 = "Float8_"
 _MOST_BYTES = 2**53
+# torch's description of a process group that was made without one.
+_NO_DESCRIPTION = "undefined"
 _UNKNOWN = -1
 
 _GROUP = {
@@ -286,7 +288,10 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
         "name": names,
         "kind": kinds,
         "process_group": [each.process_group for each in described],
-        "description": [each.group_description for each in described],
+        "description": [
+            None if each.group_description == _NO_DESCRIPTION else each.group_description
+            for each in described
+        ],
         "ranks": ranks,
         "group_size": group_sizes,
         "runs_on": [found.runs_on] * len(event),

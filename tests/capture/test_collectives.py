@@ -21,10 +21,12 @@ from builders import (
     step,
     write_capture,
 )
+from rich.console import Console
 
 from instrument.analysis.collectives import kind_of
 from instrument.capture import Capture
-from instrument.report.text import render_view
+from instrument.report.terminal import draw
+from instrument.report.text import render_view, view_part
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -295,6 +297,10 @@ def test_the_table_gives_rates_as_links_have_them(tmp_path) -> None:
     assert "bus bandwidth" in text
     assert "6.00 GB/s" in text
     assert "7.63 MiB" in text
+    parts = [
+        view_part(view, getattr(made, view), rows=5) for view in ("collectives", "collective_calls")
+    ]
+    assert draw(parts, Console(width=80)).count("6.00 GB/s") == 2
     assert render_view(capture(tmp_path, []), "collectives") == "Collectives: there are none."
 
 
