@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from contextlib import nullcontext, suppress
@@ -324,6 +325,27 @@ def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log)
     with Session(skip_first=4, active=2, output_dir=tmp_path) as session:
         session.step_number = 4
     assert "The run ended after 0 steps" in "".join(log.at("WARNING"))
+
+
+def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_each_window(
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    class Reads(Sink):
+        def notice(self) -> None:
+            seen.append((threading.get_ident(), torch.is_grad_enabled()))
+
+        def write(self, capture: Capture, folder: Path) -> None: ...
+
+    with Session(
+        active=1, repeat=2, output_dir=tmp_path, export="inline", sinks={"reads": Reads()}
+    ) as session:
+        assert seen == [(threading.get_ident(), True)]
+        for _ in range(2):
+            with torch.no_grad():
+                session.step()
+    assert seen[1:] == [(threading.get_ident(), False)] * 2
 
 
 @pytest.mark.parametrize("fails", [False, True])

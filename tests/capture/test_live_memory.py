@@ -201,10 +201,21 @@ def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
 
 
 def test_a_device_type_without_a_name_is_a_number(tmp_path) -> None:
-    event = on_cuda(1, 8, 1, 8)
+    event = on_cuda(1, 1, 1, 1)
     events = [{**event, "args": event["args"] | {"Device Type": kind}} for kind in (20, 21)]
     rows = capture(tmp_path, events).memory.devices
-    assert [row.device for row in rows] == ["privateuse1:0", "device 21:0"]
+    found = [(row.device, row.allocations) for row in rows]
+    assert found == [("privateuse1:0", 1), ("device 21:0", 1)]
+
+
+def test_the_cpus_libraries_allocate_memory_of_the_cpu(tmp_path) -> None:
+    """torch's numbers: CPU 0, MKLDNN 2, IDEEP 5; 1 is CUDA."""
+    events = [span("aten::add", 0, 10)]
+    for kind in (0, 1, 2, 5):
+        event = allocation(2, 1 << kind)
+        events.append({**event, "args": event["args"] | {"Device Type": kind}})
+    (row,) = capture(tmp_path, events).operators
+    assert (row.cpu_bytes, row.device_bytes) == (1 + 4 + 32, 2)
 
 
 @pytest.mark.parametrize("uptime_us", [0, 4_359_044_661_000])
