@@ -28,6 +28,7 @@ TESTS = {
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
         "tests/test_exporter.py::test_queued_windows_are_looked_for_as_deep_as_asked",
+        "tests/test_exporter.py::test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another",
         "tests/test_exporter.py::test_half_a_character_does_not_make_capture_json_unreadable",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
@@ -39,6 +40,7 @@ TESTS = {
     "instrument/worker/finish.py": [
         *_top("delivery"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
+        "tests/test_exporter.py::test_what_a_killed_process_has_half_written_is_not_in_the_capture",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
         "tests/test_exporter.py::test_two_processes_do_not_finish_the_same_window",
         "tests/test_exporter.py::test_a_job_never_calls_what_is_no_sink",
