@@ -62,18 +62,16 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     every = [each for groups in listed for each in groups]
     named, _ = intern(every)
     unnamed, groups = intern(each[1:] for each in every)
-    has_process_group = np.array([each[2] is not None for each in every], np.bool_)
-    numbered = (column["number"] >= 0) & has_process_group[own]
+    numbered = column["number"] >= 0
     # Coalesced collectives share a number.
-    number = np.where(numbered, column["number"], _UNKNOWN)
-    alike = group_rows(owner, unnamed[own], number)
+    alike = group_rows(owner, unnamed[own], column["number"])
     nth = np.zeros_like(owner)
     if alike.count < len(owner):
         nth = alike.sorted_by(column["start_ns"]).ordinals()
     key = group_rows(
         numbered,
         np.where(numbered, unnamed[own], named[own]),
-        np.where(numbered, number, column["step"]),
+        np.where(numbered, column["number"], column["step"]),
         np.where(numbered, nth, column["ordinal"]),
     ).of
     base = ints([summary.base_ns for summary in summaries], 0)[owner]

@@ -74,6 +74,11 @@ def test_a_drift_is_told_apart_from_jitter(tmp_path: Path) -> None:
     )
 
 
+def test_the_last_128_collectives_are_compared(tmp_path: Path) -> None:
+    drifting(tmp_path, ppm=0, jitter_us=1, matches=140)
+    assert Run.load(tmp_path).windows[0].clocks.column("matched") == [128, 128]
+
+
 @pytest.mark.parametrize(("ppm", "jitter_us", "matches"), [(0, 5, 40), (-45, 2, 7), (3, 20, 40)])
 def test_where_nothing_tells_a_drift_none_is_told(
     tmp_path: Path, ppm: float, jitter_us: float, matches: int

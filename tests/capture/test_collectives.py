@@ -187,7 +187,7 @@ RANGE = annotation("nccl:all_to_all", 105, 15)
             ("all_to_all", None, None, None),
         ),
         ([LAUNCH, kernel(REDUCES, 200, 10, correlation=4)], ("all_reduce", None, None, None)),
-        ([kernel(GENERIC, 200, 10, correlation=4)], (None, None, None, None)),
+        ([kernel(GENERIC, 200, 10, correlation=4), RANGE], (None, None, None, None)),
     ],
 )
 def test_where_the_details_come_from(tmp_path, events, expected) -> None:
@@ -233,12 +233,12 @@ def test_one_record_is_one_collective_and_coalesced_ones_have_no_time(tmp_path) 
 
 
 def test_rates_are_over_the_calls_whose_size_is_known_and_the_largest_alone(tmp_path) -> None:
-    """Compute runs 0–1000 and 3500–4500; messages of 4 MB in 1 and 2 ms, of 40 kB in 0.1 ms, one of unknown size."""
+    """Compute runs 0–1000, a memset 3500–4500; messages of 4 MB in 1 and 2 ms, of 40 kB in 0.1 ms, one of unknown size."""
     sizes = [(500, 1000, M), (2000, 2000, M), (4400, 100, 10_000), (5000, 700, None)]
     events = [
         *(kernel(GENERIC, at, ns, tid=9, **recorded("allreduce", n, n)) for at, ns, n in sizes),
         kernel("gemm", 0, 1000),
-        kernel("gemm", 3500, 1000),
+        span("Memset (Device)", 3500, 1000, "gpu_memset"),
     ]
     (row,) = capture(tmp_path, events).collectives
     assert (row.calls, row.bytes, row.duration_ns) == (4, 2 * 4 * M + 40_000, 3_800_000)
@@ -253,19 +253,24 @@ def test_rates_are_over_the_calls_whose_size_is_known_and_the_largest_alone(tmp_
 
 
 def test_groups_and_element_types_are_kept_apart_and_named(tmp_path) -> None:
-    other = {"Process Group Name": "2", "Process Group Ranks": "[0, 4]", "Group size": 2}
+    other = {
+        "Process Group Name": "2",
+        "Process Group Ranks": "[0, 4]",
+        "Process Group Description": "undefined",  # torch's word for none
+        "Group size": 2,
+    }
     events = [
         kernel(GENERIC, 0, 50, **recorded("allreduce", 8, 8)),
         kernel(GENERIC, 100, 30, **recorded("allreduce", 8, 8, dtype="Half")),
         kernel(GENERIC, 200, 40, **recorded("allreduce", 8, 8, **other)),
     ]
     rows = [
-        (row.process_group, row.ranks, row.group_size, row.element_type, row.calls, row.bytes)
+        (row.description, row.ranks, row.group_size, row.element_type, row.calls, row.bytes)
         for row in capture(tmp_path, events).collectives
     ]
     assert rows == [
-        ("1", "[0, 1, 2, 3]", 4, "Float, Half", 2, 32 + 16),
-        ("2", "[0, 4]", 2, "Float", 1, 32),
+        ("data", "[0, 1, 2, 3]", 4, "Float, Half", 2, 32 + 16),
+        (None, "[0, 4]", 2, "Float", 1, 32),
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import annotation, kernel, span, write_rank
+from builders import annotation, call, kernel, span, step, write_rank
 
 from instrument.report.ranks import as_json, as_text
 from instrument.runs.run import Run
@@ -102,6 +102,47 @@ def test_where_ranks_are_missing(tmp_path: Path, ranks: tuple[int, ...], expecte
     found = [(row.recorded_ranks, row.calls, row.transfer_ns) for row in window.collectives]
     assert found == [(n, calls, ns + 200_000) for n, calls, ns in expected]
     assert ("Collectives over the ranks" in as_text(window)) == bool(expected)
+
+
+def test_coalesced_collectives_share_a_number_and_each_rank_has_its_own_size(
+    tmp_path: Path,
+) -> None:
+    """Two all-to-alls of number 9, of 1 and 3 MB on rank 0 and of 2 and 2 on rank 1: the larger size counts.
+
+    They take 100 and 300 µs on rank 0, 200 and 250 on rank 1.
+    """
+    sizes = {0: ((1, 100), (3, 300)), 1: ((2, 200), (2, 250))}
+    for rank, each in sizes.items():
+        events = [
+            kernel(
+                GENERIC,
+                1000 * at - took,
+                took,
+                Collective_name="all_to_allv",
+                dtype="Float",
+                In_msg_nelems=MB * size,
+                Out_msg_nelems=MB,
+                Group_size=2,
+                Process_Group_Name="1",
+                Seq=9,
+            )
+            for at, (size, took) in enumerate(each, 1)
+        ]
+        write_rank(tmp_path, rank, events, 2)
+    (row,) = Run.load(tmp_path).windows[0].collectives
+    assert (row.calls, row.transfer_ns, row.duration_ns) == (2, 350_000, (150 + 275) * 1000)
+    assert (row.bytes, row.algorithm_bytes_per_second) == (5_000_000, 5_000_000 * 10**9 // 350_000)
+    assert row.bus_bytes_per_second == row.algorithm_bytes_per_second // 2
+
+
+def test_a_number_is_no_step(tmp_path: Path) -> None:
+    """Rank 0 has torch's number 3, rank 1 none: its collective of step 3 is not taken for the same."""
+    for rank, number in ((0, {"Seq": 3}), (1, {})):
+        reduce = kernel(GENERIC, 50, 10, correlation=1, Collective_name="allreduce", **number)
+        write_rank(tmp_path, rank, [step(3, 0, 100), call("launch", 5, 5, 1), reduce], 2)
+    (window,) = Run.load(tmp_path).windows
+    assert [summary.collectives["step"] for summary in window.summaries] == [[3], [3]]
+    assert len(window.collectives) == 0
 
 
 def test_without_a_clock_durations_are_known_and_arrivals_are_not(tmp_path: Path) -> None:
