@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+from builders import view_text
 from recording import recorded
 from torch import nn
 
 from instrument import Session, mark, profiled, range_pop, range_push
 from instrument.annotate import backends
-from instrument.report.text import render_view
 
 
 @profiled
@@ -284,7 +284,7 @@ def test_moments_are_in_the_trace_and_no_ranges(tmp_path: Path) -> None:
     first, second = capture.moments.column("start_ns")
     assert capture.steps[0].start_ns < first < capture.steps[1].start_ns < second
     assert capture.ranges.column("path") == ["epoch"]
-    assert "batch 0" in render_view(capture, "moments")
+    assert "batch 0" in view_text(capture, "moments")
 
 
 def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

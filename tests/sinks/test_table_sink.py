@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from builders import allocation, annotation, call, kernels, span, steps
+from builders import allocation, annotation, call, kernels, span, steps, view_text
 from collected import Log
 from recording import record
 
@@ -22,7 +22,6 @@ from instrument.report.text import (
     By,
     check_sort,
     render,
-    render_view,
 )
 from instrument.sinks.table import TableSink
 
@@ -405,11 +404,11 @@ def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write
         if event["cat"] == "kernel":
             event["name"] = "void at::native::" + "x" * 60
             event["args"] |= {**shape, "est. achieved occupancy %": 37}
-    text = render_view(write(events), "kernels")
+    text = view_text(write(events), "kernels")
     assert max(map(len, text.splitlines()[:-1])) <= 140
     assert text.splitlines()[-1] == "Too wide to show: occupancy_covered, block, grid."
     assert "grid" in headings(
-        render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
+        view_text(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
     )
 
 
@@ -497,5 +496,5 @@ def test_torch_calls_a_device_by_its_kind() -> None:
 def test_rows_of_minus_one_are_all(capture: Capture) -> None:
     assert render(capture, rows=-1) == render(capture, rows=1000)
     assert "Operators, 2 of 2" in render(capture, rows=-1)
-    assert len(names(render_view(capture, "operators", rows=-1), "Operators")) == 5
+    assert len(names(view_text(capture, "operators", rows=-1), "Operators")) == 5
     assert TableSink(rows=-1).rows == -1
