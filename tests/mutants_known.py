@@ -63,6 +63,7 @@ TESTS = {
     "instrument/analysis/ranges.py": _capture("ranges", "autograd", "flops"),
     "instrument/analysis/steps.py": _capture("steps"),
     "instrument/analysis/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
+    "instrument/analysis/memory_plot.py": _capture("live_memory"),
     "instrument/analysis/memory_attribution.py": _capture("operators", "live_memory"),
     "instrument/runs/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
 }  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from instrument import files
-from instrument.analysis.memory_timeline import Plot, extremes
+from instrument.analysis.memory_plot import Plot, extremes
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON

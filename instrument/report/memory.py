@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
 from instrument.analysis.memory_categories import table as categories_table
-from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, Plot
+from instrument.analysis.memory_plot import Curve, Plot
+from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.analysis.table import Table, cell_text, known_columns
 from instrument.analysis.views import Views
 from instrument.templates import render

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from instrument import files
 from instrument.analysis.memory_categories import Categories
-from instrument.analysis.memory_timeline import Curve, MemoryView
+from instrument.analysis.memory_plot import Curve
+from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.errors import CaptureError
