@@ -196,7 +196,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """When the call returned that launched the work after each gap, and whether it is known."""
+    """For each gap, when the call that launched the next work returned, and whether it is known."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)

@@ -169,7 +169,7 @@ def _recomputed(
     nodes, such as the range of a hook, does not count either.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         call_tree: the whole call tree.
         recording: a mask of the nodes that are operators and record gradients.
         scopes: the call tree of the scopes alone.
@@ -212,7 +212,7 @@ def _owners(
     the backward node around it.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         call_tree: the whole call tree.
         recording: a mask of the nodes that are operators and record gradients.
         scopes: the call tree of the scopes alone.
@@ -299,7 +299,7 @@ def _best_matches(
     torch numbers its threads in the order in which they first record something.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
         candidates: for each pair of forward thread and thread, two arrays: the indices of the nodes
             with that forward thread; and for each of them, the operator of that thread with the

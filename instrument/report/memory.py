@@ -160,7 +160,7 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
         peak, what = facts.peak_net_bytes, "more at the peak than at the start"
     tiles = [(size(peak), f"{what}, after {duration(facts.peak_ns - start)}")]
     if facts.reserved_bytes is not None:
-        tiles.append((size(facts.reserved_bytes), "the most that the allocator held"))
+        tiles.append((size(facts.reserved_bytes), "the most memory that the allocator held"))
     tiles.append((size(facts.net_bytes), "left behind by the window"))
     tiles.append(
         (

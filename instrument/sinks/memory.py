@@ -51,8 +51,8 @@ class Memory(Sink):
     """Which files to write."""
 
     by: By = None
-    """How to split the curve. None: the one of the three that explains the largest part of the
-    peak."""
+    """How to split the curve. None means the one of the three that explains the largest part of
+    the peak."""
 
     rows: int = Field(15, ge=1)
     """The maximum number of rows in each table of the page."""
@@ -83,7 +83,7 @@ class Memory(Sink):
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events; without any, `timeline` raises CaptureError."""
+    """The devices with memory events; if there are none, `timeline` raises CaptureError."""
     memory.timeline()
     return memory.timelines
 

@@ -122,7 +122,7 @@ class Details(NamedTuple):
         process_group, group_description: the name of the process group, such as "0", and what it
             is for, such as "default_pg".
         collective_number: torch's count of the collectives of this process group.
-        source_rank, destination_rank: of a transfer between two ranks.
+        source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
         sync_kind: what a `cuda_sync` event is, such as "Stream Wait Event".
         waits_for_stream, waits_for_event: the stream and the CUDA event that it waits for.
@@ -225,7 +225,7 @@ class Events:
         recorded: the number of all events in the file.
         base_ns: see `start_ns`; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
-        rank, world_size: of the recording process; None if the trace does not have them.
+        rank, world_size: those of the recording process; None if the trace does not hold them.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.

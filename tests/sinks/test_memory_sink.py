@@ -76,7 +76,7 @@ def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> No
     text = (written.folder / "memory.html").read_text(encoding="utf-8")
     page = Page(text)
     assert "<b>38.00 MiB</b>in use at the peak, after 390.000 µs" in text
-    assert "<b>64.00 MiB</b>the most that the allocator held" in text
+    assert "<b>64.00 MiB</b>the most memory that the allocator held" in text
     rows = [tuple(row) for row in page.rows]
     assert ("aten::mm", "24.00 MiB", "1", "0 ns") in rows
     assert ("forward/attention", "24.00 MiB", "1", "0 ns") in rows
