@@ -43,9 +43,9 @@ def finish_all(path: Path | str, url: str | None) -> str:
             f"{path} is a URL, but only local folders can be finished: add --sink NAME to run a "
             "sink on the captures at the URL."
         )
-    folders = queued_at(path)
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
+    folders = queued_at(path)
     finished, notes, errors = finish_queued(folders)
     captures: Iterable[Path] = []
     if path not in folders:
