@@ -272,6 +272,11 @@ def write_rank(
     return made
 
 
+def is_harmless(text: str) -> bool:
+    """Whether every line of a text can be shown on a terminal as it is."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
 def view_text(
     capture: Capture, view: str, *, rows: int = 15, columns: list[str] | None = None
 ) -> str:

@@ -35,6 +35,7 @@ TESTS = {
     "instrument/worker/capture_queue.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
+        "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
     "instrument/worker/finish.py": [
         *_top("delivery"),

@@ -92,6 +92,7 @@ def test_public_names_are_sorted_and_importable() -> None:
             {"torch"},
         ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
+        ("import instrument.worker.process", {"torch"}),
         (
             "import instrument.cli.command",
             {"torch", "numpy", "msgspec", "pydantic", "jinja2", "rich"},

@@ -132,14 +132,6 @@ def test_an_exception_in_a_phase_keeps_its_window_and_goes_on(tmp_path: Path) ->
     assert numbers(capture) == [0]
 
 
-def test_a_phase_that_never_comes_is_told(tmp_path: Path, log: Log) -> None:
-    with Session(active=1, phases=["validation"], output_dir=tmp_path) as session:
-        session.step()
-    assert log.at("WARNING") == [
-        "profiler.phases names validation, but the run never came to session.phase('validation')."
-    ]
-
-
 def test_a_phase_that_came_in_an_earlier_run_alone_is_told(tmp_path: Path, log: Log) -> None:
     session = Session(active=1, phases=["validation"], output_dir=tmp_path)
     with session:

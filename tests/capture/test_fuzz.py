@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import allocation, annotation, kernel, span, synchronous_steps, view_text, write_rank
+from builders import (
+    allocation,
+    annotation,
+    is_harmless,
+    kernel,
+    span,
+    synchronous_steps,
+    view_text,
+    write_rank,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -323,10 +332,6 @@ def edited(text: str, edits: list[tuple[int, int, Any]]) -> bytes:
         if how == 5:
             raw[number % len(raw)] = number % 256
     return bytes(raw)
-
-
-def is_harmless(text: str) -> bool:
-    return all(line.isprintable() for line in text.split("\n"))
 
 
 @pytest.fixture(scope="module")
