@@ -125,7 +125,7 @@ def test_a_window_that_has_just_begun_waits_for_the_next_visit(tmp_path: Path, l
 
 
 def test_an_exception_in_a_phase_keeps_its_window_and_goes_on(tmp_path: Path) -> None:
-    session = Session(active=3, phases=["validation"], output_dir=tmp_path)
+    session = Session(active=3, phases=["validation"], export="inline", output_dir=tmp_path)
 
     def run() -> None:
         with session, session.phase("validation"):
