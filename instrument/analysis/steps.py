@@ -135,9 +135,15 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
     return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
 
 
+def is_loading(events: Events) -> Flags:
+    """A mask of the calls of `DataLoader.__next__`, in which the CPU waits for data."""
+    found: Flags = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
+    return found
+
+
 def loading(events: Events) -> Intervals:
     """When the CPU waited for data: the intervals of `DataLoader.__next__` calls."""
-    chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
+    chosen = is_loading(events)
     return events.start_ns[chosen], events.end_ns[chosen]
 
 

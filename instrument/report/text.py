@@ -80,6 +80,7 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {

@@ -32,7 +32,7 @@ DEVICE = (
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
-_LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
+_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
 _BLOCKING_COPY = re.compile(r"MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
@@ -57,6 +57,12 @@ def is_moment(name: str) -> bool:
 def is_loader(name: str) -> bool:
     """Whether an event of this name is a wait for a batch from torch's DataLoader."""
     return _LOADER.match(name) is not None
+
+
+def loader_iterator(name: str) -> str | None:
+    """The class that torch names in a wait for a batch; None if it names none."""
+    found = _LOADER.match(name)
+    return (found[1] or None) if found else None
 
 
 def is_synchronising(name: str) -> bool:
