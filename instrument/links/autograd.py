@@ -49,6 +49,7 @@ from instrument.trace.events import (
     Flags,
     Ints,
     flags,
+    is_compiler_note,
     is_moment,
     is_step,
 )
@@ -97,7 +98,7 @@ class Scopes:
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     """Find the ranges and backward nodes of a call tree, and the range that each belongs to."""
     is_range = events.among(ANNOTATION) & ~events.named(
-        lambda name: is_step(name) or is_moment(name)
+        lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
     nodes, innermost = call_tree.only((is_range | is_backward(events))[call_tree.index])
     backward = ~is_range[nodes.index]

@@ -32,6 +32,8 @@ DEVICE = (
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
+# Such as "dynamo_data: compile_id=0/0"; the phase itself is another event.
+_COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
 _BLOCKING_COPY = re.compile(r"MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
@@ -52,6 +54,11 @@ def is_step(name: str) -> bool:
 def is_moment(name: str) -> bool:
     """Whether an event of this name is a mark (`instrument.mark`)."""
     return name.endswith(MOMENT)
+
+
+def is_compiler_note(name: str) -> bool:
+    """Whether torch.compile made the annotation of this name, which describes one of its phases."""
+    return _COMPILER_NOTE.search(name) is not None
 
 
 def is_loader(name: str) -> bool:
