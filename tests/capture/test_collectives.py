@@ -26,7 +26,7 @@ from rich.console import Console
 from instrument.analysis.collectives import kind_of
 from instrument.capture import Capture
 from instrument.report.terminal import draw
-from instrument.report.text import render_view, view_part
+from instrument.report.text import plain, view_part
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -307,6 +307,10 @@ def test_the_table_gives_rates_as_links_have_them(tmp_path) -> None:
     ]
     assert draw(parts, Console(width=80)).count("6.00 GB/s") == 2
     assert render_view(capture(tmp_path, []), "collectives") == "Collectives: there are none."
+
+
+def render_view(found: Capture, view: str) -> str:
+    return plain([view_part(view, getattr(found, view), rows=15)])
 
 
 def load(name: str) -> Capture:
