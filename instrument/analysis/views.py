@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
@@ -118,6 +119,12 @@ VIEWS = {
         "the CPU calls that launch device work, and the delay until the work starts",
     ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
+    "queue": View(
+        "launch_queue:QUEUE",
+        "queue",
+        "how much launched work waited on each stream, and calls that a full queue blocked",
+    ),
+    "queue.series()": View("launch_queue:QUEUE_SERIES"),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
@@ -330,6 +337,13 @@ class Views:
         from instrument.analysis.kernels import streams
 
         return streams(self.events, self.work)
+
+    @cached_property
+    def queue(self) -> QueueTable:
+        """The work that was launched and not started, by stream; see `analysis.launch_queue`."""
+        from instrument.analysis.launch_queue import launch_queue
+
+        return launch_queue(self.events, self.work)
 
     @cached_property
     def overview(self) -> Table:
