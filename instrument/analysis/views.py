@@ -125,6 +125,11 @@ VIEWS = {
         "how much launched work waited on each stream, and calls that a full queue blocked",
     ),
     "queue.series()": View("launch_queue:QUEUE_SERIES"),
+    "synchronisations": View(
+        "synchronisations:SYNCHRONISATIONS",
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+    ),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
@@ -344,6 +349,13 @@ class Views:
         from instrument.analysis.launch_queue import launch_queue
 
         return launch_queue(self.events, self.work)
+
+    @cached_property
+    def synchronisations(self) -> Table:
+        """Where the CPU or a stream waits for device work; see `analysis.synchronisations`."""
+        from instrument.analysis.synchronisations import synchronisations
+
+        return synchronisations(self.links)
 
     @cached_property
     def overview(self) -> Table:

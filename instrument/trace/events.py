@@ -66,7 +66,12 @@ def is_synchronising(name: str) -> bool:
 
 def is_wait(name: str) -> bool:
     """Whether a runtime call of this name returns only after the device has finished some work."""
-    return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
+    return is_synchronising(name) or is_blocking_copy(name)
+
+
+def is_blocking_copy(name: str) -> bool:
+    """Whether a runtime call of this name copies, and returns after the copy."""
+    return _BLOCKING_COPY.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:
