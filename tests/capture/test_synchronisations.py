@@ -107,6 +107,17 @@ CASES = {
         [*A, *launched("long", 2, 30, 170, 4, tid=9), *launched("own", 8, 30, 10, 5), call(STREAM_SYNC, 15, 190, 3)],
         [("stream", "long", STREAM_SYNC, False, 185)],
     ),
+    "not a stream that still ran, though some of its work had just ended": (
+        [
+            *[*launched("first", 2, 10, 20, 4, tid=9), *launched("second", 3, 30, 30, 5, tid=9)],
+            *[*launched("own", 8, 10, 2, 6), call(STREAM_SYNC, 15, 17, 3)],
+        ],
+        [("stream", "own", STREAM_SYNC, False, 0)],
+    ),
+    "what ran last, whichever call began first": (
+        [*launched("ran first", 8, 10, 5, 1), *launched("ran last", 6, 15, 15, 2), AFTER_A],
+        [("stream", "ran last", STREAM_SYNC, False, 18)],
+    ),
     "the stream on which its thread launched, if nothing ended during the call": (
         [*B, *A, call(STREAM_SYNC, 80, 2, 3)],
         [("stream", "b", STREAM_SYNC, False, 0)],
@@ -161,6 +172,10 @@ CASES = {
         [*A, EVENT, *B7, AFTER_EVENT],
         [("event", "a", EVENT_SYNC, False, 16)],
     ),
+    "its call is not in the trace: it may be a query": (
+        [*A, EVENT, *B7, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
+        [],
+    ),
     "nothing ended during the call": ([*A, EVENT, call(EVENT_SYNC, 40, 2, 3)], []),
     "a query does not wait": (
         [*A, EVENT, call("cudaEventQuery", 35, 2, 3), synchronisation("Event Sync", 35, 1, tid=-1, **AT_EVENT)],
@@ -199,7 +214,10 @@ CASES = {
         [("stream wait", "a", "c", False, 14)],
     ),
     "a stream waits for itself": (
-        [*A, EVENT, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=7, **AT_EVENT), *C],
+        [
+            *[*A, EVENT, OF_C, synchronisation("Stream Wait Event", 14, 1, tid=7, **AT_EVENT)],
+            *launched("c", 16, 31, 9, 6),
+        ],
         [],
     ),
     "the work that ended just before c": (
@@ -222,6 +240,14 @@ CASES = {
     "a ended long before c": ([*A, EVENT, OF_C, *launched("c", 16, 61, 9, 6, tid=9)], []),
     "c was launched after the end of a": ([*A, EVENT, OF_C, *launched("c", 31, 40, 9, 6, tid=9)], []),
     "a was launched after the event": ([call(RECORD, 0, 1, 2), *launched("a", 2, 10, 20, 1), OF_C, *C], []),
+    "another wait is stated, so that Kineto left this one out": (
+        [*A, EVENT, OF_C, *C, call(WAIT_EVENT, 90, 1, 8), synchronisation("Stream Wait Event", 90, 1, correlation=8)],
+        [],
+    ),
+    "the first kernel of a graph": (
+        [*A, EVENT, OF_C, *C, kernel("second", 42, 3, tid=9, correlation=6)],
+        [("stream wait", "a", "c", False, 14)],
+    ),
     "on another device": ([*launched("a", 0, 10, 20, 1, pid=1), EVENT, OF_C, *C], []),
 }  # fmt: skip
 
@@ -309,8 +335,10 @@ def test_the_command_prints_it(tmp_path, capsys) -> None:
     assert "aten::item" in capsys.readouterr().out
 
 
-def test_a_trace_without_waits(tmp_path) -> None:
-    found = capture(tmp_path, A)
+def test_calls_that_do_not_wait(tmp_path) -> None:
+    """A copy from pageable memory goes on after its call has returned."""
+    late = [call("cudaMemcpyAsync", 40, 10, 8), {**copy(45, 18, correlation=8), "name": PAGEABLE}]
+    found = capture(tmp_path, [*A, EVENT, *late])
     assert len(found.synchronisations) == len(found.links.synchronisations.wait) == 0
 
 
