@@ -112,7 +112,7 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
     total_ns, waited_ns = of.sum(lasts_ns), launched.sum(started_ns - events.start_ns[call])
     is_cuda = events.named(lambda name: name.startswith("cu"))[call]
     blocked_ns = _blocked_ns(events, launched, call, started_ns)
-    blocked = is_cuda & (blocked_ns > 0)
+    blocked = blocked_ns > 0
     has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
     order = np.argsort(-launched.size, kind="stable")
     threads = [events.threads[k] for k in present[order].tolist()]

@@ -71,7 +71,15 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
+_LEAST_MISSED_OF_OTHERS = (
+    "occupancy_covered",
+    "block",
+    "grid",
+    "blocks_per_sm",
+    "recorded_calls",
+    "known_calls",
+    "waiting_stream",
+)
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -252,7 +260,7 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_KERNELS,
+        missable=() if columns else _LEAST_MISSED_OF_OTHERS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
 

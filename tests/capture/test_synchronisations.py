@@ -329,6 +329,17 @@ def test_a_call_counts_for_the_work_that_ended_last(tmp_path) -> None:
     assert [(row.stream, row.stream_wait_ns) for row in found] == [(7, 14_000), (11, 0)]
 
 
+def test_a_place_names_the_work_that_it_waited_for_longest(tmp_path) -> None:
+    events = [call(STREAM_SYNC, 12, 20, 3), *A]
+    for k, start in enumerate((100, 200), 10):
+        events += [
+            *launched("often", start, start + 6, 2, k),
+            call(STREAM_SYNC, start + 5, 9, k + 10),
+        ]
+    (row,) = capture(tmp_path, events).synchronisations
+    assert (row.calls, row.kernel, row.cpu_wait_ns) == (3, "a", 18_000 + 2 * 3_000)
+
+
 def test_the_command_prints_it(tmp_path, capsys) -> None:
     path = capture(tmp_path, PLACES).trace_path
     assert main(["show", str(path), "--synchronisations"]) == 0
