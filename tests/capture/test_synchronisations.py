@@ -256,7 +256,10 @@ CASES = {
 def test_what_a_wait_waits_for_by_hand(tmp_path, case: str) -> None:
     events, expected = CASES[case]
     assert edges(capture(tmp_path, events)) == expected
-    (tmp_path / "hip").mkdir()
+    for name in ("reversed", "hip"):
+        (tmp_path / name).mkdir()
+    backwards = capture(tmp_path / "reversed", events[::-1])
+    assert sorted(edges(backwards)) == sorted(expected)
     on_rocm = edges(capture(tmp_path / "hip", hip(events)))
     assert [(edge[0], edge[1], edge[3:]) for edge in on_rocm] == [
         (edge[0], edge[1], edge[3:]) for edge in expected
@@ -330,7 +333,13 @@ def test_a_call_counts_for_the_work_that_ended_last(tmp_path) -> None:
 
 
 def test_a_place_names_the_work_that_it_waited_for_longest(tmp_path) -> None:
-    events = [call(STREAM_SYNC, 12, 20, 3), *A]
+    events = [
+        A[1],
+        A[0],
+        call(STREAM_SYNC, 12, 20, 3),
+        span("first", 0, 300),
+        span("second", 0, 250),
+    ]
     for k, start in enumerate((100, 200), 10):
         events += [
             *launched("often", start, start + 6, 2, k),
@@ -338,6 +347,7 @@ def test_a_place_names_the_work_that_it_waited_for_longest(tmp_path) -> None:
         ]
     (row,) = capture(tmp_path, events).synchronisations
     assert (row.calls, row.kernel, row.cpu_wait_ns) == (3, "a", 18_000 + 2 * 3_000)
+    assert (row.operator, row.range) == ("first", None)
 
 
 def test_the_command_prints_it(tmp_path, capsys) -> None:
