@@ -23,18 +23,18 @@ SYNCHRONISATIONS: Schema = schema(
     "operator; None outside of all ranges",
     calls="how often it was called",
     cpu_ns="CPU time of the calls",
-    cpu_wait_ns="part of `cpu_ns` until the work had ended for which the calls wait; None if this "
-    "work is not known, or if the calls do not wait themselves",
-    stream_wait_ns="time in which a stream was free, and its next work launched, but the work had "
-    "to wait for another stream; None if this is not known, or if the CPU waits",
-    device="the device of the work for which the calls wait; None if this work is not known",
+    cpu_wait_ns="part of `cpu_ns` until the work had ended that the calls waited for; None if this "
+    "work is not known, or if a stream waits and not the CPU",
+    stream_wait_ns="time in which work was launched and its stream was free, but it had to wait for "
+    "work of another stream; None if this other work is not known, or if the CPU waits",
+    device="the device of the work that the calls waited for; None if this work is not known",
     stream="the stream of this work",
     waiting_stream="the stream that waits; None if the CPU waits",
-    kernel="the kernel or copy for which the calls waited longest; if they never waited, the one "
-    "that was last most often",
-    known_calls="calls for which the work is known for which they wait",
-    recorded_calls="those of them for which the trace states this work, by cuda_sync events; for "
-    "the others it is inferred from times",
+    kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the most "
+    "frequent one",
+    known_calls="calls for which it is known what they waited for",
+    recorded_calls="those of them for which the trace states it, in cuda_sync events; for the "
+    "others, it is inferred from times",
 )
 
 
