@@ -157,6 +157,92 @@ def test_graphs_are_told_apart_by_their_place_or_by_what_they_run(tmp_path: Path
     assert {row.steps for row in found} == {None}
 
 
+def test_several_graphs_with_nodes_of_the_same_names(tmp_path: Path) -> None:
+    """Step 8 also launches graph 4 twice: two kernels, 365–370 and 375–378, then 385–390 and 390–394."""
+    other = [
+        (361, 4, [("a", 365, 5), ("z", 375, 3)]),
+        (380, 5, [("a", 385, 5), ("z", 390, 4)]),
+    ]
+    events = [
+        event
+        for at, correlation, kernels in other
+        for event in [
+            call("cudaGraphLaunch", at, 2, correlation),
+            *(
+                kernel(name, start, us, correlation=correlation, graph_id=4, graph_node_id=k)
+                for k, (name, start, us) in enumerate(kernels, 4 << 32)
+            ),
+        ]
+    ]
+    # The launches are the first events of the file.
+    found = capture(
+        tmp_path, sorted(events + REPLAYS, key=lambda e: e["name"] != "cudaGraphLaunch")
+    )
+    row, small = found.cuda_graphs
+    assert (row.name, row.steps, row.replays, row.device_ns, row.streams) == (
+        "graph 3",
+        2,
+        2,
+        104_000,
+        2,
+    )
+    assert us(small) == {
+        "name": "graph 4",
+        "graph": 4,
+        "steps": 1,
+        "replays": 2,
+        "nodes": 2,
+        "device": 17,
+        "idle": 5,
+        "launch": 4,
+        "median_delay": 2,
+        "max_delay": 3,
+        "median_replay": 9,
+        "max_replay": 13,
+        "streams": 1,
+        "no_names": "no capture",
+    }
+    nodes = found.cuda_graphs.nodes.where(name="graph 4")
+    assert [(row.node, row.kernel, row.calls, row.device_ns) for row in nodes] == [
+        (0, "a", 2, 10_000),
+        (1, "z", 2, 7_000),
+    ]
+    assert len(found.cuda_graphs.nodes) == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ([("a", 0), ("b", 1)], [("b", 1), ("c", 2)], "unknown order"),  # another graph got this id
+        ([("a", 0), ("a", 0)], [("a", 0), ("a", 0)], None),  # a loop in the graph
+        ([("a", 0), ("a", 1)], [("a", 1), ("a", 0)], None),
+        ([("a", 0), ("b", 1)], [("b", 1), ("a", 0)], None),
+    ],
+)
+def test_a_graph_whose_replays_have_no_common_order(
+    tmp_path: Path, first: list[Any], second: list[Any], reason: str | None
+) -> None:
+    """The captured calls name their kernels, so that these tell which operators launched the nodes."""
+    events = [call("cudaStreamBeginCapture", 0, 2, 90), call("cudaStreamEndCapture", 60, 2, 91)]
+    for k, (name, _) in enumerate(first):
+        events += [
+            span(f"aten::{name}", 10 + 20 * k, 9),
+            launch("hipLaunchKernel", 12 + 20 * k, 92 + k, name),
+        ]
+    for number, nodes in enumerate([first, second], 1):
+        events.append(call("cudaGraphLaunch", 100 * number, 2, number))
+        events += [
+            kernel(name, 100 * number + 10 * k, 5, tid=k, correlation=number, **ids(id))
+            for k, (name, id) in enumerate(nodes, 1)
+        ]
+    found = capture(tmp_path, events).cuda_graphs
+    assert (found[0].replays, found[0].no_names) == (2, reason)
+    assert {row.node for row in found.nodes} == {None}
+    assert sum(row.calls for row in found.nodes) == 4
+    known = {row.operator for row in found.nodes}
+    assert known == ({None} if reason else {f"aten::{name}" for name, _ in first})
+
+
 def test_nodes_have_no_number_where_the_replays_differ(tmp_path: Path) -> None:
     """Two branches overtake each other in the second replay. With ids, the nodes are told apart all the same."""
     order = [("a", 7, 0), ("b", 9, 1), ("b", 7, 2)]
@@ -203,6 +289,7 @@ def captured(
         call("cudaStreamBeginCapture", at, 2, first, tid=tid),
         span(operator, at + 5, 8, tid=tid),
         launch("cudaLaunchKernel", at + 6, first + 1, a, tid=tid),
+        call("cuLaunchKernel", at + 7, 1, first + 1, tid=tid),  # of the driver, for the call above
         annotation("layer", at + 15, 20, tid=tid),
         made("aten::addmm", at + 18, 10, 5, tid=tid),
         {**launch("cuLaunchKernelEx", at + 20, first + 2, b, tid=tid), "cat": "cuda_driver"},
@@ -304,7 +391,7 @@ def test_several_captures_give_the_names_on_which_they_agree(tmp_path: Path) -> 
     assert found.cuda_graphs[0][-2:] == ("order", "several captures")
     assert names_of(found) == [("a", None, None), *NAMES[1:]]
     # A capture that names its kernels decides against one that does not.
-    found = capture(tmp_path, [*captured(0, named=True), *events[15:]])
+    found = capture(tmp_path, [*captured(0, named=True), *events[len(captured(0)) :]])
     assert found.cuda_graphs[0][-2:] == ("kernel names", None)
     assert names_of(found) == NAMES
 
