@@ -199,9 +199,12 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
     launched_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns[replays.work])
     others = [graph for other in captured for graph in captured_graphs(other)]
     captures = CapturedNames(captured_graphs(links), others)
-    names = [
-        _names(events, replays, nodes, graph, first_ns, captures)
+    longest = [
+        _longest(events, replays, nodes, graph, first_ns)
         for graph, first_ns in enumerate(graphs.min(launched_ns).tolist())
+    ]
+    names = [
+        _names(ran, is_alike, captures) for ran, is_alike in zip(longest, nodes.is_alike.tolist())
     ]
     columns: dict[str, list[Any]] = {
         "name": labels,
@@ -211,7 +214,8 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
         "names_from": [found.source for found in names],
         "no_names": [found.reason for found in names],
     }
-    return CudaGraphTable(columns, _node_table(events, replays, nodes, labels, names, node_ids))
+    found = list(zip(labels, longest, names))
+    return CudaGraphTable(columns, _node_table(events, replays, nodes, found, node_ids))
 
 
 def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
@@ -332,27 +336,26 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
     return rank[node.of]
 
 
-def _names(
-    events: Events,
-    replays: _Replays,
-    nodes: _Nodes,
-    graph: int,
-    launched_ns: int,
-    captures: CapturedNames,
-) -> NodeNames:
-    """The names of the device events of the longest replay of a graph."""
+def _longest(
+    events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
+) -> GraphNodes:
+    """What the longest replay of a graph ran."""
     first = int(replays.first[nodes.longest[graph]])
     rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
-    ran = GraphNodes(
+    return GraphNodes(
         kind=replays.node_kind[rows],
         kernel=[events.names[code] for code in replays.name[rows].tolist()],
         in_order=bool(nodes.in_order[graph]),
         launched_ns=launched_ns,
     )
-    if not (ran.in_order or nodes.is_alike[graph]):
-        unknown: list[str | None] = [None] * len(ran.kernel)
-        return NodeNames(unknown, unknown, None, NO_ORDER)
-    return captures.of(ran)
+
+
+def _names(ran: GraphNodes, is_alike: bool, captures: CapturedNames) -> NodeNames:
+    """The names of what the longest replay of a graph ran."""
+    if ran.in_order or is_alike:
+        return captures.of(ran)
+    unknown: list[str | None] = [None] * len(ran.kernel)
+    return NodeNames(unknown, unknown, None, NO_ORDER)
 
 
 def _launching(
@@ -415,42 +418,34 @@ def _node_table(
     events: Events,
     replays: _Replays,
     nodes: _Nodes,
-    labels: list[str],
-    names: list[NodeNames],
+    graphs: list[tuple[str, GraphNodes, NodeNames]],
     node_ids: list[int],
 ) -> CudaGraphNodeTable:
-    first, event = nodes.first, replays.event[nodes.first]
-    of_longest = zip(nodes.graph.tolist(), _rows_of_longest(replays, nodes).tolist())
-    found = [
-        (names[graph].operator[row], names[graph].range[row]) if row >= 0 else (None, None)
-        for graph, row in of_longest
+    """The table of the nodes; `graphs` has each graph's label, longest replay and names."""
+    first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
+    kernels = [events.names[k] for k in events.name[event].tolist()]
+    # If the order of the nodes is not known, all nodes of one kernel have the same names.
+    rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
+    rows = [
+        position if position >= 0 else rows_of_kernels[of].get(kernel)
+        for of, position, kernel in zip(graph, nodes.position.tolist(), kernels)
+    ]
+    names = [
+        (None, None) if row is None else (graphs[of][2].operator[row], graphs[of][2].range[row])
+        for of, row in zip(graph, rows)
     ]
     details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
     ids = [*node_ids, None]
     columns = {
-        "name": [labels[k] for k in nodes.graph.tolist()],
+        "name": [graphs[of][0] for of in graph],
         "node": cells(nodes.position, nodes.position >= 0),
         "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
-        "kernel": [events.names[k] for k in events.name[event].tolist()],
+        "kernel": kernels,
         "kind": [KINDS[k] for k in replays.kind[first].tolist()],
-        "operator": [operator for operator, _ in found],
-        "range": [path for _, path in found],
+        "operator": [operator for operator, _ in names],
+        "range": [path for _, path in names],
         "annotation": [each.annotation if each else None for each in details],
         "calls": nodes.of.size.tolist(),
         "device_ns": nodes.of.sum(events.duration_ns[replays.event]).tolist(),
     }
     return CudaGraphNodeTable({name: columns[name] for name in names_of(CUDA_GRAPH_NODES)})
-
-
-def _rows_of_longest(replays: _Replays, nodes: _Nodes) -> Ints:
-    """The position of each node in the longest replay of its graph; -1 if it did not run there.
-
-    If the order of the nodes is not known, it is the position of any node with the same name.
-    """
-    width, graph = int(replays.name.max(initial=0)) + 1, nodes.graph[nodes.of.of]
-    model = np.flatnonzero(nodes.longest[graph] == replays.replay)
-    keys, at_model = np.unique(graph[model] * width + replays.name[model], return_index=True)
-    wanted = nodes.graph * width + replays.name[nodes.first]
-    found = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-    by_name = np.where(keys[found] == wanted, replays.ordinal[model[at_model[found]]], -1)
-    return np.where(nodes.position >= 0, nodes.position, by_name)

@@ -56,7 +56,7 @@ REPLAYS = [
     span("run_graph", 220, 40, External_id=2),
     *replay(225, 2, [245, 255, 262, 290]),
     call("cudaLaunchKernel", 320, 5, 3),
-    kernel("eager", 340, 10, correlation=3, graph_id=0, graph_node_id=0),
+    kernel("eager", 340, 10, correlation=3, graph_id=0, graph_node_id=0, Seq=1),
 ]
 
 
@@ -176,7 +176,7 @@ def test_several_graphs_with_nodes_of_the_same_names(tmp_path: Path) -> None:
     ]
     # The launches are the first events of the file.
     found = capture(
-        tmp_path, sorted(events + REPLAYS, key=lambda e: e["name"] != "cudaGraphLaunch")
+        tmp_path, sorted(REPLAYS + events, key=lambda e: e["name"] != "cudaGraphLaunch")
     )
     row, small = found.cuda_graphs
     assert (row.name, row.steps, row.replays, row.device_ns, row.streams) == (
@@ -471,15 +471,13 @@ def test_absurd_values_crash_nothing(tmp_path: Path, key: str, value: object) ->
 
 
 def test_without_correlations_the_replays_cannot_be_told_apart(tmp_path: Path) -> None:
-    events = [{**event, "args": event["args"] | {"correlation": 0}} for event in REPLAYS]
-    (row,) = capture(tmp_path, events).cuda_graphs
-    assert (row.name, row.device_ns, row.replays, row.nodes, row.idle_ns) == (
-        "graph 3",
-        104_000,
-        None,
-        None,
-        None,
-    )
+    events = [*REPLAYS, kernel("z", 360, 7, graph_id=4, graph_node_id=4 << 32)]
+    events = [{**event, "args": event["args"] | {"correlation": 0}} for event in events]
+    rows = capture(tmp_path, events).cuda_graphs
+    assert [(row.name, row.device_ns, row.replays, row.nodes, row.idle_ns) for row in rows] == [
+        ("graph 3", 104_000, None, None, None),
+        ("graph 4", 7_000, None, None, None),
+    ]
 
 
 def test_a_missing_second_file_is_an_error(tmp_path: Path) -> None:
