@@ -156,7 +156,8 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the traces of the argument `graph_captures` of `load`.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
     """
 
     def __init__(
