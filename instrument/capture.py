@@ -21,6 +21,8 @@ class Capture(Views):
             types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
     """
 
     def _repr_html_(self) -> str:

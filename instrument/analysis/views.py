@@ -6,6 +6,7 @@ that `instrument show --help` reads the list without numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from instrument.analysis.breakdown import Work
     from instrument.analysis.launch_queue import QueueTable
+    from instrument.analysis.cuda_graphs import CudaGraphTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
@@ -123,6 +125,16 @@ VIEWS = {
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
     ),
+    "cuda_graphs": View(
+        "cuda_graphs:CUDA_GRAPHS",
+        "cuda-graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+    ),
+    "cuda_graphs.nodes": View(
+        "cuda_graphs:CUDA_GRAPH_NODES",
+        "cuda-graph-nodes",
+        "the nodes of the graphs, with the operators and ranges that were captured",
+    ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
     "queue": View(
         "launch_queue:QUEUE",
@@ -161,6 +173,8 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
     """
 
     def __init__(
@@ -169,15 +183,23 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: str | None = None,
+        graph_captures: Sequence[Views] = (),
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self.graph_captures = tuple(graph_captures)
         self._added: Pattern | None = None  # added by the recording's config
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        communication: str | None = None,
+        graph_captures: Iterable[str | PathLike[str]] = (),
+    ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
@@ -186,6 +208,8 @@ class Views:
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
+            graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
+                SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
@@ -201,11 +225,12 @@ class Views:
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
+        others = [cls.load(each) for each in graph_captures]
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication)
+            capture = cls(trace, path, about, communication, others)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -217,7 +242,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication)
+        return cls(path, None, {}, communication, others)
 
     @property
     def about(self) -> Metadata:
@@ -347,6 +372,13 @@ class Views:
         from instrument.analysis.kernels import launches
 
         return launches(self.events, self.work)
+
+    @cached_property
+    def cuda_graphs(self) -> CudaGraphTable:
+        """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
+        from instrument.analysis.cuda_graphs import cuda_graphs
+
+        return cuda_graphs(self.links, self.work, [each.links for each in self.graph_captures])
 
     @cached_property
     def streams(self) -> Table:

@@ -24,7 +24,7 @@ from instrument.analysis.table import (
     names_of,
     to_text,
 )
-from instrument.analysis.views import Grouping, Views
+from instrument.analysis.views import VIEWS, Grouping, Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
@@ -71,7 +71,7 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_OTHERS = (
+_LEAST_MISSED_OF_VIEWS = (
     "occupancy_covered",
     "block",
     "grid",
@@ -79,6 +79,11 @@ _LEAST_MISSED_OF_OTHERS = (
     "recorded_calls",
     "known_calls",
     "waiting_stream",
+    "max_delay_ns",
+    "max_replay_ns",
+    "streams",
+    "graph",
+    "graph_node",
 )
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
@@ -223,7 +228,7 @@ def view_part(
                 f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
             )
     title, first = (
-        view.split(".")[0].capitalize().replace("_", " "),
+        _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
@@ -240,9 +245,15 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_OTHERS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
+
+
+def _key(view: str) -> str:
+    """The name of a view, up to the first dot if that is not another view."""
+    whole = view.split(".")[0]
+    return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -275,7 +286,7 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name up to the first dot. A view without the column `sort` is not
+    The key of a view is its name; up to the first dot, if that is not another view. A view without the column `sort` is not
     sorted.
 
     Raises:
@@ -294,8 +305,7 @@ def as_json(
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
     tables = {
-        view.split(".")[0]: [row._asdict() for row in table.head(rows)]
-        for view, table in ordered.items()
+        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
     }
     return json.dumps({"name": capture.name, **tables}, indent=2)
 
