@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
-    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.cuda_graphs import CudaGraphTable
+    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
