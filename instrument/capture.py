@@ -21,6 +21,7 @@ class Capture(Views):
             types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def _repr_html_(self) -> str:

@@ -59,7 +59,7 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = intern(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
+    codes, labels = intern(shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
     return codes[code], labels
 
 
@@ -181,7 +181,7 @@ def _unknown(calls: Calls) -> Grouping:
     return np.zeros(len(calls.event), np.int64), [None]
 
 
-def _shape_text(text: bytes) -> str:
+def shape_text(text: bytes) -> str:
     """Shapes as torch prints them: a list of tensors is written as []."""
     shapes = decoded(text)
     if not isinstance(shapes, list):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
+from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
 from instrument.range_names import REGION
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.efficiency import EfficiencyTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.peak_rates import PeakFlops
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
@@ -111,6 +114,16 @@ VIEWS = {
         "breakdown",
         "the device's time: compute, communication, copies, idle",
     ),
+    "efficiency": View(
+        "efficiency:EFFICIENCY",
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+    ),
+    "efficiency.steps": View(
+        "efficiency:EFFICIENCY_STEPS",
+        "efficiency-steps",
+        "the model FLOPs utilization (MFU) of each step",
+    ),
     "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
     "launches": View(
         "kernels:LAUNCHES",
@@ -144,6 +157,7 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def __init__(
@@ -152,15 +166,23 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: str | None = None,
+        peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        communication: str | None = None,
+        peak_flops: PeakFlops | None = None,
+    ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
@@ -169,12 +191,16 @@ class Views:
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
+            peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
+                is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
+                recording.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, or the URL's protocol is
-                unknown.
+            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+                or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
@@ -184,11 +210,12 @@ class Views:
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
+        peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication)
+            capture = cls(trace, path, about, communication, peak_flops)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -200,7 +227,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication)
+        return cls(path, None, {}, communication, peak_flops)
 
     @property
     def about(self) -> Metadata:
@@ -309,6 +336,19 @@ class Views:
         from instrument.analysis.kernels import kernels
 
         return kernels(self.events, self.work)
+
+    @cached_property
+    def efficiency(self) -> EfficiencyTable:
+        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+
+        `efficiency.steps` has the model FLOPs utilization of each step.
+        """
+        from instrument.analysis.efficiency import efficiency
+
+        given = self.peak_flops
+        if given is None:
+            given = self.about.config.peak_flops
+        return efficiency(self.links, self.work, given)
 
     @cached_property
     def copies(self) -> Table:

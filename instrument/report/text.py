@@ -24,7 +24,7 @@ from instrument.analysis.table import (
     names_of,
     to_text,
 )
-from instrument.analysis.views import Grouping, Views
+from instrument.analysis.views import VIEWS, Grouping, Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
@@ -80,6 +80,9 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
+    "efficiency.steps": "no finished step with known FLOPs; profiler.record_shapes=true records "
+    "input shapes",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {
@@ -235,7 +238,7 @@ def view_part(
                 f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
             )
     title, first = (
-        view.split(".")[0].capitalize().replace("_", " "),
+        _short(view).capitalize().replace("_", " ").replace(".", " "),
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
@@ -255,6 +258,12 @@ def view_part(
         missable=() if columns else _LEAST_MISSED_OF_KERNELS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
+
+
+def _short(view: str) -> str:
+    """The name of a view up to the first dot, or all of it if that is the name of another view."""
+    first = view.split(".")[0]
+    return view if first in VIEWS else first
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -287,7 +296,7 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name up to the first dot. A view without the column `sort` is not
+    The key of a view is its name up to the first dot, or all of it if that is a view too. A view without the column `sort` is not
     sorted.
 
     Raises:
@@ -306,8 +315,7 @@ def as_json(
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
     tables = {
-        view.split(".")[0]: [row._asdict() for row in table.head(rows)]
-        for view, table in ordered.items()
+        _short(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
     }
     return json.dumps({"name": capture.name, **tables}, indent=2)
 
