@@ -65,15 +65,16 @@ EFFICIENCY_STEPS: Schema = schema(
     "operators with known FLOPs",
 )
 
-# What the name of a kernel says of float32: that it is multiplied as TF32, or in full precision.
-# The first are kernels of cuBLAS, cuDNN, CUTLASS and of AMD's Tensile (math mode X).
-_TF32 = re.compile(r"tf32|tensorop_s(1688|884)(gemm|fprop|dgrad|wgrad)|Cijk_\w+?_S_MX_B_", re.I)
+# What the name of a kernel says of float32 operands: that it multiplies them as TF32, or in full
+# precision. The names are those of cuBLAS, cuDNN, CUTLASS and of AMD's Tensile.
+_TF32 = re.compile(r"tf32|tensorop_s1688(gemm|fprop|dgrad|wgrad)|Cijk_\w{4}_\w{4}_S_MX_B_", re.I)
 _FULL = re.compile(
-    r"(?<![a-z0-9])sgemm|scudnn|_simt_|gemvx?\b|gemv\w*kernel|gemv2|convolve_sgemm|sgemmEx|gemmSN"
-    r"|[dw]grad\w*_engine<float|Cijk_[A-Z][a-z]+_[A-Z][a-z]+_S(_?B)_",
+    r"(?<![a-z0-9])sgemm|scudnn|_simt_|gemv|gemmSN|gemmk1|dot_kernel|convolve_sgemm"
+    r"|[dw]grad\w*_engine<float|Cijk_\w{4}_\w{4}_S_?B_",
     re.I,
 )
-# Kernels that multiply less than the formula of a convolution counts.
+# Kernels that compute a convolution with fewer products than its formula counts: by Winograd's
+# algorithm (Sp3Asm is MIOpen's) or by Fourier transforms, which multiply complex matrices.
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
 _SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
 _SEVERAL, _NO_DEVICE = -2, -1

@@ -186,4 +186,7 @@ def shape_text(text: bytes) -> str:
     shapes = decoded(text)
     if not isinstance(shapes, list):
         return str(shapes)
-    return str([[] if any(isinstance(n, list) for n in shape) else shape for shape in shapes])
+    lists = (
+        isinstance(shape, list) and any(isinstance(n, list) for n in shape) for shape in shapes
+    )
+    return str([[] if is_list else shape for shape, is_list in zip(shapes, lists)])

@@ -133,7 +133,7 @@ def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
     """The result of a rule; `UNKNOWN` if the arguments do not fit it, or the result is absurd."""
     try:
         count = rule(*arguments)
-    except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError):
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         return UNKNOWN
     return count if isinstance(count, int) and 0 <= count < _TOO_MANY else UNKNOWN
 
@@ -279,13 +279,14 @@ def _recurrent_stack(times: int) -> Rule:
 
 
 # For each fused attention, the position of `is_causal` among the arguments of the operator that are
-# True or False, forward and backward.
+# True or False, from the last one: of the forward, and of the backward. Versions of torch differ in
+# the arguments before it.
 _FUSED = {
-    "flash_attention": (0, 0),
-    "flash_attention_for_cpu": (0, 0),
-    "efficient_attention": (1, 0),
-    "cudnn_attention": (1, 0),
-    "fused_attention_overrideable": (0, 0),
+    "flash_attention": (-2, -1),
+    "flash_attention_for_cpu": (-1, -1),
+    "efficient_attention": (-1, -1),
+    "cudnn_attention": (-2, -1),
+    "fused_attention_overrideable": (-2, -1),
 }
 #: The operators that compute attention in one kernel, and this position.
 FUSED_ATTENTION = {
