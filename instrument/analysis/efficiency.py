@@ -27,26 +27,26 @@ EFFICIENCY: Schema = schema(
     name="the operator",
     input_shapes='the shapes of its inputs, such as "[[8, 3], [3, 4]]"',
     dtype="the types of the tensors that it multiplies",
-    precision="the precision in which the device multiplies them, which chooses the peak: that of "
+    precision="the precision in which the device multiplies them, which decides the peak: that of "
     "the types, or tf32 if the kernel's name says so; None if it is not known",
-    device="the device that worked for the calls, as the trace numbers it; None if no device did, "
-    "or more than one",
     calls="how often it was called",
+    device_ns="device time of the work that the calls launched; None if they launched none",
+    flops_per_second="`flops` divided by `device_ns`",
+    bound_by="compute or bandwidth: which of them takes longer at the device's peak; None if a "
+    "peak is not known",
+    bound_share="`bound_ns` divided by `device_ns`: the share of the peak that limits the operator "
+    "(above 1 if the data was in a cache)",
+    bytes_per_second="`moved_bytes` divided by `device_ns`",
+    intensity="`flops` divided by `moved_bytes`",
     flops="floating-point operations of the calls; with a causal mask only those that the mask "
     "leaves, unlike `flops` of the operators",
     moved_bytes="the least traffic of the calls: the bytes of all inputs and outputs, each once; "
     "None if it is not known",
-    device_ns="device time of the work that the calls launched; None if they launched none",
-    flops_per_second="`flops` divided by `device_ns`",
-    bytes_per_second="`moved_bytes` divided by `device_ns`",
-    intensity="`flops` divided by `moved_bytes`",
     peak_share="`flops_per_second` as a fraction of the device's peak; None if the peak is not "
     "known",
-    bound_by="compute or bandwidth: which of them takes longer at the device's peak; None if a "
-    "peak is not known",
     bound_ns="the shortest possible device time: that of `bound_by` at its peak",
-    bound_share="`bound_ns` divided by `device_ns`: the share of the peak that limits the operator "
-    "(above 1 if the data was in a cache)",
+    device_number="the device that worked for the calls, as the trace numbers it; None if no device "
+    "did, or more than one",
 )
 EFFICIENCY_STEPS: Schema = schema(
     number="the step's number, counted from 0",
@@ -178,7 +178,7 @@ def _rows(events: Events, call_tree: CallTree, calls: _Calls) -> list[dict[str, 
             "input_shapes": shape_text(events.texts[text]),
             "dtype": calls.dtypes[dtype],
             "precision": precision,
-            "device": calls.rates[device][0] if device >= 0 else None,
+            "device_number": calls.rates[device][0] if device >= 0 else None,
         }
         rates = calls.rates_of(device)
         rows.append(row | _quantities(*total, device != _NO_DEVICE, rates, precision))

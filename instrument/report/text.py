@@ -71,7 +71,10 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
+_LEAST_MISSED_OF_VIEWS = (
+    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
+)
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -255,7 +258,7 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_KERNELS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
 
@@ -296,8 +299,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name up to the first dot, or all of it if that is a view too. A view without the column `sort` is not
-    sorted.
+    The key of a view is its name up to the first dot, or its whole name if that part is the name of
+    another view. A view without the column `sort` is not sorted.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.

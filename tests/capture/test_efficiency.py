@@ -73,7 +73,10 @@ BY_HAND = [
     # launched nothing: on the CPU
     span("aten::mm", 4000, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),
 ]  # fmt: skip
-COLUMNS = "name dtype precision device calls flops moved_bytes device_ns flops_per_second bytes_per_second bound_by bound_ns"
+COLUMNS = (
+    "name dtype precision device_number calls flops moved_bytes device_ns flops_per_second "
+    "bytes_per_second bound_by bound_ns"
+)
 ROWS = [
     ("aten::mm", "float16", "float16", 0, 2, 2 * 137_438_953_472, 2 * 100_663_296, 1_100_000,
      249_889_006_312_727, 183_024_174_545, "compute", 881_019),  # 2 · 137.4e9 / 312e12
@@ -184,7 +187,7 @@ def test_traffic_and_flops_are_those_of_torchs_own_tensors(tmp_path, make) -> No
         moved[row.name] += row.moved_bytes
         flops[row.name] += row.flops
         assert row.intensity == row.flops / row.moved_bytes
-        assert (row.device, row.device_ns, row.bound_by) == (None, None, None)
+        assert (row.device_number, row.device_ns, row.bound_by) == (None, None, None)
     assert moved == {name: traffic.bytes[name] for name in moved}
     by_torch = counter.get_flop_counts().get("Global", {})
     expected = {str(op).replace("aten.", "aten::"): n for op, n in by_torch.items()}
@@ -382,7 +385,7 @@ def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> No
     found = capture(
         tmp_path, events, deviceProperties=[A100, {"id": 1, "name": "Another"}]
     ).efficiency
-    rows = [(r.precision, r.device, r.device_ns, r.bound_share is None) for r in found]
+    rows = [(r.precision, r.device_number, r.device_ns, r.bound_share is None) for r in found]
     assert rows == [
         ("float32", 0, 500_000, False),
         ("tf32", 1, 400_000, True),
