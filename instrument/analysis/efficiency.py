@@ -21,7 +21,14 @@ from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.links.traffic import moved_bytes, operand_types
 from instrument.peak_flops import PRECISIONS
-from instrument.trace.events import Events, Flags, Ints, split_overload, works_on_device
+from instrument.trace.events import (
+    Events,
+    Flags,
+    Ints,
+    is_runtime,
+    split_overload,
+    works_on_device,
+)
 
 EFFICIENCY: Schema = schema(
     name="the operator",
@@ -30,7 +37,8 @@ EFFICIENCY: Schema = schema(
     precision="the precision in which the device multiplies them, which decides the peak: that of "
     "the types, or tf32 if the kernel's name says so; None if it is not known",
     calls="how often it was called",
-    device_ns="device time of the work that the calls launched; None if they launched none",
+    device_ns="device time of the work that the calls launched; None if they launched none, or if "
+    "the trace lacks a part of it",
     flops_per_second="`flops` divided by `device_ns`",
     bound_by="compute or bandwidth: which of them takes longer at the device's peak; None if a "
     "peak is not known",
@@ -91,7 +99,8 @@ class EfficiencyTable(Table):
     `flops_per_second` is what a user gets from the device, and not what its kernels execute: a
     kernel may compute and move more. `bound_share` above 1 means that the data was in a cache.
 
-    Lost: the device time of calls whose launches are not in the trace.
+    Lost: the device time of calls that launched a kernel which is not in the trace. Such calls have
+    a row without device time.
 
     Attributes:
         steps: one row for each finished step, with its model FLOPs utilization; see
@@ -225,7 +234,8 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     if not len(node):
         return None
     moved, dtype, dtypes, operands = _types(events, call_tree.index[node])
-    owner = _owners(links, node)
+    around = _around(links, node)
+    owner = around[links.launched[1]]
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]
     process, processes = intern(process for process, _ in events.threads)
@@ -235,6 +245,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
         for each in processes
     ]
     device = _one_device(launched, process[events.thread[events_on]])
+    device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
     says = np.zeros(len(node), np.int64)
     np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
     # Peaks that were given hold for the CPU if the trace has no device.
@@ -278,16 +289,37 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
     return np.array(moved, np.int64)[code], dtype[code], texts, [list(each) for each in found]
 
 
-def _owners(links: Links, node: Ints) -> Ints:
-    """For each device event, the index in `node` of the call that launched it; -1 for none."""
+def _around(links: Links, node: Ints) -> Ints:
+    """For each node of the call tree, the index in `node` of the call around it; -1 for none.
+
+    One more entry, at the end, is for an unknown node.
+    """
     counted = np.zeros(len(links.call_tree), np.bool_)
     counted[node] = True
     number = np.full(len(counted) + 1, -1)
     number[node] = np.arange(len(node))
-    _, launcher = links.launched
-    around = np.append(links.call_tree.nearest(counted), -1)
-    found: Ints = number[around[launcher]]
+    found: Ints = number[np.append(links.call_tree.nearest(counted), -1)]
     return found
+
+
+def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
+    """A mask of the calls that launched a kernel which is not in the trace.
+
+    torch drops the kernels that still run when it stops recording.
+    """
+    events = links.events
+    launch = np.flatnonzero(events.among(is_runtime) & events.named(_is_launch))
+    lost = launch[~np.isin(launch, links.launches.call)]
+    position = np.full(len(events), -1)
+    position[links.call_tree.index] = np.arange(len(links.call_tree))
+    call = around[position[lost]]
+    found: Flags = np.bincount(call[call >= 0], minlength=count) > 0
+    return found
+
+
+def _is_launch(name: str) -> bool:
+    """Whether a runtime call of this name launches one kernel."""
+    return "LaunchKernel" in name or "LaunchCooperativeKernel" in name
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:

@@ -382,9 +382,8 @@ def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> No
         *launched(NVJET, 301, 320, 30, 4),
         *launched(NVJET, 310, 360, 20, 5, **on_1),
     ]
-    found = capture(
-        tmp_path, events, deviceProperties=[A100, {"id": 1, "name": "Another"}]
-    ).efficiency
+    devices = [A100, {"id": 1, "name": "Another"}, {"id": 0, "name": "An id that is taken"}]
+    found = capture(tmp_path, events, deviceProperties=devices).efficiency
     rows = [(r.precision, r.device_number, r.device_ns, r.bound_share is None) for r in found]
     assert rows == [
         ("float32", 0, 500_000, False),
@@ -392,6 +391,17 @@ def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> No
         ("tf32", 0, 100_000, False),
         ("tf32", None, 50_000, True),  # on both
     ]
+
+
+def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path) -> None:
+    """The second kernel of the second call still ran when recording stopped."""
+    events = [
+        *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+        *product("aten::mm", 100, SQUARE, HALF, 2, 500),
+        call("cudaLaunchKernel", 106, 1, 3),
+    ]
+    found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
+    assert [(row.calls, row.device_ns) for row in found] == [(1, 500_000), (1, None)]
 
 
 # Peaks.
@@ -516,6 +526,7 @@ TRAINING = [
     *product("aten::mm", 100, SQUARE, HALF, 1, 500),
     *launched("elementwise", 200, 700, 100, 2),
     *launched("ncclDevKernel_AllReduce_Sum", 210, 900, 300, 3, tid=9),
+    span("aten::mm", 1500, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),  # on the CPU
     # the step ends before its work: 1500 µs of work in 1000 µs
     step(4, 2000, 1000),
     *product("aten::mm", 2100, SQUARE, HALF, 4, 1500),
@@ -570,10 +581,13 @@ def test_a_forward_that_is_computed_again_is_no_model_flops(tmp_path) -> None:
         made("aten::mm", 210, 8, 5, tid=2, **shapes), *again(211, 220, 100, 2),
         node("MmBackward0", 300, 50, 5),
         span("aten::mm", 310, 8, tid=2, **shapes), *again(311, 330, 100, 3),
+        made("MyFunction", 600, 100, 2),  # its forward runs a backward
+        {**node("MmBackward0", 610, 80, 3), "tid": 1},
+        span("aten::mm", 620, 8, **shapes), *launched("gemm", 621, 630, 100, 4),
     ]  # fmt: skip
     (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency.steps
-    assert (row.flops, row.recomputed_flops) == (3 * 137_438_953_472, 137_438_953_472)
-    assert row.mfu == pytest.approx(2 * 137_438_953_472 / (312e12 * 1e-3))
+    assert (row.flops, row.recomputed_flops) == (4 * 137_438_953_472, 137_438_953_472)
+    assert row.mfu == pytest.approx(3 * 137_438_953_472 / (312e12 * 1e-3))
 
 
 def again(called_us: float, start_us: float, took: float, correlation: int) -> list:
