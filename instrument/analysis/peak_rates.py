@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from instrument.peak_flops import PRECISIONS
 from instrument.trace.events import Device
 
 Bound = Literal["compute", "bandwidth"]
@@ -78,20 +79,22 @@ def roof(
 
 
 def _by_name(device: Device) -> PeakRates:
-    for name, multiprocessors, gigabytes, *teraflops in _TABLE:
-        if re.fullmatch(name, device.name or ""):
-            if device.multiprocessors not in (multiprocessors, None):
-                break
-            rates = zip(_COLUMNS, teraflops)
-            flops = {precision: rate * 1e12 for precision, rate in rates if rate is not None}
-            return PeakRates(flops, gigabytes * 1e9)
-    return PeakRates()
+    """The rates in the only row of the table that fits the device."""
+    found = [
+        row
+        for row in _TABLE
+        if re.fullmatch(row[0], device.name or "") and device.multiprocessors in (row[1], None)
+    ]
+    if len(found) != 1:
+        return PeakRates()
+    _, _, gigabytes, *teraflops = found[0]
+    rates = zip(PRECISIONS, teraflops)
+    flops = {precision: rate * 1e12 for precision, rate in rates if rate is not None}
+    return PeakRates(flops, gigabytes * 1e9)
 
-
-_COLUMNS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
 
 # Each row: the name that torch.cuda.get_device_properties gives, the number of multiprocessors, the
-# bandwidth of the memory in GB/s, and TFLOP/s for each precision of `_COLUMNS`. These are the
+# bandwidth of the memory in GB/s, and TFLOP/s for each of `PRECISIONS`. These are the
 # vendors' rates for dense matrices (half of the rates with sparsity), with tensor cores or matrix
 # cores where these multiply the precision. None: the device has no such rate, or the vendor gives
 # none. Sources, in the order of the rows:
@@ -102,7 +105,8 @@ _COLUMNS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8
 # - NVIDIA L4, L40, L40S, A10, A10G, A30, A40 and T4 datasheets
 # - NVIDIA Ada, Ampere GA102 and RTX Blackwell architecture whitepapers: float16 and float8 with
 #   sums in float32, as torch computes them by default
-# - AMD Instinct MI100, MI200 and MI300 datasheets: a device is one of the two dies of an MI250
+# - AMD Instinct MI100, MI200 and MI300 datasheets: a device is one of the two dies of an MI250, and
+#   some drivers call both kinds MI250X/MI250
 _TABLE: tuple[tuple[Any, ...], ...] = (
     (r"Tesla V100-(SXM2|DGXS)-(16|32)GB", 80, 900, 7.8, 15.7, None, 125, None, None, None),
     (r"Tesla V100-PCIE-(16|32)GB", 80, 900, 7.0, 14.0, None, 112, None, None, None),
@@ -133,8 +137,8 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     (r"NVIDIA GeForce RTX 5090", 170, 1792, None, 104.8, 104.8, 209.5, 209.5, 419, 838),
     (r"AMD Instinct MI100", 120, 1229, 11.5, 46.1, None, 184.6, 92.3, None, 184.6),
     (r"AMD Instinct MI210", 104, 1638, 45.3, 45.3, None, 181, 181, None, 181),
-    (r"AMD Instinct MI250", 104, 1638, 45.3, 45.3, None, 181, 181, None, 181),
-    (r"AMD Instinct MI250X", 110, 1638, 47.9, 47.9, None, 191.5, 191.5, None, 191.5),
+    (r"AMD Instinct MI250(X/MI250)?", 104, 1638, 45.3, 45.3, None, 181, 181, None, 181),
+    (r"AMD Instinct MI250X(/MI250)?", 110, 1638, 47.9, 47.9, None, 191.5, 191.5, None, 191.5),
     (r"AMD Instinct MI300A", 228, 5300, 122.6, 122.6, 490.3, 980.6, 980.6, 1961.2, 1961.2),
     (r"AMD Instinct MI300X( OAM| VF)?", 304, 5300, 163.4, 163.4, 653.7, 1307.4, 1307.4, 2614.9,
      2614.9),

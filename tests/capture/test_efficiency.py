@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from capture.conftest import record
-from instrument.analysis.peak_rates import _COLUMNS, _TABLE, peak_rates, roof
+from instrument import peak_flops
+from instrument.analysis.peak_rates import _TABLE, peak_rates, roof
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
@@ -419,6 +420,9 @@ def test_a_device_is_known_by_its_whole_name_and_size() -> None:
         assert bandwidth(name) is None, name
     assert bandwidth("AMD Instinct MI300X", 38) is None, "a partition of the device"
     assert peak_rates(None).flops("float16") is None
+    both = "AMD Instinct MI250X/MI250"  # two products with one name
+    peaks = [peak_rates(Device(0, both, None, n)).flops("float16") for n in (110, 104, None)]
+    assert peaks == [191.5e12, 181e12, None]
 
 
 def test_the_table_of_peaks_is_plausible() -> None:
@@ -427,8 +431,8 @@ def test_the_table_of_peaks_is_plausible() -> None:
     for name, multiprocessors, gigabytes, *rates in _TABLE:
         assert 32 < multiprocessors < 400
         assert 200 < gigabytes < 10_000
-        assert len(rates) == len(_COLUMNS)
-        peak = dict(zip(_COLUMNS, rates))
+        assert len(rates) == len(peak_flops.PRECISIONS)
+        peak = dict(zip(peak_flops.PRECISIONS, rates))
         known = [peak[k] for k in ("float64", "float32", "tf32", "float16") if peak[k] is not None]
         assert known == sorted(known), name
         assert peak["float8"] is None or peak["float8"] == pytest.approx(
