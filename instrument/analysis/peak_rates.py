@@ -100,7 +100,8 @@ def _by_name(device: Device) -> PeakRates:
 # none. Sources, in the order of the rows:
 # - NVIDIA V100 datasheet (2020); DGX Station datasheet (500 TFLOP/s of four V100)
 # - NVIDIA A100 datasheet (2021)
-# - NVIDIA H100 architecture whitepaper (v1.04), H100 and H200 datasheets; H800 and GH200 datasheets
+# - NVIDIA H100 architecture whitepaper (v1.04), H100 and H200 datasheets; H800 and GH200 datasheets;
+#   the bandwidth of the H100 PCIe is that of its memory clock and bus, which the datasheet rounds
 # - NVIDIA DGX B200 datasheet and Blackwell architecture brief; GB200 NVL72 datasheet (72 devices)
 # - NVIDIA L4, L40, L40S, A10, A10G, A30, A40 and T4 datasheets
 # - NVIDIA Ada, Ampere GA102 and RTX Blackwell architecture whitepapers: float16 and float8 with
