@@ -86,6 +86,7 @@ _WITHOUT = {
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
     "efficiency.steps": "no finished step with known FLOPs; profiler.record_shapes=true records "
     "input shapes",
+    "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {
@@ -198,27 +199,6 @@ def capture_parts(
     if usual:
         parts.append(cost(capture))
     return [part for part in parts if part]
-
-
-def render_view(
-    capture: Views,
-    view: str,
-    *,
-    rows: int = 15,
-    sort: str | None = None,
-    columns: Sequence[str] | None = None,
-) -> str:
-    """Return a view of the capture as plain text: its first rows, sorted if `sort` is given.
-
-    `view` is the attribute's name, such as "steps" or "memory.devices".
-
-    Raises:
-        ConfigError: the view has no such column.
-        TraceError: the trace cannot be read.
-    """
-    return plain(
-        [view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)]
-    )
 
 
 def view_part(
