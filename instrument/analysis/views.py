@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
+from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
 from instrument.range_names import REGION
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
     from instrument.analysis.breakdown import Work
     from instrument.analysis.cuda_graphs import CudaGraphTable
+    from instrument.analysis.efficiency import EfficiencyTable
     from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.peak_rates import PeakFlops
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
@@ -119,6 +122,16 @@ VIEWS = {
         "breakdown",
         "the device's time: compute, communication, copies, idle",
     ),
+    "efficiency": View(
+        "efficiency:EFFICIENCY",
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+    ),
+    "efficiency.steps": View(
+        "efficiency:EFFICIENCY_STEPS",
+        "efficiency-steps",
+        "the model FLOPs utilization (MFU) of each step",
+    ),
     "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
     "launches": View(
         "kernels:LAUNCHES",
@@ -175,6 +188,7 @@ class Views:
             communication kernels, or None.
         graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
             CUDA graphs of this trace were captured.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def __init__(
@@ -184,12 +198,14 @@ class Views:
         metadata: dict[str, Any],
         communication: str | None = None,
         graph_captures: Sequence[Views] = (),
+        peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
         self.graph_captures = tuple(graph_captures)
+        self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
 
     @classmethod
@@ -199,6 +215,7 @@ class Views:
         *,
         communication: str | None = None,
         graph_captures: Iterable[str | PathLike[str]] = (),
+        peak_flops: PeakFlops | None = None,
     ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
@@ -210,12 +227,16 @@ class Views:
                 `profiler.communication` added when the capture was recorded.
             graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
                 SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
+            peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
+                is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
+                recording.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, or the URL's protocol is
-                unknown.
+            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+                or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
@@ -226,11 +247,12 @@ class Views:
         if communication is not None:
             check_names(communication)
         others = [cls.load(each) for each in graph_captures]
+        peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication, others)
+            capture = cls(trace, path, about, communication, others, peak_flops)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -242,7 +264,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication, others)
+        return cls(path, None, {}, communication, others, peak_flops)
 
     @property
     def about(self) -> Metadata:
@@ -358,6 +380,19 @@ class Views:
         from instrument.analysis.kernels import kernels
 
         return kernels(self.events, self.work)
+
+    @cached_property
+    def efficiency(self) -> EfficiencyTable:
+        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+
+        `efficiency.steps` has the model FLOPs utilization of each step.
+        """
+        from instrument.analysis.efficiency import efficiency
+
+        given = self.peak_flops
+        if given is None:
+            given = self.about.config.peak_flops
+        return efficiency(self.links, self.work, given)
 
     @cached_property
     def copies(self) -> Table:

@@ -72,18 +72,10 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_VIEWS = (
-    "occupancy_covered",
-    "block",
-    "grid",
-    "blocks_per_sm",
-    "recorded_calls",
-    "known_calls",
-    "waiting_stream",
-    "max_delay_ns",
-    "max_replay_ns",
-    "streams",
-    "graph",
-    "graph_node",
+    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    *("recorded_calls", "known_calls", "waiting_stream"),
+    *("max_delay_ns", "max_replay_ns", "streams", "graph", "graph_node"),
+    *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
 )
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
@@ -93,6 +85,9 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
+    "efficiency.steps": "no finished step with known FLOPs; profiler.record_shapes=true records "
+    "input shapes",
     "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
@@ -286,8 +281,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name; up to the first dot, if that is not another view. A view without the column `sort` is not
-    sorted.
+    The key of a view is its name up to the first dot, or its whole name if that part is the name of
+    another view. A view without the column `sort` is not sorted.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.

@@ -255,3 +255,72 @@ def test_the_capture_of_vllm_names_the_nodes_of_its_graphs() -> None:
             around = [(ns(e), e["name"]) for e in operators if ns(e)[0] <= at <= ns(e)[1]]
             expected[kernel].add(max(around)[1])
     assert all(row.operator in expected[row.kernel] for row in graphs.nodes)
+
+
+# Sums of TraceLens's performance model over the calls of an operator: GFLOPS, kernel time in µs, MiB moved. For the
+# others it has another definition: it counts the additions of `addmm` and `baddbmm`, half of the square of causal
+# attention, for a backward convolution the gradient of the output twice, and no memsets of MIOpen.
+TRACELENS = {
+    ("a100_megatron_tp8_rank0", "aten::mm"): (16922.171146, 67774, 16214.0),
+    ("a100_megatron_tp8_rank0", "aten::bmm"): (687.194767, 7373, 10880.0),
+    ("h100_timesformer_inference", "aten::bmm"): (2909.559620, 44998.353516, 46884.379395),
+    ("h100_qwen_0.5b_inference", "aten::mm"): (4164.037902, 6668.681641, 5999.0625),
+    ("mi300x_resnet_checkpoint_train", "aten::mm"): (0.061440, 44.474609, 6.032410),
+    ("mi300x_resnet_checkpoint_train", "aten::convolution"): (210.546524, None, 607.213989),
+    # without the gradient of the image, which the first convolution does not compute
+    ("mi300x_resnet_checkpoint_train", "aten::convolution_backward"): (
+        217.627361 - 3 * 2.360279,
+        None,
+        None,
+    ),
+    ("b200_eager", "aten::mm"): (0.144783, 33.503906, 138.129608),
+    ("mi300x_vllm_graph", "aten::mm"): (53.280276, 346.636719, 1122.505127),
+}
+
+
+@pytest.mark.parametrize(("name", "operator"), TRACELENS)
+def test_flops_times_and_traffic_are_those_of_tracelens(name, operator) -> None:
+    rows = load(name).efficiency.where(name=operator)
+    found = (
+        sum(rows.column("flops")) / 1e9,
+        sum(rows.column("device_ns")) / 1e3,
+        sum(rows.column("moved_bytes")) / 2**20,
+    )
+    expected = TRACELENS[name, operator]
+    for ours, theirs in zip(found, expected):
+        assert theirs is None or ours == pytest.approx(theirs, rel=2e-5)
+
+
+def test_causal_attention_is_that_of_tracelens_but_for_the_diagonal() -> None:
+    """TraceLens counts half of the square, of 559 rows and columns; the diagonal is not masked either."""
+    (row,) = load("h100_qwen_0.5b_inference").efficiency.where(
+        name="aten::_scaled_dot_product_flash_attention"
+    )
+    assert row.flops / 560 * 559 == pytest.approx(245.745058e9, rel=1e-6)
+    assert row.device_ns == pytest.approx(2722.704e3, rel=1e-5)
+    assert row.moved_bytes == 1677 * 2**20
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nothing_is_faster_than_its_device(name) -> None:
+    capture = load(name)
+    for row in capture.efficiency:
+        assert (row.bound_share or 0) < 1, row
+        assert (row.peak_share or 0) < 1, row
+        assert row.device_ns is None or row.device_ns >= 0
+    for row in capture.efficiency.steps:
+        assert (row.mfu or 0) < 1
+        assert (row.flops_covered or 0) <= 1
+    counted = sum(row.device_ns or 0 for row in capture.efficiency)
+    assert counted <= sum(row.device_ns for row in capture.kernels) + sum(
+        row.device_ns for row in capture.copies
+    )
+
+
+def test_checkpointing_computes_all_but_the_first_convolution_again() -> None:
+    """The forward of 20 convolutions of a ResNet-18, 19 of them in checkpoints."""
+    steps = load("mi300x_resnet_checkpoint_train").efficiency.steps
+    first = 2 * 10 * 112 * 112 * 64 * 3 * 7 * 7
+    forward = load("mi300x_resnet_checkpoint_train").efficiency.where(name="aten::convolution")
+    per_step = sum(forward.column("flops")) // 3
+    assert set(steps.column("recomputed_flops")) == {(per_step - first) // 2}
