@@ -459,7 +459,7 @@ def _owned(capture: Views) -> Part | None:
         f"{size(missing)} of {size(total)} was allocated outside of all operators and ranges, by "
         "other code or on a thread that torch did not record: mark this code with @profiled."
     )
-    return Part(1 - missing / total, why=why if missing else None)
+    return Part((total - missing) / total, why=why if missing else None)
 
 
 def _nested(capture: Views) -> Part | None:
@@ -473,9 +473,9 @@ def _nested(capture: Views) -> Part | None:
     total = int(tree.total_ns.sum())
     covered = total - int(tree.total_ns[overlapping].sum())
     why = (
-        f"slices ({len(overlapping)} slices) overlap an earlier slice of their thread only in part, "
+        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread only in part, "
         "as ranges of coroutines do, and ranges beside Python frames: the tables count their time "
-        "once, but Perfetto drops such slices or moves them to another track."
+        "once, but Perfetto drops most of these slices, or moves them to another track."
     )
     return _time(covered, total, why)
 
@@ -497,7 +497,9 @@ def _valid(capture: Views) -> Part | None:
     if not events.recorded:
         return None
     bad = min(events.negative_durations + events.left_out, events.recorded)
-    return Part(1 - bad / events.recorded, why=f"{'; '.join(whys)}." if whys else None)
+    return Part(
+        (events.recorded - bad) / events.recorded, why=f"{'; '.join(whys)}." if whys else None
+    )
 
 
 def _read(capture: Views) -> Part | None:

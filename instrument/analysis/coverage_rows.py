@@ -100,8 +100,8 @@ ROWS = {
     ),
     NESTED: Row(
         "of the duration of all CPU slices, the part in slices that overlap no earlier slice of "
-        "their thread only in part. No table depends on it, but Perfetto drops such slices or moves "
-        "them to another track. Left out without slices"
+        "their thread only in part. No table depends on it, but Perfetto drops most of the other "
+        "slices, or moves them to another track. Left out without slices"
     ),
     VALID: Row(
         "of the events of the file, the part that does not end before it begins and is not out of "
