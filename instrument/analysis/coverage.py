@@ -193,7 +193,7 @@ def _launches(capture: Views) -> Part | None:
         events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
     )
     calls = calls[_are_recorded(capture, calls)]
-    has_work = np.isin(events.correlation[calls], events.correlation[device])
+    has_work = _have_work(events, capture.work, calls)
     start = events.start_ns[calls]
     expected = has_work | ~_captures(events, start)
     total, covered = int(expected.sum()), int(has_work.sum())
@@ -213,6 +213,21 @@ def _launches(capture: Views) -> Part | None:
             "record fewer steps."
         )
     return _count(covered, total, why)
+
+
+def _have_work(events: Events, work: Work, calls: Ints) -> Flags:
+    """A mask of the calls that have device work with the same correlation.
+
+    If a call of the driver lies inside a call of the runtime, both have the same correlation, but
+    only one of them is the call of the device work.
+    """
+    known = np.zeros(len(events) + 1, np.bool_)  # the last entry is for -1
+    known[work.call] = True
+    found: Flags = known[calls]
+    if not found.all():
+        others = events.correlation[calls[~found]]
+        found[~found] = np.isin(others, events.correlation[work.event])
+    return found
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:

@@ -105,6 +105,10 @@ ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
         {rows.LAUNCHED: (146, 146), rows.IN_OPERATOR: (126, 146)},
     ),
     "a lost kernel": ([call("cudaLaunchKernel", 280, 5, 9)], {rows.LAUNCHES: 6 / 7}),
+    "a call of the driver in one of the runtime": (
+        [span("cuLaunchKernel", 156, 2, "cuda_driver", correlation=4)],
+        {rows.LAUNCHES: 1},
+    ),
     "an empty memset": ([call("cudaMemsetAsync", 280, 5, 9)], {rows.LAUNCHES: 1}),
     "launches during a capture": (CAPTURED, {rows.LAUNCHES: 1}),
     "a capture that began before": (
