@@ -79,7 +79,7 @@ class Memory(Sink):
             files.write(folder / "memory.json", json.dumps(data))
         if "raw" in self.forms:
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
-            files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3))
+            files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
             files.write(
                 folder / "memory.html", page(capture, curves, _categories(capture), self.rows)

@@ -134,6 +134,14 @@ ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
         launched("late", 310, 320, 20, 9),
         {rows.DEVICE_IN_STEPS: (126, 146), rows.CPU_IN_STEPS: (340, 345)},
     ),
+    "work of a step after its end": (
+        launched("late", 285, 320, 20, 9),
+        {rows.DEVICE_IN_STEPS: (146, 146), rows.CPU_IN_STEPS: (340, 340)},
+    ),
+    "work from before in no step": (
+        [kernel("old", -30, 20, correlation=99), kernel("old", 2, 8, correlation=98)],
+        {rows.DEVICE_IN_STEPS: (126 + 8, 126 + 28)},
+    ),
     "another forward": (
         [node("MulBackward0", 140, 5, 77)],
         {rows.JOINED: (35, 40), rows.CPU_IN_RANGES: (140, 355)},
