@@ -36,7 +36,7 @@ from capture.by_hand import ns, raw
 from capture.test_device_views import TRAINING
 from capture.test_real_traces import EXPECTED, FOLDER, KNOWN
 from instrument.analysis import coverage_rows as rows
-from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line
+from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line, part
 from instrument.analysis.views import VIEWS, rows_of
 from instrument.capture import Capture
 from instrument.cli import show
@@ -282,6 +282,22 @@ def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
     ]
     (tmp_path / "none").mkdir()
     assert shares(capture(tmp_path / "none", [])) == {}
+
+
+def test_steps_of_which_none_finished_cover_nothing(tmp_path) -> None:
+    events = [
+        {**e, "args": {**e.get("args", {}), "finished": False}} if "Step#" in e["name"] else e
+        for e in TRAINING
+    ]
+    found = shares(capture(tmp_path, events))
+    assert (found[rows.DEVICE_IN_STEPS], found[rows.CPU_IN_STEPS]) == ((0, 126), (0, 340))
+
+
+def test_a_share_just_below_the_limit_is_not_rounded_up_to_it(tmp_path) -> None:
+    events = [*launched("gemm", 0, 10, 9499, 1), kernel("old", 20_000, 501, correlation=9)]
+    found = capture(tmp_path, events)
+    assert f"{rows.LAUNCHED} 94.9%" in line(found)
+    assert part(found, rows.LAUNCHED) is part(found, rows.LAUNCHED), "it is computed once"
 
 
 def test_every_view_names_the_rows_it_depends_on() -> None:
