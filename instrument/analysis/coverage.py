@@ -281,7 +281,7 @@ def _records(capture: Views) -> Part | None:
     if not lost:
         return Part(1.0)
     total = sum(_numbers(_PROCESSED, messages)) + dropped
-    why = "records of the device were dropped, as Kineto logged while it recorded: record fewer steps."
+    why = "records of the device were dropped, as Kineto logged itself: record fewer steps."
     if total < lost:
         return Part(None, why=f"{lost} {why}")
     return _count(total - lost, total, why)
@@ -309,13 +309,14 @@ def _launched(capture: Views) -> Part | None:
     why = "device time has no launch in the trace, "
     if 2 * length[earlier].sum() >= length[~known].sum():
         why += (
-            "most likely because it was launched before the recording began: it is in no range, and "
-            "in the row [no launch] of the operators; synchronize before the window begins."
+            "most likely because it was launched before the recording began: it is in no range, "
+            "and in the row [no launch] of the operators; synchronize before the window begins."
         )
     else:
         why += (
-            "although other work of the same stream has: the profiler dropped the calls, or did not "
-            "record their thread; it is in no range, and in the row [no launch] of the operators."
+            "although other work of the same stream has: the profiler dropped the calls, or did "
+            "not record their thread; it is in no range, and in the row [no launch] of the "
+            "operators."
         )
     return _time(int(length[known].sum()), int(length.sum()), why)
 
@@ -488,9 +489,10 @@ def _nested(capture: Views) -> Part | None:
     total = int(tree.total_ns.sum())
     covered = total - int(tree.total_ns[overlapping].sum())
     why = (
-        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread only in part, "
-        "as ranges of coroutines do, and ranges beside Python frames: the tables count their time "
-        "once, but Perfetto drops most of these slices, or moves them to another track."
+        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread "
+        "only in part, as ranges of coroutines do, and ranges beside Python frames: the tables "
+        "count their time once, but Perfetto drops most of these slices, or moves them to another "
+        "track."
     )
     return _time(covered, total, why)
 
@@ -500,8 +502,8 @@ def _valid(capture: Views) -> Part | None:
     whys = []
     if events.negative_durations:
         whys.append(
-            f"{events.negative_durations} of {events.recorded} events end before they begin and are "
-            "shown without a duration: the clock was perhaps set back during the recording, so "
+            f"{events.negative_durations} of {events.recorded} events end before they begin and "
+            "are shown without a duration: the clock was perhaps set back during the recording, so "
             "other times may be wrong too"
         )
     if events.left_out:
@@ -549,8 +551,8 @@ def _undisturbed(capture: Views) -> Part | None:
         )
         return Part(None, None, recorded, why)
     why = (
-        "of a recorded step is the cost of recording, so all times are longer than without it: turn "
-        "off what you do not need, such as with_stack, record_shapes and profile_memory."
+        "of a recorded step is the cost of recording, so all times are longer than without it: "
+        "turn off what you do not need, such as with_stack, record_shapes and profile_memory."
     )
     return _time(min(before, recorded), recorded, why)
 
