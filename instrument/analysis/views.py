@@ -117,6 +117,12 @@ VIEWS = {
         "the moments that were marked with instrument.mark",
         coverage=coverage_rows.FILE,
     ),
+    "interruptions": View(
+        "interruptions:INTERRUPTIONS",
+        "interruptions",
+        "what interrupted training: loader, garbage collection, compilation, allocation",
+        coverage=coverage_rows.INTERRUPTIONS,
+    ),
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
@@ -379,6 +385,13 @@ class Views:
         from instrument.analysis.steps import moments
 
         return moments(self.events)
+
+    @cached_property
+    def interruptions(self) -> Table:
+        """The loader, garbage collection, compilation and others; see `analysis.interruptions`."""
+        from instrument.analysis.interruptions import interruptions
+
+        return interruptions(self.events)
 
     @cached_property
     def kernels(self) -> Table:

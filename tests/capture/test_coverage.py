@@ -42,7 +42,7 @@ from instrument.capture import Capture
 from instrument.cli import show
 from instrument.report import notebook
 from instrument.report.terminal import draw
-from instrument.report.text import as_json, capture_parts, plain, render, render_view
+from instrument.report.text import as_json, capture_parts, plain, render
 from instrument.sinks.memory import Memory
 from instrument.sinks.parquet import Parquet
 from instrument.sinks.scalars import scalars
@@ -322,7 +322,6 @@ def test_a_view_has_its_own_losses_and_computes_nothing_for_others(tmp_path) -> 
 
 OUTPUTS: dict[str, Callable[[Capture, Path], str]] = {
     "text": lambda found, _: render(found),
-    "one view": lambda found, _: render_view(found, "kernels"),
     "terminal": lambda found, _: draw(
         [*capture_parts(found), notebook.incomplete(found, ["ranges", "operators"])]
     ),
@@ -378,7 +377,7 @@ def test_every_output_says_what_is_missing_and_nothing_otherwise(tmp_path, outpu
     assert not any(mark in texts[0] for mark in marks), texts[0]
     assert any(mark in texts[1] for mark in marks)
     assert row in " ".join(texts[1].split())
-    if output in ("one view", "command"):
+    if output == "command":
         others = write_capture(tmp_path, [*whole, allocation(290, 90_000, 6, device=0)], "other")
         assert "Coverage" not in OUTPUTS[output](others, tmp_path / "other")
         assert "Coverage" in render(others)
