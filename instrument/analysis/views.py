@@ -6,6 +6,7 @@ that `instrument show --help` reads the list without numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from instrument import files
+from instrument.analysis import coverage_rows
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
+from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
 from instrument.range_names import REGION
 
@@ -22,9 +25,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.coverage import Part
+    from instrument.analysis.cuda_graphs import CudaGraphTable
+    from instrument.analysis.efficiency import EfficiencyTable
+    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.peak_rates import PeakFlops
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
@@ -54,11 +62,13 @@ class View(NamedTuple):
         columns: the schema of its columns, as "module:NAME" in `instrument.analysis`.
         option: the option, without dashes; empty if there is none.
         help: the help text of the option.
+        coverage: the names of the rows of `capture.coverage` that the table depends on.
     """
 
     columns: str
     option: str = ""
     help: str = ""
+    coverage: tuple[str, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -74,75 +84,187 @@ VIEWS = {
         "ranges:RANGES",
         "ranges",
         "the range tree: time on CPU and device, forward and backward",
+        coverage=coverage_rows.RANGES,
     ),
-    "ranges.attribution": View("ranges:ATTRIBUTION"),
-    "ranges.rest": View("ranges:REST"),
-    "operators": View("operators:OPERATORS", "ops", "the operators, grouped by name or --by"),
-    "operators.ops_without_flops": View("operators:OPS_WITHOUT_FLOPS"),
+    "ranges.attribution": View(
+        "ranges:ATTRIBUTION",
+        coverage=coverage_rows.PARTS,
+    ),
+    "ranges.rest": View(
+        "ranges:REST",
+        coverage=coverage_rows.PARTS,
+    ),
+    "operators": View(
+        "operators:OPERATORS",
+        "ops",
+        "the operators, grouped by name or --by",
+        coverage=coverage_rows.CALLS,
+    ),
+    "operators.ops_without_flops": View(
+        "operators:OPS_WITHOUT_FLOPS",
+        coverage=coverage_rows.CALLS,
+    ),
     "kernels": View(
         "kernels:KERNELS",
         "kernels",
         "the device's kernels by name, with the CPU time of their launches",
+        coverage=coverage_rows.LAUNCHING,
     ),
     "steps": View(
         "steps:STEPS",
         "steps",
         "each step, its device work, and the causes of the device's idle time",
+        coverage=coverage_rows.STEPS,
     ),
     "moments": View(
-        "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
+        "steps:MOMENTS",
+        "moments",
+        "the moments that were marked with instrument.mark",
+        coverage=coverage_rows.FILE,
     ),
     "interruptions": View(
         "interruptions:INTERRUPTIONS",
         "interruptions",
         "what interrupted training: loader, garbage collection, compilation, allocation",
+        coverage=coverage_rows.INTERRUPTIONS,
     ),
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
         "the memory allocated and freed on each device, and its peak",
+        coverage=coverage_rows.FILE,
     ),
-    "memory.steps": View("memory_timeline:MEMORY_STEPS"),
-    "memory.sizes": View("memory_timeline:SIZES"),
-    "memory.events": View("memory_timeline:MEMORY_EVENTS"),
-    "memory.live()": View("memory_timeline:LIVE"),
+    "memory.steps": View(
+        "memory_timeline:MEMORY_STEPS",
+        coverage=coverage_rows.FILE,
+    ),
+    "memory.sizes": View(
+        "memory_timeline:SIZES",
+        coverage=coverage_rows.FILE,
+    ),
+    "memory.events": View(
+        "memory_timeline:MEMORY_EVENTS",
+        coverage=coverage_rows.OWNERS,
+    ),
+    "memory.live()": View(
+        "memory_timeline:LIVE",
+        coverage=coverage_rows.OWNERS,
+    ),
     "memory_categories": View(
         "memory_categories:MEMORY_CATEGORIES",
         "memory-categories",
         "memory by torch's categories, if profiler.memory_categories was on",
+        coverage=coverage_rows.FILE,
     ),
     "breakdown": View(
         "breakdown:BREAKDOWN",
         "breakdown",
         "the device's time: compute, communication, copies, idle",
+        coverage=coverage_rows.DEVICE,
+    ),
+    "copies": View(
+        "kernels:COPIES",
+        "copies",
+        "copies and memsets, with their bandwidth",
+        coverage=coverage_rows.LAUNCHING,
+    ),
+    "efficiency": View(
+        "efficiency:EFFICIENCY",
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+        coverage=coverage_rows.LAUNCHERS,
+    ),
+    "efficiency.steps": View(
+        "efficiency:EFFICIENCY_STEPS",
+        "efficiency-steps",
+        "the model FLOPs utilization (MFU) of each step",
+        coverage=coverage_rows.LAUNCHERS_IN_STEPS,
     ),
     "collectives": View(
         "collectives:COLLECTIVES",
         "collectives",
         "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+        coverage=coverage_rows.LAUNCHING,
     ),
     "collective_calls": View(
-        "collectives:COLLECTIVE_CALLS", "collective-calls", "each collective, in order of its end"
+        "collectives:COLLECTIVE_CALLS",
+        "collective-calls",
+        "each collective, in order of its end",
+        coverage=coverage_rows.LAUNCHING,
     ),
-    "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
     "launches": View(
         "kernels:LAUNCHES",
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
+        coverage=coverage_rows.ORDERED,
     ),
-    "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
+    "streams": View(
+        "kernels:STREAMS",
+        "streams",
+        "what ran on each stream of each device",
+        coverage=coverage_rows.DEVICE,
+    ),
+    "cuda_graphs": View(
+        "cuda_graphs:CUDA_GRAPHS",
+        "cuda-graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+        coverage=coverage_rows.LAUNCHING,
+    ),
+    "cuda_graphs.nodes": View(
+        "cuda_graphs:CUDA_GRAPH_NODES",
+        "cuda-graph-nodes",
+        "the nodes of the graphs, with the operators and ranges that were captured",
+        coverage=coverage_rows.LAUNCHING,
+    ),
+    "queue": View(
+        "launch_queue:QUEUE",
+        "queue",
+        "how much launched work waited on each stream, and calls that a full queue blocked",
+        coverage=coverage_rows.ORDERED,
+    ),
+    "queue.series()": View("launch_queue:QUEUE_SERIES", coverage=coverage_rows.ORDERED),
+    "synchronisations": View(
+        "synchronisations:SYNCHRONISATIONS",
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+        coverage=coverage_rows.ORDERED,
+    ),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
         "the time of each step: kernels, copies, communication, loader, CPU",
+        coverage=coverage_rows.DEVICE,
     ),
-    "devices": View("tensorboard_overview:DEVICES", "devices", "how well each device was used"),
+    "devices": View(
+        "tensorboard_overview:DEVICES",
+        "devices",
+        "how well each device was used",
+        coverage=coverage_rows.DEVICE,
+    ),
     "compiled_ranges": View(
         "views:COMPILED_RANGES",
         "compiled-ranges",
         "the ranges inside compiled regions, which cannot be timed",
+        coverage=coverage_rows.COMPILED,
+    ),
+    "coverage": View(
+        "coverage:COVERAGE",
+        "coverage",
+        "what is missing from the capture: the share of time, launches and memory that it shows",
     ),
 }
+
+
+def rows_of(views: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the rows of the coverage that some views depend on.
+
+    The ranges and operators together stand for the whole capture, and depend on all rows that any
+    table depends on.
+    """
+    if {"ranges", "operators"}.issubset(views):
+        return coverage_rows.TABLES
+    chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
+    return tuple(name for name in coverage_rows.EVERY if name in chosen)
 
 
 class Views:
@@ -157,6 +279,9 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def __init__(
@@ -165,15 +290,28 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: str | None = None,
+        graph_captures: Sequence[Views] = (),
+        peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self.graph_captures = tuple(graph_captures)
+        self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
+        #: The rows of `coverage` that are computed; see `instrument.analysis.coverage.part`.
+        self.coverage_parts: dict[str, Part | None] = {}
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        communication: str | None = None,
+        graph_captures: Iterable[str | PathLike[str]] = (),
+        peak_flops: PeakFlops | None = None,
+    ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
@@ -182,12 +320,18 @@ class Views:
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
+            graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
+                SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
+            peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
+                is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
+                recording.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, or the URL's protocol is
-                unknown.
+            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+                or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
@@ -197,11 +341,13 @@ class Views:
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
+        others = [cls.load(each) for each in graph_captures]
+        peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication)
+            capture = cls(trace, path, about, communication, others, peak_flops)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -213,7 +359,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication)
+        return cls(path, None, {}, communication, others, peak_flops)
 
     @property
     def about(self) -> Metadata:
@@ -345,6 +491,19 @@ class Views:
         return collective_calls(self.links, self.work)
 
     @cached_property
+    def efficiency(self) -> EfficiencyTable:
+        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+
+        `efficiency.steps` has the model FLOPs utilization of each step.
+        """
+        from instrument.analysis.efficiency import efficiency
+
+        given = self.peak_flops
+        if given is None:
+            given = self.about.config.peak_flops
+        return efficiency(self.links, self.work, given)
+
+    @cached_property
     def copies(self) -> Table:
         """The copies and memsets by kind, with their bandwidth; see `analysis.kernels`."""
         from instrument.analysis.kernels import copies
@@ -359,11 +518,32 @@ class Views:
         return launches(self.events, self.work)
 
     @cached_property
+    def cuda_graphs(self) -> CudaGraphTable:
+        """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
+        from instrument.analysis.cuda_graphs import cuda_graphs
+
+        return cuda_graphs(self.links, self.work, [each.links for each in self.graph_captures])
+
+    @cached_property
     def streams(self) -> Table:
         """The work of each stream of each device; see `analysis.kernels`."""
         from instrument.analysis.kernels import streams
 
         return streams(self.events, self.work)
+
+    @cached_property
+    def queue(self) -> QueueTable:
+        """The work that was launched and not started, by stream; see `analysis.launch_queue`."""
+        from instrument.analysis.launch_queue import launch_queue
+
+        return launch_queue(self.events, self.work)
+
+    @cached_property
+    def synchronisations(self) -> Table:
+        """Where the CPU or a stream waits for device work; see `analysis.synchronisations`."""
+        from instrument.analysis.synchronisations import synchronisations
+
+        return synchronisations(self.links)
 
     @cached_property
     def overview(self) -> Table:
@@ -411,6 +591,13 @@ class Views:
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
         names, regions = [entry.range for entry in here], [entry.region for entry in here]
         return Table.of(COMPILED_RANGES, {"name": names, "region": regions})
+
+    @cached_property
+    def coverage(self) -> Table:
+        """What is missing from the capture, a row for each cause; see `analysis.coverage`."""
+        from instrument.analysis.coverage import coverage
+
+        return coverage(self)
 
     def stacks(
         self,

@@ -64,6 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
+    add(
+        "--graph-capture",
+        metavar="TRACE",
+        type=path_or_url,
+        action="extend",
+        nargs="+",
+        default=[],
+        help="with --cuda-graph-nodes: traces in which the graphs were captured, to take the names "
+        "of the nodes from",
+    )
     timings = "only the timings of the whole run by profiler.timings; PATH may be their file"
     add("--timings", action="store_true", help=timings)
     add(
@@ -81,6 +91,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         ConfigError: an option names no existing column, or applies to no view that is shown.
         TraceError: the trace cannot be read.
     """
+    from instrument.analysis.table import ALL
+    from instrument.report.notebook import incomplete
     from instrument.report.text import as_json, capture_parts, sort_keys, view_part
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
@@ -89,9 +101,14 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         raise ConfigError(
             f"--by {arguments.by} groups operators, which are not shown: add --ops, or remove --by."
         )
+    if arguments.graph_capture and not any(view.startswith("cuda_graphs") for view in chosen):
+        raise ConfigError(
+            "--graph-capture names the nodes of CUDA graphs, which are not shown: add "
+            "--cuda-graph-nodes, or remove --graph-capture."
+        )
     if timings:
         return _timings(arguments)
-    capture = newest_capture(arguments.path)
+    capture = newest_capture(arguments.path, arguments.graph_capture)
     if arguments.json:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
         return as_json(
@@ -111,8 +128,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
-    options = {"rows": rows, "sort": arguments.sort, "columns": arguments.columns}
-    return [*parts, *(view_part(view, attrgetter(view)(capture), **options) for view in others)]
+    options = {"sort": arguments.sort, "columns": arguments.columns}
+    for view in others:
+        shown = ALL if view == "coverage" and arguments.rows is None else rows
+        parts.append(view_part(view, attrgetter(view)(capture), rows=shown, **options))
+    return [*parts, *filter(None, [incomplete(capture, chosen)])]
 
 
 def _timings(arguments: argparse.Namespace) -> Parts:
