@@ -90,9 +90,11 @@ def copy(start_us: float, duration_us: float, **more: Any) -> Event:
     return span(name, start_us, duration_us, "gpu_memcpy", **{"tid": 8, **more})
 
 
-def synchronisation(kind: str, start_us: float, duration_us: float, **args: Any) -> Event:
+def synchronisation(
+    kind: str, start_us: float, duration_us: float, *, tid: Any = None, **args: Any
+) -> Event:
     """A `cuda_sync` event, with the names of its arguments as Kineto writes them: `wait_on_stream=7`."""
-    event = span(kind, start_us, duration_us, "cuda_sync")
+    event = span(kind, start_us, duration_us, "cuda_sync", tid=tid)
     return {**event, "args": {"cuda_sync_kind": kind, **args}}
 
 

@@ -6,6 +6,7 @@ that `instrument show --help` reads the list without numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.cuda_graphs import CudaGraphTable
     from instrument.analysis.efficiency import EfficiencyTable
+    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
@@ -135,7 +138,28 @@ VIEWS = {
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
     ),
+    "cuda_graphs": View(
+        "cuda_graphs:CUDA_GRAPHS",
+        "cuda-graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+    ),
+    "cuda_graphs.nodes": View(
+        "cuda_graphs:CUDA_GRAPH_NODES",
+        "cuda-graph-nodes",
+        "the nodes of the graphs, with the operators and ranges that were captured",
+    ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
+    "queue": View(
+        "launch_queue:QUEUE",
+        "queue",
+        "how much launched work waited on each stream, and calls that a full queue blocked",
+    ),
+    "queue.series()": View("launch_queue:QUEUE_SERIES"),
+    "synchronisations": View(
+        "synchronisations:SYNCHRONISATIONS",
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+    ),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
@@ -162,6 +186,8 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
@@ -171,12 +197,14 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: str | None = None,
+        graph_captures: Sequence[Views] = (),
         peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
 
@@ -186,6 +214,7 @@ class Views:
         path: str | PathLike[str],
         *,
         communication: str | None = None,
+        graph_captures: Iterable[str | PathLike[str]] = (),
         peak_flops: PeakFlops | None = None,
     ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
@@ -196,6 +225,8 @@ class Views:
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
+            graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
+                SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
             peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
                 from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
                 is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
@@ -215,12 +246,13 @@ class Views:
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
+        others = [cls.load(each) for each in graph_captures]
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication, peak_flops)
+            capture = cls(trace, path, about, communication, others, peak_flops)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -232,7 +264,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication, peak_flops)
+        return cls(path, None, {}, communication, others, peak_flops)
 
     @property
     def about(self) -> Metadata:
@@ -377,11 +409,32 @@ class Views:
         return launches(self.events, self.work)
 
     @cached_property
+    def cuda_graphs(self) -> CudaGraphTable:
+        """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
+        from instrument.analysis.cuda_graphs import cuda_graphs
+
+        return cuda_graphs(self.links, self.work, [each.links for each in self.graph_captures])
+
+    @cached_property
     def streams(self) -> Table:
         """The work of each stream of each device; see `analysis.kernels`."""
         from instrument.analysis.kernels import streams
 
         return streams(self.events, self.work)
+
+    @cached_property
+    def queue(self) -> QueueTable:
+        """The work that was launched and not started, by stream; see `analysis.launch_queue`."""
+        from instrument.analysis.launch_queue import launch_queue
+
+        return launch_queue(self.events, self.work)
+
+    @cached_property
+    def synchronisations(self) -> Table:
+        """Where the CPU or a stream waits for device work; see `analysis.synchronisations`."""
+        from instrument.analysis.synchronisations import synchronisations
+
+        return synchronisations(self.links)
 
     @cached_property
     def overview(self) -> Table:

@@ -14,6 +14,9 @@ So a launch belongs to the innermost operator or annotation around its runtime c
 of the call. The external id decides only if nothing lies around the call, or if the trace does not
 have the call. torch itself uses the external id (`_parse_kineto_results` in
 torch/autograd/profiler.py).
+
+All device events that a CUDA graph replays have the correlation of the call that launched the
+graph. So they belong to the operator or annotation around that call.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class Launches:
 def launches(events: Events) -> Launches:
     """Join device events to runtime calls by correlation, and to operators by external id."""
     device = np.flatnonzero(works_on_device(events))
-    call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
+    call = find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
     through_call = np.where(call >= 0, launching_operator(events, call), -1)
     return Launches(device, np.where(operator >= 0, operator, through_call), call)
@@ -69,10 +72,10 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
     )
-    return _find(events.external_id, events.among(_LINKED), wanted)
+    return find(events.external_id, events.among(_LINKED), wanted)
 
 
-def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
+def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     """For each wanted key, the first event in `among` that has it; -1 for none, and for key 0."""
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:

@@ -73,6 +73,8 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_VIEWS = (
     *("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    *("recorded_calls", "known_calls", "waiting_stream"),
+    *("max_delay_ns", "max_replay_ns", "streams", "graph", "graph_node"),
     *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
 )
 _NARROWEST_NAME = 28
@@ -221,7 +223,7 @@ def view_part(
                 f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
             )
     title, first = (
-        _short(view).capitalize().replace("_", " ").replace(".", " "),
+        _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
@@ -243,10 +245,10 @@ def view_part(
     )
 
 
-def _short(view: str) -> str:
-    """The name of a view up to the first dot, or all of it if that is the name of another view."""
-    first = view.split(".")[0]
-    return view if first in VIEWS else first
+def _key(view: str) -> str:
+    """The name of a view, up to the first dot if that is not another view."""
+    whole = view.split(".")[0]
+    return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -298,7 +300,7 @@ def as_json(
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
     tables = {
-        _short(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
+        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
     }
     return json.dumps({"name": capture.name, **tables}, indent=2)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
+from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.analysis.ranges import NO_RANGE
 from instrument.capture import Capture
@@ -187,6 +187,74 @@ def test_stacks_hold_all_device_time(name) -> None:
     assert sum(stack.value_ns for stack in capture.stacks("device")) == sum(
         capture.operators.column("self_device_ns")
     )
+
+
+def test_graphs_are_what_a_plain_loop_over_the_file_finds() -> None:
+    """25 launches of HIP graphs: one for the first layer, 23 that look alike, one for the last layer."""
+    events = raw(FOLDER / "mi300x_vllm_graph.json.gz")
+    launched = {
+        event["args"]["correlation"]: ns(event)
+        for event in events
+        if event.get("name") == "hipGraphLaunch"
+    }
+    replays: dict[int, list[dict]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "kernel" and event["args"]["correlation"] in launched:
+            replays[event["args"]["correlation"]].append(event)
+    expected: dict[tuple[str, ...], list[tuple[int, ...]]] = defaultdict(list)
+    for correlation, kernels in replays.items():
+        kernels.sort(key=lambda event: event["ts"])
+        (called, returned), times = launched[correlation], [ns(event) for event in kernels]
+        until, idle = times[0][0], 0
+        for start, end in times:
+            idle, until = idle + max(start - until, 0), max(until, end)
+        expected[tuple(event["name"] for event in kernels)].append(
+            (sum(b - a for a, b in times), idle, returned - called, times[0][0] - returned)
+        )
+    load_ = load("mi300x_vllm_graph")
+    found = {
+        (row.replays, row.nodes): (
+            row.device_ns,
+            row.idle_ns,
+            row.launch_ns,
+            row.median_delay_ns,
+            row.max_delay_ns,
+        )
+        for row in load_.cuda_graphs
+    }
+    assert found == {
+        (len(rows), len(names)): (
+            *(sum(row[k] for row in rows) for k in range(3)),
+            sorted(row[3] for row in rows)[(len(rows) - 1) // 2],
+            max(row[3] for row in rows),
+        )
+        for names, rows in expected.items()
+    }
+    assert sum(row[0] for row in found.values()) == 149_919_755
+    assert sorted(found) == [(1, 4), (1, 12), (23, 15)]
+    assert {row.range for row in load_.cuda_graphs} == {load_.ranges[0].path}
+
+
+def test_the_capture_of_vllm_names_the_nodes_of_its_graphs() -> None:
+    """The names of the kernels of all 361 launches agree with those of the captured calls."""
+    path = FOLDER / "mi300x_vllm_graph_capture.json.gz"
+    if not path.is_file():
+        pytest.skip(f"{FOLDER} has no {path.name}")
+    graphs = Capture.load(FOLDER / "mi300x_vllm_graph.json.gz", graph_captures=[path]).cuda_graphs
+    assert {row[-2:] for row in graphs} == {("kernel names", None)}
+    by_operator = {row.operator: row.device_ns for row in graphs.nodes.by("operator")}
+    assert None not in by_operator
+    calls = [e for e in raw(path) if e.get("cat") in ("cuda_runtime", "cuda_driver")]
+    begin = [ns(e)[1] for e in calls if e["name"] == "hipStreamBeginCapture"]
+    end = [ns(e)[0] for e in calls if e["name"] == "hipStreamEndCapture"]
+    operators = [e for e in raw(path) if e.get("cat") == "cpu_op"]
+    launches = sorted((ns(e)[0], e["args"]["kernel"]) for e in calls if "kernel" in e["args"])
+    expected: dict[str, set[str]] = defaultdict(set)
+    for at, kernel in launches:
+        if any(a <= at <= b for a, b in zip(begin, end)):
+            around = [(ns(e), e["name"]) for e in operators if ns(e)[0] <= at <= ns(e)[1]]
+            expected[kernel].add(max(around)[1])
+    assert all(row.operator in expected[row.kernel] for row in graphs.nodes)
 
 
 # Sums of TraceLens's performance model over the calls of an operator: GFLOPS, kernel time in µs, MiB moved. For the
