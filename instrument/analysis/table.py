@@ -45,6 +45,8 @@ _DTYPES = {
 }
 # Columns that hold points in time; other columns in nanoseconds hold durations.
 POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
+# Columns whose text is never shortened.
+_SENTENCES = frozenset({"why"})
 # How a cell is shown in each unit.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "ns": duration,
@@ -459,11 +461,14 @@ def unit_of(column: str) -> str:
 def cell_text(column: str, value: Any, width: int = 60) -> str:
     """Return a cell as one line of text, with its unit.
 
-    An unknown cell is "-". Text longer than `width` characters is shortened in the middle.
+    An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
+    the column holds sentences.
     """
     if value is None:
         return "-"
     if as_text := _TEXTS.get(unit_of(column)):
         return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
-    return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
+    return (
+        text if column in _SENTENCES or len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
+    )
