@@ -94,6 +94,11 @@ VIEWS = {
     "moments": View(
         "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
     ),
+    "interruptions": View(
+        "interruptions:INTERRUPTIONS",
+        "interruptions",
+        "what interrupted training: loader, garbage collection, compilation, allocation",
+    ),
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
@@ -327,6 +332,13 @@ class Views:
         from instrument.analysis.steps import moments
 
         return moments(self.events)
+
+    @cached_property
+    def interruptions(self) -> Table:
+        """The loader, garbage collection, compilation and others; see `analysis.interruptions`."""
+        from instrument.analysis.interruptions import interruptions
+
+        return interruptions(self.events)
 
     @cached_property
     def kernels(self) -> Table:

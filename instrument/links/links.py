@@ -70,7 +70,7 @@ class Links:
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
-        """The device events, and for each the node that launched it; -1 if it is not known."""
+        """The device events, and the node that launched each of them; -1 if it is unknown."""
         return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
 
     @cached_property

@@ -90,6 +90,7 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {
@@ -202,27 +203,6 @@ def capture_parts(
     if usual:
         parts.append(cost(capture))
     return [part for part in parts if part]
-
-
-def render_view(
-    capture: Views,
-    view: str,
-    *,
-    rows: int = 15,
-    sort: str | None = None,
-    columns: Sequence[str] | None = None,
-) -> str:
-    """Return a view of the capture as plain text: its first rows, sorted if `sort` is given.
-
-    `view` is the attribute's name, such as "steps" or "memory.devices".
-
-    Raises:
-        ConfigError: the view has no such column.
-        TraceError: the trace cannot be read.
-    """
-    return plain(
-        [view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)]
-    )
 
 
 def view_part(

@@ -1,16 +1,15 @@
-"""Kineto's own layout, scanned in numpy without decoding what repeats.
+"""Scans a piece of a trace in Kineto's own layout with numpy, and decodes repeated text only once.
 
-A profile says the same few hundred things again and again with other numbers. Which text stands
-between the numbers is learned from the file, as it changed between versions of torch; the numbers
-are read for all events of a piece at once, and what else an event says is decoded once for each
-distinct text.
+The events of a trace repeat a few hundred texts and differ in their numbers. The text between the
+numbers differs between versions of torch, so the scanner learns it from the file. It reads the
+numbers of all events of a piece at once, and decodes each distinct remaining text once.
 
-Nothing is taken on trust. A piece is cut into blocks from one event's brace to the next one's. Of a
-block that is scanned every byte is accounted for: its head and the rest of its arguments were
-decoded as JSON objects, and around them stand plain numbers and texts learned from a block that is
-of this form. Any other block is decoded by itself and must be one JSON object. So the piece is the
-list of these objects and no other; where that cannot be shown there is no result. Text with a
-backslash is not scanned at all.
+The scanner checks every byte. It cuts a piece into blocks, from the opening brace of one event to
+the opening brace of the next. In a block that it scans, the head and the rest of the arguments are
+decoded as JSON objects, and all other bytes are plain numbers or text learned from a block of the
+same form. Every other block is decoded alone and must be one JSON object. So the piece is exactly
+the list of these objects. If this cannot be shown, there is no result. Text with a backslash is not
+scanned.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from instrument.trace.events import Flags, Ints
 from instrument.trace.members import LONGEST_LITERAL, Members
 from instrument.trace.schema import BAD, Args, Complete, Head, decode
 
-# Bytes around a piece: so far beyond its ends may be looked for literals and numbers, four each in
-# a row.
+# The number of bytes around a piece. The scanner may look so far beyond the ends of the piece, for
+# up to four literals or numbers in a row.
 MARGIN = 4 * 64
-_LONGEST_NS = 2**43 * 1000  # of a duration: up to here floats are exact as well
-_ODD = -1  # in the place of a kind: to be decoded by itself
+_LONGEST_NS = 2**43 * 1000  # the longest duration; floats are exact up to this value
+_ODD = -1  # instead of a kind: the block is decoded alone
 _MOST_KINDS, _FEW_KINDS = 1 << 14, 1 << 8
-# Blanks are bounded, as otherwise a search through many would take the square of their number.
+# The number of blanks is limited: without a limit, the time of a search would grow with its square.
 _FORM = re.compile(
     rb'\{\s{0,64}"ph":\s{0,9}"X",[^{}]*?'
     rb'(?P<to_ts>,\s{0,64}"ts":\s{0,9})\d+(?:\.\d{1,3})?'
@@ -43,7 +42,7 @@ _FORM = re.compile(
     rb'(?P<to_args>\s{0,64},\s{0,64}"args":\s{0,9})\{[^{}]*?'
     rb"(?P<closes>\s{0,64}\}\s{0,64}\})(?P<between>\s{0,9},\s{0,64})\{"
 )
-# The whole numbers that nearly every event has its own of, and the columns that they become.
+# The whole numbers that differ in nearly every event, and their columns.
 _COLUMNS = {
     b"External id": "external_id",
     b"correlation": "correlation",
@@ -52,9 +51,9 @@ _COLUMNS = {
     b"Python id": "python_id",
     b"Python parent id": "python_parent",
 }
-# What else is kept is left to the decoder.
+# The decoder reads all other arguments that are kept.
 _DECODED = {field.encode_name.encode() for field in msgspec.structs.fields(Args)} - _COLUMNS.keys()
-_FOLLOWS = b'{"":""'  # in the place of the numbers before a rest
+_FOLLOWS = b'{"":""'  # stands for the numbers before a rest
 _IDS = [b'"%b"' % key for key in (*_COLUMNS, b"external id")]
 _HEAD = msgspec.json.Decoder(Head)
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
@@ -64,12 +63,12 @@ Columns = dict[str, NDArray[Any]]
 
 
 class _UnprovenError(ValueError):
-    """A text that does not say what its place asks for."""
+    """The text does not have the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The texts that stand between the parts of an event, as a file's own events have them."""
+    """The texts between the parts of an event, learned from the file."""
 
     to_ts: bytes
     to_dur: bytes
@@ -81,7 +80,7 @@ class _Form:
 def _learned(text: bytes) -> _Form | None:
     """The form of the first event that has one.
 
-    Wrong or not, an event is scanned only where it has it too.
+    The form may be wrong: an event is scanned only if it has the same form.
     """
     found = _FORM.search(text)
     if found is None or max(map(len, found.groups())) >= LONGEST_LITERAL:
@@ -90,9 +89,9 @@ def _learned(text: bytes) -> _Form | None:
 
 
 class _Kinds(dict[Any, int]):
-    """The position of each kind.
+    """The position of each kind of event.
 
-    By the text of its head, or by the kind of the head and the text of the arguments.
+    A key is the text of the head, or the kind of the head and the text of the arguments.
     """
 
     def __init__(self) -> None:
@@ -103,7 +102,7 @@ class _Kinds(dict[Any, int]):
         return _ODD if event is None else self._add(key, event)
 
     def single(self, event: Complete) -> int:
-        """The position of an event that is a kind by itself."""
+        """Add a kind for this event alone; returns its position."""
         return self._add(len(self), event)
 
     def _add(self, key: Any, event: Complete) -> int:
@@ -112,14 +111,14 @@ class _Kinds(dict[Any, int]):
         return position
 
     def forget(self, after: int) -> None:
-        """Drop the kinds from a position on."""
+        """Remove the kinds from a position on."""
         del self.events[after:]
         while len(self) > after:
             self.popitem()
 
 
 def _headed(text: bytes) -> Complete:
-    """The event that begins with a text, `{` up to the comma before its time."""
+    """The event that begins with a text, from `{` to the comma before its time."""
     if text.count(b'"ph"') != 1:
         raise _UnprovenError
     head = _HEAD.decode(text + b"}")
@@ -127,9 +126,10 @@ def _headed(text: bytes) -> Complete:
 
 
 def _with_rest(event: Complete, args: bytes) -> Complete | None:
-    """An event with its arguments but for the last `}`; those of `_FOLLOWS` follow on numbers.
+    """The event with its arguments, given without the last `}`.
 
-    None where one of these may be told again: which of the two counts is for the decoder to say.
+    If `args` begins with `_FOLLOWS`, numbers stood before it. None if one of these numbers may
+    occur a second time, because only the decoder knows which of the two counts.
     """
     if args.startswith(_FOLLOWS) and any(key in args for key in _IDS):
         return None
@@ -138,9 +138,9 @@ def _with_rest(event: Complete, args: bytes) -> Complete | None:
 
 @dataclass(slots=True)
 class _Blocks:
-    """Where each event of a piece begins and ends, and where its arguments begin.
+    """The positions at which each event of a piece begins and ends, and its arguments begin.
 
-    0 where it is not of the form.
+    `args` is 0 if the event does not have the form.
     """
 
     begin: Ints
@@ -150,7 +150,7 @@ class _Blocks:
 
 @dataclass(slots=True)
 class _Timed:
-    """The events that have the form: which of the blocks they are, and where their parts stand."""
+    """The events that have the form: their blocks, and the positions of their parts."""
 
     block: Ints
     begin: Ints
@@ -165,9 +165,9 @@ class _Timed:
 
 
 def _blocks(text: bytes, form: _Form) -> _Blocks:
-    """Cut a piece where one event seems to end and the next to begin.
+    """Cut a piece where one event seems to end and the next one seems to begin.
 
-    That it is so is for the caller to show.
+    The caller must check each block.
     """
     brace = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("{"))
     if not len(brace) or brace[0] != MARGIN:
@@ -187,7 +187,7 @@ def _blocks(text: bytes, form: _Form) -> _Blocks:
 
 
 def _timed(text: bytes, form: _Form, blocks: _Blocks) -> _Timed:
-    """The blocks that have the form, read from their arguments back to their heads."""
+    """The blocks that have the form, read backwards from their arguments to their heads."""
     block = np.flatnonzero(blocks.args)
     args, args_end = blocks.args[block], blocks.end[block] - len(form.closes)
     duration, length = thousandths_before(text, args - len(form.to_args))
@@ -203,9 +203,12 @@ def _timed(text: bytes, form: _Form, blocks: _Blocks) -> _Timed:
 
 @dataclass(slots=True)
 class Scanned:
-    """A piece's events.
+    """The events of a piece.
 
-    Those with a duration as columns, those without, and how many there are of all kinds.
+    Attributes:
+        columns: the events with a duration.
+        others: the events without a duration.
+        recorded: the number of all events.
     """
 
     columns: Columns
@@ -214,7 +217,7 @@ class Scanned:
 
 
 def _decoded(blocks: list[bytes]) -> list[Any]:
-    """The events of texts each of which is a JSON object."""
+    """Decode texts, each of which must be one JSON object."""
     text = b"[%b]" % b",".join(blocks)
     if [*map(len, _RAW.decode(text))] != [*map(len, blocks)]:
         raise _UnprovenError
@@ -224,8 +227,8 @@ def _decoded(blocks: list[bytes]) -> list[Any]:
 class Scanner:
     """Scans the pieces of one file, in order, into columns.
 
-    `columns_of` makes columns of decoded events; what it gives for one event of a kind is taken for
-    all of them, but for the numbers that each has of its own.
+    `columns_of` makes columns of decoded events. It is called for one event of each kind. All
+    events of the kind get the same cells, except for the numbers, which each event has itself.
     """
 
     def __init__(self, columns_of: Callable[[list[Complete]], Columns]) -> None:
@@ -237,7 +240,7 @@ class Scanner:
         self._failures, self._to_skip = 0, 0
 
     def scan(self, text: bytes) -> Scanned | None:
-        """The events of a JSON list between two margins; None where they have to be decoded."""
+        """Scan a JSON list of events between two margins; None if it must be decoded."""
         if self._to_skip:
             self._to_skip -= 1
             return None
@@ -266,7 +269,7 @@ class Scanner:
         scanned = kind[timed.block] != _ODD
         once = np.count_nonzero(~scanned) + max(len(self._new()) - _FEW_KINDS, 0)
         if 3 * (np.count_nonzero(scanned) - 2 * once) < len(kind):
-            raise _UnprovenError  # it may be true, but too little of it repeats: decoding is faster
+            raise _UnprovenError  # too little of the piece repeats: decoding is faster
         others = self._decode_odd(text, blocks, kind)
         every = np.arange(len(scanned))
         members += [
@@ -283,7 +286,7 @@ class Scanner:
         return Scanned(self._columns_at(kind[kind != _ODD], numbers), others, len(kind))
 
     def _decode_odd(self, text: bytes, blocks: _Blocks, kind: Ints) -> list[Any]:
-        """Decode what has no kind: events with a duration become kinds, the others are returned."""
+        """Decode blocks without a kind: events with a duration become kinds; returns the others."""
         odd = np.flatnonzero(kind == _ODD)
         places = zip(blocks.begin[odd].tolist(), blocks.end[odd].tolist())
         decoded = _decoded([text[begin:end] for begin, end in places])
@@ -292,7 +295,7 @@ class Scanner:
         return [event for event in decoded if type(event) is not Complete]
 
     def _kinds_of(self, text: bytes, timed: _Timed, rest: Ints, rest_end: Ints) -> Ints:
-        """The kind of each event by its head, and by the rest of its arguments if it has one."""
+        """The kind of each event, by its head and by the rest of its arguments, if any."""
         if np.any(rest > rest_end):
             raise _UnprovenError
         kinds = self._kinds
@@ -309,11 +312,10 @@ class Scanner:
         return self._kinds.events[len(self._columns["name"]) :]
 
     def _columns_at(self, kind: Ints, numbers: list[tuple[str, Ints, Ints]]) -> Columns:
-        """Each event's columns: those of its kind, with its own numbers in their places."""
+        """The columns of each event: those of its kind, with the event's own numbers."""
         if new := self._new():
             known = len(self._columns["name"])
-            # In the order in which they are met, as the decoder would meet them: so are their names
-            # numbered.
+            # in the order of their first events, because the decoder numbers names in this order
             first = np.full(len(new), len(kind))
             met = np.flatnonzero(kind >= known)
             np.minimum.at(first, kind[met] - known, met)

@@ -1,10 +1,8 @@
-"""The members of many JSON objects at once.
+"""Reads members of many JSON objects at once, if they are whole numbers and their keys repeat.
 
-As far as they are whole numbers under keys that repeat.
-
-Objects are read from the front, a number at a time, then one number from the back; the text in
-between stays. Which keys there are, and with what blanks around them, is learned from the objects
-themselves.
+Each object is read from the front, one number after another. Then one number is read from the back.
+The text between them is the rest, which this module does not read. It learns the keys, and the
+blanks around them, from the objects.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ LONGEST_LITERAL = 64
 _MOST_LITERALS = 64
 _MOST_TURNS = 32
 _SAMPLES = 16
-# Keys of plain characters: no quote in them, no backslash, and none that JSON or UTF-8 could
-# forbid.
+# Keys of printable ASCII characters without quotes and backslashes, which are always valid JSON.
 _MEMBER = re.compile(rb'[{,]\s*"([ !#-\[\]-~]*)":\s*(?=(\d+))')
 _LAST_MEMBER = re.compile(rb',\s*"([ !#-\[\]-~]*)":\s*(?=\d+\Z)')
 
@@ -33,8 +30,8 @@ _Literals = dict[bytes, bytes]
 class Members:
     """Reads the objects in the pieces of one file.
 
-    The numbers under the keys of `columns` are told, by column; those of other keys are passed
-    over, but for the keys that are `left` to the decoder.
+    `columns` gives the column for each key whose numbers are returned. The decoder reads the keys
+    in `left`. The numbers of all other keys are skipped.
     """
 
     def __init__(self, columns: Mapping[bytes, str], left: Set[bytes]) -> None:
@@ -43,12 +40,12 @@ class Members:
         self._last: _Literals = {}
 
     def read(self, text: bytes, begin: Ints, end: Ints) -> tuple[list[Numbers], Ints, Ints]:
-        """The numbers of objects, which begin with a `{` and end before a `}` at some positions.
+        """Read the numbers of the objects from the `{` at `begin` to before the `}` at `end`.
 
-        Returns the numbers, each by the position in `begin` of its object, and where the rest of
-        each object begins and ends. What is not rest is one member behind the other, each complete
-        with the `{` or comma before it. So the object is JSON if its rest is, between `{"":""` and
-        `}`, or where the rest is all of it, before a `}`.
+        Returns the numbers, each with the index of its object, and the positions at which the rest
+        of each object begins and ends. All text outside the rest consists of complete members, each
+        with the `{` or comma before it. So the object is valid JSON if its rest is valid JSON
+        between `{"":""` and `}`, or, if the rest is the whole object, before a `}`.
         """
         at, stop = begin.copy(), end.copy()
         found = [*self._take_first(text, begin, at, end)]
@@ -70,7 +67,7 @@ class Members:
         return found, at, stop
 
     def _take_first(self, text: bytes, begin: Ints, at: Ints, end: Ints) -> Iterator[Numbers]:
-        """Go over the numbers at the front of each object; `at` moves along."""
+        """Read the numbers at the front of each object, and move `at` behind them."""
         rest = np.arange(len(at))
         for turn in range(_MOST_TURNS):
             moved = False
@@ -86,14 +83,14 @@ class Members:
                 moved = True
                 if key in self._columns:
                     yield self._columns[key], hit, value
-                if turn:  # it comes behind some that were learned after it
+                if turn:  # in the objects, it follows literals that were learned later
                     self._first[literal] = self._first.pop(literal)
             rest = rest[at[rest] < end[rest]]
             if not len(rest) or not (self._learn_first(text, at[rest], end[rest]) or moved):
                 return
 
     def _learn_first(self, text: bytes, begin: Ints, end: Ints) -> bool:
-        """Look at the front of some rests; whether there was anything new."""
+        """Learn literals from the front of some rests; returns whether there were new ones."""
         before = len(self._first)
         for first, last in _some(begin, end):
             at, literal, key = first, b"", b""
@@ -102,7 +99,7 @@ class Members:
                     break
                 literal, key, at = text[first : found.end()], found[1], found.end(2)
                 if key in self._columns or found[2] != b"0":
-                    break  # only a 0 that nobody wants is passed over with the next key
+                    break  # an unwanted 0 becomes part of the literal of the next key
             if literal:
                 _add(self._first, literal, key)
         return len(self._first) > before
