@@ -477,6 +477,19 @@ class Views:
         return kernels(self.events, self.work)
 
     @cached_property
+    def efficiency(self) -> EfficiencyTable:
+        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+
+        `efficiency.steps` has the model FLOPs utilization of each step.
+        """
+        from instrument.analysis.efficiency import efficiency
+
+        given = self.peak_flops
+        if given is None:
+            given = self.about.config.peak_flops
+        return efficiency(self.links, self.work, given)
+
+    @cached_property
     def collectives(self) -> Table:
         """The collectives by process group and kind; see `instrument.analysis.collectives`."""
         from instrument.analysis.collectives import collectives
@@ -489,19 +502,6 @@ class Views:
         from instrument.analysis.collectives import collective_calls
 
         return collective_calls(self.links, self.work)
-
-    @cached_property
-    def efficiency(self) -> EfficiencyTable:
-        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
-
-        `efficiency.steps` has the model FLOPs utilization of each step.
-        """
-        from instrument.analysis.efficiency import efficiency
-
-        given = self.peak_flops
-        if given is None:
-            given = self.about.config.peak_flops
-        return efficiency(self.links, self.work, given)
 
     @cached_property
     def copies(self) -> Table:
