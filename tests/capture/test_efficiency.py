@@ -18,6 +18,7 @@ from builders import (
     node,
     span,
     step,
+    view_text,
     write_capture,
     write_trace,
 )
@@ -34,7 +35,6 @@ from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.flops import FUSED_ATTENTION
-from instrument.report.text import render_view
 from instrument.trace.events import Device
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
@@ -629,8 +629,8 @@ def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> No
     found = capture(tmp_path, events, deviceProperties=[A100])
     assert len(found.efficiency) == len(found.efficiency.steps) == 0
     assert found.efficiency.columns
-    assert "profiler.record_shapes=true records input shapes" in render_view(found, "efficiency")
-    assert "profiler.record_shapes=true" in render_view(found, "efficiency.steps")
+    assert "profiler.record_shapes=true records input shapes" in view_text(found, "efficiency")
+    assert "profiler.record_shapes=true" in view_text(found, "efficiency.steps")
 
 
 def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
