@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from instrument.errors import MissingPackage
 from instrument.printable import printable
 from instrument.templates import render
-from instrument.units import count, duration, size
+from instrument.units import count, duration, rate, size
 
 if TYPE_CHECKING:
     import pandas
@@ -44,14 +44,14 @@ _DTYPES = {
     str: ("string", "String", "string"),
 }
 # Columns that hold points in time; other columns in nanoseconds hold durations.
-POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
+POINTS = frozenset({"start_ns", "end_ns", "time_ns", "peak_ns", "since_ns"})
 # Columns whose text is never shortened.
 _SENTENCES = frozenset({"why"})
 # How a cell is shown in each unit.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "ns": duration,
     "bytes": size,
-    "bytes/s": size,
+    "bytes/s": rate,
     "flops": count,
     "flops/s": count,
     "share": "{:.1%}".format,
@@ -439,6 +439,8 @@ def heading(name: str) -> str:
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
+    for ending, word in (("_bytes_per_second", " bandwidth"), ("_message_bytes", " message")):
+        name = name.replace(ending, word)
     words = name.replace("_bytes", " memory").replace("_", " ").split(" ")
     return " ".join("CPU" if word == "cpu" else word for word in words)
 

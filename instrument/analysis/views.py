@@ -180,6 +180,18 @@ VIEWS = {
         "the model FLOPs utilization (MFU) of each step",
         coverage=coverage_rows.LAUNCHERS_IN_STEPS,
     ),
+    "collectives": View(
+        "collectives:COLLECTIVES",
+        "collectives",
+        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+        coverage=coverage_rows.LAUNCHING,
+    ),
+    "collective_calls": View(
+        "collectives:COLLECTIVE_CALLS",
+        "collective-calls",
+        "each collective, in order of its end",
+        coverage=coverage_rows.LAUNCHING,
+    ),
     "launches": View(
         "kernels:LAUNCHES",
         "launches",
@@ -476,6 +488,20 @@ class Views:
         if given is None:
             given = self.about.config.peak_flops
         return efficiency(self.links, self.work, given)
+
+    @cached_property
+    def collectives(self) -> Table:
+        """The collectives by process group and kind; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collectives
+
+        return collectives(self.collective_calls)
+
+    @cached_property
+    def collective_calls(self) -> Table:
+        """Each collective, in order of its end; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collective_calls
+
+        return collective_calls(self.links, self.work)
 
     @cached_property
     def copies(self) -> Table:

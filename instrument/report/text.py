@@ -72,12 +72,24 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_VIEWS = (
-    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
-    *("recorded_calls", "known_calls", "waiting_stream"),
-    *("max_delay_ns", "max_replay_ns", "streams", "graph", "graph_node"),
-    *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
-)
+_LEAST_MISSED_OF_VIEWS = {
+    "kernels": ("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    "synchronisations": ("recorded_calls", "known_calls", "waiting_stream"),
+    "cuda_graphs": ("max_delay_ns", "max_replay_ns", "streams", "graph"),
+    "cuda_graphs.nodes": ("graph_node",),
+    "efficiency": ("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
+    "collectives": (
+        "runs_on", "recorded_ranks", "exposed_ns", "min_ns", "max_ns", "max_skew_ns",
+        "largest_message_calls", "element_type", "algorithm_bytes_per_second", "process_group",
+        "waiting_ns", "last_share", "mean_ns", "ranks", "group_size", "description",
+        "largest_message_bytes",
+    ),
+    "collective_calls": (
+        "ordinal", "end_ns", "runs_on", "exposed_ns", "number", "element_type",
+        "algorithm_bytes_per_second", "process_group", "group_size", "ranks",
+        "description", "step",
+    ),
+}  # fmt: skip
 _NARROWEST_NAME = 28
 # The column of `capture.coverage` whose text is shown below each row, in lines of this width.
 _REASON, _REASON_WIDTH = "why", 74
@@ -249,7 +261,7 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS.get(view, ()),
         key=sort and TORCH_NAMES.get(sort, sort),
         below=below,
     )

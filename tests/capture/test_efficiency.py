@@ -18,7 +18,6 @@ from builders import (
     node,
     span,
     step,
-    view_text,
     write_capture,
     write_trace,
 )
@@ -629,8 +628,12 @@ def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> No
     found = capture(tmp_path, events, deviceProperties=[A100])
     assert len(found.efficiency) == len(found.efficiency.steps) == 0
     assert found.efficiency.columns
-    assert "profiler.record_shapes=true records input shapes" in view_text(found, "efficiency")
-    assert "profiler.record_shapes=true" in view_text(found, "efficiency.steps")
+    assert main(["show", str(tmp_path / "trace.json"), "--efficiency", "--efficiency-steps"]) == 0
+    text = capsys.readouterr().out
+    assert "Efficiency: no operator with known FLOPs; profiler.record_shapes=true records" in text
+    assert (
+        "Efficiency steps: no finished step with known FLOPs; profiler.record_shapes=true" in text
+    )
 
 
 def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
