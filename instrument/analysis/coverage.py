@@ -18,6 +18,7 @@ from instrument.analysis import coverage_rows as rows
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.call_tree import nest
+from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
 from instrument.links.step_index import step_at
 from instrument.range_names import REGION
@@ -28,7 +29,6 @@ from instrument.trace.events import (
     Events,
     Flags,
     Ints,
-    flags,
     is_moment,
     is_runtime,
     is_step,
@@ -74,11 +74,6 @@ class Part(NamedTuple):
     covered_ns: int | None = None
     total_ns: int | None = None
     why: str | None = None
-
-
-def is_graph_launch(name: str) -> bool:
-    """Whether a runtime call of this name launches a CUDA graph, or that of another device."""
-    return "graphlaunch" in name.lower()
 
 
 def is_copy(name: str) -> bool:
@@ -361,9 +356,7 @@ def _in_order(capture: Views) -> Part | None:
 
 def _outside_graphs(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    call = events.among(is_runtime) & events.named(is_graph_launch)
-    has_graph = np.append(flags(lambda each: each.graph is not None, events.details), False)
-    inside = ((work.call >= 0) & call[work.call]) | has_graph[events.detail[work.event]]
+    inside = replayed(events, work.event, work.call)
     if not inside.any():
         return None
     length = _durations(work)

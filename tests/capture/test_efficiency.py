@@ -632,7 +632,7 @@ def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> No
     text = capsys.readouterr().out
     assert "Efficiency: no operator with known FLOPs; profiler.record_shapes=true records" in text
     assert (
-        "Efficiency steps: no finished step with known FLOPs; profiler.record_shapes=true" in text
+        "Efficiency: steps: no finished step with known FLOPs; profiler.record_shapes=true" in text
     )
 
 
@@ -641,7 +641,7 @@ def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
     assert main(["show", str(path), "--efficiency", "--efficiency-steps"]) == 0
     text = capsys.readouterr().out
     assert "Efficiency\n" in text
-    assert "Efficiency steps\n" in text
+    assert "Efficiency: steps\n" in text
     assert "312.00 T" in text
     assert main(["show", str(path), "--efficiency", "--efficiency-steps", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
