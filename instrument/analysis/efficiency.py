@@ -68,7 +68,8 @@ EFFICIENCY_STEPS: Schema = schema(
     peak_flops_per_second="the peak of this precision, of all devices that worked for these "
     "operators; None if it is not known",
     mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by the peak and by "
-    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1",
+    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1; None "
+    "if `flops_covered` is below 0.5",
     flops_covered="share of the time of the step's kernels, without communication, that belongs to "
     "operators with known FLOPs",
 )
@@ -86,6 +87,8 @@ _FULL = re.compile(
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
 _SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
 _SEVERAL, _NO_DEVICE = -2, -1
+# With a smaller share of known FLOPs, the utilization would say more about the trace than the step.
+_LEAST_COVERED = 0.5
 
 
 class EfficiencyTable(Table):
@@ -386,6 +389,8 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
         peaks = [calls.rates_of(device).flops(precision) for device in devices]
         peak = None if not peaks or None in peaks else sum(filter(None, peaks))
         seconds = max(duration, busy[at] or 0) / 1e9
+        share = covered[at]
+        is_covered = share is None or share >= _LEAST_COVERED
         rows.append(
             {
                 "number": step_number(events, int(steps[at])),
@@ -395,7 +400,9 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
                 "recomputed_flops": again if is_known else None,
                 "precision": precision,
                 "peak_flops_per_second": None if peak is None else round(peak),
-                "mfu": (total - again) / seconds / peak if peak and seconds else None,
+                "mfu": (total - again) / seconds / peak
+                if peak and seconds and is_covered
+                else None,
                 "flops_covered": covered[at],
             }
         )

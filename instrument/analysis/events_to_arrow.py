@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +31,7 @@ _CURRENT_CATEGORIES = {
 _LARGEST = np.iinfo(np.int64).max
 # The fields of `Details` that are text; all others are numbers.
 _TEXT_DETAILS = frozenset(
-    {
-        "collective",
-        "element_type",
-        "ranks",
-        "process_group",
-        "group_description",
-        "sync_kind",
-    }
+    name for name, kind in get_type_hints(Details).items() if kind == (str | None)
 )
 
 # The type of a column is in brackets.
@@ -97,6 +90,9 @@ EVENTS: Schema = schema(
     waits_for_stream="(int64) the stream that this event waits for",
     waits_for_event="(int64) the CUDA event that it waits for",
     waits_for_correlation="(int64) the `correlation` of the call that recorded this CUDA event",
+    launched_kernel="(string) for a call, the kernel that it launches; ROCm has it, CUDA does not",
+    annotation="(string) the text that `torch.cuda._graph_annotations.mark_kernels` gave to a node of "
+    "a CUDA graph, if torch's tool wrote it into the trace",
     python_id="(int64) for a Python frame, its number",
     python_parent="(int64) for a Python frame, the number of the frame around it",
     size_bytes="(int64) the size of an allocation; negative for a free",

@@ -26,8 +26,8 @@ KERNELS: Schema = schema(
     short_calls="calls that took less device time than their launch took CPU time; if a launch "
     "starts several kernels, their device times are summed; None if the trace holds no launch of "
     "the kernel",
-    grid="blocks in each dimension, for the longest call; None if the grid was not recorded, as "
-    "on ROCm",
+    grid="blocks in each dimension, for the longest call (on ROCm, for some kernels, threads); None "
+    "if the grid was not recorded",
     block="threads of a block in each dimension, for the longest call; None if the block was not "
     "recorded",
     blocks_per_sm="blocks per multiprocessor, averaged over the kernel's time; None if they were "

@@ -75,6 +75,7 @@ OVERVIEW: Schema = schema(
 )
 DEVICES: Schema = schema(
     device="the device, as the trace numbers it",
+    name="the device's product name; None if the trace does not have it",
     kernels="how many kernels ran between the start of the first step and the end of the last step",
     busy_ns="time in which a kernel ran",
     total_ns="time from the start of the first step to the end of the last step",
@@ -145,8 +146,10 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy",
         "occupancy_covered",
     )
+    products = {device.id: device.name for device in reversed(events.devices)}
     cells = {
         "device": list(used),
+        "name": [products.get(process) if type(process) is int else None for process in used],
         **{name: [row[name] for row in used.values()] for name in names},
     }
     return Table.of(DEVICES, cells)

@@ -39,12 +39,12 @@ _DEVICE_PARTS = {
 }
 _BOUND_BY = {
     "exposed_communication_ns": "Bound by communication: {:.0%} of the time, the device only "
-    "communicates (--kernels).",
+    "communicates (--collectives).",
     "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
     "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
     "waits for its loader.",
     "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
-    "work (--launches).",
+    "work (--queue, --steps).",
     "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
     "CPU had waited for the device before it launched more work.",
 }
@@ -251,6 +251,22 @@ def device(capture: Views) -> str:
         )
     whole = duration(row.total_ns)
     return f"Device: {whole} from its first work to its last, {parts}.\n{bottleneck}"
+
+
+def outside_operators(capture: Views) -> str:
+    """Return a line on device time that no operator launched; "" if it is less than 5 %.
+
+    The launch of a CUDA graph, for example, is often in a range but in no operator.
+    """
+    table = capture.operators
+    whole = _sum(table.column("self_device_ns"))
+    in_ranges = _sum(table.where(kind="range").column("self_device_ns"))
+    if not whole or not in_ranges or in_ranges < 0.05 * whole:
+        return ""
+    return (
+        f"{duration(int(in_ranges))} of {duration(int(whole))} device time was launched in ranges, "
+        "but in no operator: the ranges show it."
+    )
 
 
 def incomplete(capture: Views, views: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ from instrument.report.notebook import (
     not_recorded,
     operators_title,
     outline,
+    outside_operators,
     ranges_title,
     recomputed,
     unmarked,
@@ -101,8 +102,8 @@ _WITHOUT = {
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
-    "efficiency.steps": "no finished step with known FLOPs; profiler.record_shapes=true records "
-    "input shapes",
+    "efficiency.steps": "no finished step with known FLOPs; session.step() marks steps, and "
+    "profiler.record_shapes=true records input shapes",
     "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
@@ -213,6 +214,7 @@ def capture_parts(
     if operators:
         table = _grouped(capture, by, stack_depth)
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
+        parts.append(outside_operators(capture) if usual else "")
     if operators and usual:
         parts.append(not_recorded(capture, table))
     if usual:

@@ -551,6 +551,10 @@ def test_the_utilization_of_steps_by_hand(tmp_path) -> None:
     assert second.mfu == pytest.approx(137_438_953_472 / (312e12 * 1.5e-3))
     assert second.flops_covered == 1
     assert (last.number, last.flops, last.mfu, last.flops_covered) == (5, None, None, None)
+    # other work takes more than half of the kernels' time
+    events = [*TRAINING[:4], *launched("elementwise", 200, 700, 501, 2)]
+    (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency.steps
+    assert (row.flops, row.mfu, row.flops_covered) == (137_438_953_472, None, 500 / 1001)
 
 
 def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:
@@ -632,7 +636,7 @@ def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> No
     text = capsys.readouterr().out
     assert "Efficiency: no operator with known FLOPs; profiler.record_shapes=true records" in text
     assert (
-        "Efficiency: steps: no finished step with known FLOPs; profiler.record_shapes=true" in text
+        "Efficiency: steps: no finished step with known FLOPs; session.step() marks steps" in text
     )
 
 

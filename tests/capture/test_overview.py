@@ -8,6 +8,7 @@ from builders import annotation, call, capture, copy, kernel, span
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from capture.test_steps import in_us
+from instrument.report.text import render
 
 PARTS = "kernel_ns memcpy_ns memset_ns communication_ns runtime_ns loader_ns cpu_ns other_ns"
 
@@ -128,15 +129,31 @@ def test_devices_by_hand(tmp_path) -> None:
         kernel("c", 90, 30, pid=2),
         copy(0, 100),
     ]
-    first, second = capture(tmp_path, events).devices
+    products = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}, {"id": 1, "name": "another"}]
+    first, second = capture(tmp_path, events, deviceProperties=products).devices
     columns = (
-        "device kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
+        "device name kernels busy_ns total_ns utilization sm_efficiency occupancy occupancy_covered"
     )
     assert first._fields == tuple(columns.split())
-    assert tuple(first)[:4] == (0, 2, 60000, 100000)
-    assert first[4:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35, 1))
-    assert tuple(second) == (2, 1, 10000, 100000, 0.1, None, None, 0)
+    assert tuple(first)[:5] == (0, "NVIDIA H100 80GB HBM3", 2, 60000, 100000)
+    assert first[5:] == pytest.approx((0.6, (20 * 0.5 + 20 * 1 + 20 * 0.75) / 100, 0.35, 1))
+    assert tuple(second) == (2, None, 1, 10000, 100000, 0.1, None, None, 0)
 
 
 def test_a_trace_without_device_events_has_no_devices(tmp_path) -> None:
     assert len(capture(tmp_path, [span("aten::mm", 0, 5)]).devices) == 0
+
+
+def test_device_work_launched_in_a_range_alone_is_named_below_the_operators(tmp_path) -> None:
+    """60 of 80 µs, which no row of an operator holds."""
+    events = [
+        annotation("decode", 0, 100),
+        call("cudaGraphLaunch", 5, 5, 1),
+        kernel("a", 20, 60, correlation=1),
+        span("aten::mm", 12, 5),
+        call("cudaLaunchKernel", 13, 2, 2),
+        kernel("b", 80, 20, correlation=2),
+    ]
+    text = render(capture(tmp_path, events))
+    assert "60.000 µs of 80.000 µs device time was launched in ranges, but in no operator" in text
+    assert "no operator" not in render(capture(tmp_path, events[3:]))

@@ -91,6 +91,10 @@ def recorded(event: Row, of_call: dict[Any, Row], base_ns: int) -> Row:
         row["ranks"] = ranks if isinstance(ranks, str) else json.dumps(ranks)
     if not (category in ON_DEVICE | {"cuda_sync"} or event["name"] == "record_param_comms"):
         row = {name: value for name, value in row.items() if name not in Details._fields}
+    if is_call(event) and "kernel" in args:
+        row["launched_kernel"] = args["kernel"]
+    if args.get("graph node id") and "str" in args:
+        row["annotation"] = args["str"]
     if "blocks per SM" in args:
         row["blocks_per_sm"] = float(np.float32(args["blocks per SM"]))
     if args.get("est. achieved occupancy %"):
@@ -208,6 +212,7 @@ BY_HAND = [
     synchronisation("Stream Wait Event", 95, 0, wait_on_stream=7, wait_on_cuda_event_id=3,
                     wait_on_cuda_event_record_corr_id=4, stream=8),
     span("unfinished", 110, 5, tid=4, finished=False, Fwd_thread_id=3, Sequence_number=8),
+    call("hipLaunchKernel", 120, 2, 11, kernel="gemm"),
     allocation(26, 1024, 4096, 1024, device=0, reserved=8192),
     allocation(27, -512, total=0),
 ]  # fmt: skip
@@ -247,7 +252,7 @@ def test_a_number_of_more_than_64_bits_is_unknown(tmp_path: Path) -> None:
     [
         ("a100_nccl_2ranks_rank0", {"collective", "ranks", "grid", "occupancy", "bytes_per_second"}),
         ("hta_simple_add", {"sync_kind", "moved_bytes", "block"}),
-        ("mi300x_resnet_checkpoint_train", {"python_id", "bytes_per_second"}),
+        ("mi300x_resnet_checkpoint_train", {"python_id", "bytes_per_second", "launched_kernel"}),
         ("v100_resnet50_workers0", {"call_stack", "size_bytes", "blocks_per_sm"}),
     ],
 )  # fmt: skip
