@@ -199,7 +199,7 @@ BY_HAND = [
     span("aten::relu", 60, 5, **COLLECTIVE),  # not an event of a collective
     call("cudaLaunchKernel", 20, 5, 1, External_id=2),
     kernel("gemm", 30, 20, correlation=1, External_id=2, grid=[4, 2, 1], block=[128, 1, 1], blocks_per_SM=0.05,
-           **{"est. achieved occupancy %": 49, "graph id": 3, "graph node id": 9}),
+           **{"est. achieved occupancy %": 49, "graph id": 3, "graph node id": 9, "str": "layer 1"}),
     kernel("cutlass", 55, 5, correlation=3, grid=[4, 2, 1], **{"est. achieved occupancy %": 0, "graph id": 0}),
     kernel(REDUCES, 60, 20, correlation=4, **COLLECTIVE),
     copy(60, 3, correlation=5, bytes=10**6),
