@@ -32,6 +32,9 @@ ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
+# The installation compiles the trace reader again after a change.
+BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c
+
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
@@ -103,25 +106,25 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-demo: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 	@echo "Installing torch and the package into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch
 	@$(INSTALL) -e '.[tensorboard]'
 	@touch $@
 
 # This environment can also run the demo.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-dev: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 	@echo "Installing torch, the package and what its tests need into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch
 	@$(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed-demo $@
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(VENV)/.installed-dev
+$(VENV)/.installed-bench: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
 	@echo "Installing what the benchmarks compare with into $(VENV)."
 	@$(INSTALL) -e '.[bench]'
 	@touch $@
 
-$(VENV)-older/.installed: pyproject.toml constraints.txt constraints-older.txt
+$(VENV)-older/.installed: $(BUILT_FROM) constraints.txt constraints-older.txt
 	$(PYTHON) -m venv $(VENV)-older
 	@echo "Installing older trainers into $(VENV)-older; this takes a minute or more."
 	@$(INSTALL_OLDER) torch
