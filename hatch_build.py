@@ -56,7 +56,7 @@ def _compile(source: Path, target: Path) -> str:
     bundle = ["-bundle", "-undefined", "dynamic_lookup"]
     command = [
         *shlex.split(compiler),
-        *("-std=c99", "-O2", "-fPIC"),
+        *("-std=c99", "-O3", "-fPIC"),
         *(bundle if sys.platform == "darwin" else ["-shared"]),
         f"-I{sysconfig.get_path('include')}",
         *(str(source), "-o", str(target)),

@@ -30,6 +30,9 @@
 #define LATEST_US (((uint64_t)1 << 62) / 1000)
 #define MOST_DEPTH 64 /* of lists and objects in a value; one bit of an uint64_t each */
 #define MOST_PROBES 1024 /* in a table; more happen only if somebody chose the texts for it */
+#define MOST_KEYS 64 /* of those that are known */
+#define START MOST_KEYS /* in the place of a member: there is none before */
+#define LONGEST_STEP 64
 #define MOST_BYTES ((size_t)1 << 30) /* of a piece, so that all counts fit into an int32_t */
 
 struct text {
@@ -86,6 +89,29 @@ struct table {
     size_t slot_count; /* a power of two, at least twice `count` */
 };
 
+static bool is_word_equal(const char *a, const char *b)
+{
+    uint64_t words[2];
+    memcpy(&words[0], a, 8);
+    memcpy(&words[1], b, 8);
+    return words[0] == words[1];
+}
+
+/* As `memcmp(a, b, size) == 0`, faster for short texts. */
+static bool is_equal(const char *a, const char *b, size_t size)
+{
+    if (size >= 8) {
+        for (size_t k = 0; k + 8 < size; k += 8)
+            if (!is_word_equal(a + k, b + k))
+                return false;
+        return is_word_equal(a + size - 8, b + size - 8);
+    }
+    for (size_t k = 0; k < size; k++)
+        if (a[k] != b[k])
+            return false;
+    return true;
+}
+
 static uint64_t mixed(uint64_t hash, uint64_t word)
 {
     hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
@@ -137,7 +163,7 @@ static int32_t code_of(struct table *table, const char *data, size_t size)
     for (int probes = 0; table->slots[slot] != 0; slot = (slot + 1) & (table->slot_count - 1)) {
         const struct entry *entry = &entries[table->slots[slot] - 1];
         if (entry->hash == hash && entry->size == size
-            && memcmp(table->texts.data + entry->begin, data, size) == 0)
+            && is_equal(table->texts.data + entry->begin, data, size))
             return table->slots[slot] - 1;
         if (++probes > MOST_PROBES)
             return -1;
@@ -152,7 +178,7 @@ static int32_t code_of(struct table *table, const char *data, size_t size)
 /* ---- What is read ---- */
 
 /* The numbers of an event and of a memory event: columns of 64 bits in the order of the rows. */
-enum { START, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT, SPAN_NUMBERS };
+enum { BEGIN, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT, SPAN_NUMBERS };
 enum { TIME, BYTES, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, ADDRESS, MEMORY_NUMBERS };
 enum { SHAPES, CONCRETE, TYPES, CALL_STACK, TEXTS };
 
@@ -166,12 +192,20 @@ struct memory {
     int64_t kind;
 };
 
+/* What stood between two values of an object; see `take_member`. */
+struct step {
+    const char *text;
+    size_t size, key; /* the key begins so many bytes behind the beginning */
+    uint8_t member;
+};
+
 struct piece {
     int64_t recorded;
     struct buffer spans, memory; /* rows */
     struct buffer halves; /* events that begin or end, as the items of a JSON list */
     struct table kinds, memory_kinds, texts[TEXTS];
     struct buffer head, args; /* of the kind of the current event */
+    struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
 
 /* One event while it is read. */
@@ -185,7 +219,7 @@ struct event {
 
 /* ---- Keys ---- */
 
-enum what { PHASE, ARGS, START_TIME, DURATION, KEPT, SPAN_NUMBER, MEMORY_NUMBER, OLD_EXTERNAL, TEXT };
+enum what { SKIPPED, PHASE, ARGS, START_TIME, DURATION, KEPT, SPAN_NUMBER, MEMORY_NUMBER, OLD_EXTERNAL, TEXT };
 
 struct member {
     const char *key;
@@ -194,18 +228,17 @@ struct member {
     int64_t missing; /* the value of a number that is null */
 };
 
+/* The first member of each list stands for all keys that are not in it. */
 static const struct member EVENT_MEMBERS[] = {
-    {"ph", PHASE, 0, 0},
-    {"cat", KEPT, 0, 0},
-    {"name", KEPT, 0, 0},
-    {"pid", KEPT, 0, 0},
-    {"tid", KEPT, 0, 0},
-    {"ts", START_TIME, 0, 0},
-    {"dur", DURATION, 0, 0},
+    {"", SKIPPED, 0, 0},
+    {"ph", PHASE, 0, 0}, {"cat", KEPT, 0, 0}, {"name", KEPT, 0, 0},
+    {"pid", KEPT, 0, 0}, {"tid", KEPT, 0, 0},
+    {"ts", START_TIME, 0, 0}, {"dur", DURATION, 0, 0},
     {"args", ARGS, 0, 0},
 };
 
 static const struct member ARGS_MEMBERS[] = {
+    {"", SKIPPED, 0, 0},
     {"External id", SPAN_NUMBER, EXTERNAL, 0},
     {"external id", OLD_EXTERNAL, 0, 0},
     {"correlation", SPAN_NUMBER, CORRELATION, 0},
@@ -223,39 +256,30 @@ static const struct member ARGS_MEMBERS[] = {
     {"Total Allocated", MEMORY_NUMBER, ALLOCATED, 0},
     {"Total Reserved", MEMORY_NUMBER, RESERVED, 0},
     {"Addr", MEMORY_NUMBER, ADDRESS, 0},
-    {"finished", KEPT, 0, 0},
-    {"bytes", KEPT, 0, 0},
-    {"size", KEPT, 0, 0},
-    {"direction", KEPT, 0, 0},
-    {"grid", KEPT, 0, 0},
-    {"block", KEPT, 0, 0},
-    {"blocks per SM", KEPT, 0, 0},
-    {"est. achieved occupancy %", KEPT, 0, 0},
-    {"Collective name", KEPT, 0, 0},
-    {"dtype", KEPT, 0, 0},
-    {"In msg nelems", KEPT, 0, 0},
-    {"Out msg nelems", KEPT, 0, 0},
-    {"Process Group Ranks", KEPT, 0, 0},
-    {"Group size", KEPT, 0, 0},
-    {"Process Group Name", KEPT, 0, 0},
-    {"Process Group Description", KEPT, 0, 0},
-    {"Seq", KEPT, 0, 0},
-    {"Src Rank", KEPT, 0, 0},
-    {"Dst Rank", KEPT, 0, 0},
-    {"graph id", KEPT, 0, 0},
-    {"graph node id", KEPT, 0, 0},
-    {"cuda_sync_kind", KEPT, 0, 0},
-    {"wait_on_cuda_event_record_corr_id", KEPT, 0, 0},
-    {"wait_on_stream", KEPT, 0, 0},
-    {"wait_on_cuda_event_id", KEPT, 0, 0},
+    {"finished", KEPT, 0, 0}, {"bytes", KEPT, 0, 0}, {"size", KEPT, 0, 0},
+    {"direction", KEPT, 0, 0}, {"grid", KEPT, 0, 0}, {"block", KEPT, 0, 0},
+    {"blocks per SM", KEPT, 0, 0}, {"est. achieved occupancy %", KEPT, 0, 0},
+    {"Collective name", KEPT, 0, 0}, {"dtype", KEPT, 0, 0},
+    {"In msg nelems", KEPT, 0, 0}, {"Out msg nelems", KEPT, 0, 0},
+    {"Process Group Ranks", KEPT, 0, 0}, {"Group size", KEPT, 0, 0},
+    {"Process Group Name", KEPT, 0, 0}, {"Process Group Description", KEPT, 0, 0},
+    {"Seq", KEPT, 0, 0}, {"Src Rank", KEPT, 0, 0}, {"Dst Rank", KEPT, 0, 0},
+    {"graph id", KEPT, 0, 0}, {"graph node id", KEPT, 0, 0},
+    {"cuda_sync_kind", KEPT, 0, 0}, {"wait_on_cuda_event_record_corr_id", KEPT, 0, 0},
+    {"wait_on_stream", KEPT, 0, 0}, {"wait_on_cuda_event_id", KEPT, 0, 0},
+    /* Frequent, and listed only to recognise them faster. */
+    {"Ev Idx", SKIPPED, 0, 0}, {"Record function id", SKIPPED, 0, 0},
+    {"Input Strides", SKIPPED, 0, 0}, {"cbid", SKIPPED, 0, 0},
+    {"device", SKIPPED, 0, 0}, {"context", SKIPPED, 0, 0}, {"stream", SKIPPED, 0, 0},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
-#define KEY_SLOTS 256
+#define KEY_SLOTS 256 /* at least twice as many as keys */
 
 struct keys {
-    const struct member *members[KEY_SLOTS];
-    uint8_t sizes[KEY_SLOTS];
+    const struct member *members;
+    uint8_t sizes[MOST_KEYS];
+    uint8_t slots[KEY_SLOTS]; /* positions of members; 0 if free */
 };
 
 static struct keys event_keys, args_keys;
@@ -266,34 +290,36 @@ static uint8_t key_slot(const char *key, size_t size)
                      + (uint8_t)key[size / 2]);
 }
 
-static void add_keys(struct keys *keys, const struct member *members, size_t count)
+static void prepare(struct keys *keys, const struct member *members, size_t count)
 {
-    for (size_t k = 0; k < count; k++) {
+    keys->members = members;
+    for (size_t k = 1; k < count; k++) {
         size_t size = strlen(members[k].key);
         uint8_t slot = key_slot(members[k].key, size);
-        while (keys->members[slot] != NULL && keys->members[slot] != &members[k])
+        while (keys->slots[slot] != 0 && keys->slots[slot] != k)
             slot++;
-        keys->members[slot] = &members[k];
-        keys->sizes[slot] = (uint8_t)size;
+        keys->slots[slot] = (uint8_t)k;
+        keys->sizes[k] = (uint8_t)size;
     }
 }
 
 static void prepare_keys(void)
 {
-    add_keys(&event_keys, EVENT_MEMBERS, COUNT(EVENT_MEMBERS));
-    add_keys(&args_keys, ARGS_MEMBERS, COUNT(ARGS_MEMBERS));
+    prepare(&event_keys, EVENT_MEMBERS, COUNT(EVENT_MEMBERS));
+    prepare(&args_keys, ARGS_MEMBERS, COUNT(ARGS_MEMBERS));
 }
 
-/* The member of a key; NULL if it is not read. */
-static const struct member *find(const struct keys *keys, struct slice key)
+/* The position of a key; 0 if it is not known. */
+static uint8_t position_of(const struct keys *keys, struct slice key)
 {
     if (key.size == 0)
-        return NULL;
-    for (uint8_t slot = key_slot(key.begin, key.size); keys->members[slot] != NULL; slot++)
-        if (keys->sizes[slot] == key.size
-            && memcmp(keys->members[slot]->key, key.begin, key.size) == 0)
-            return keys->members[slot];
-    return NULL;
+        return 0;
+    for (uint8_t slot = key_slot(key.begin, key.size); keys->slots[slot] != 0; slot++) {
+        uint8_t k = keys->slots[slot];
+        if (keys->sizes[k] == key.size && is_equal(keys->members[k].key, key.begin, key.size))
+            return k;
+    }
+    return 0;
 }
 
 /* ---- JSON ---- */
@@ -311,9 +337,10 @@ static bool is_next(const struct text *text, char c)
 
 static void skip_blanks(struct text *text)
 {
-    while (text->at < text->end
-           && (*text->at == ' ' || *text->at == '\n' || *text->at == '\r' || *text->at == '\t'))
-        text->at++;
+    const char *at = text->at, *end = text->end;
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t'))
+        at++;
+    text->at = at;
 }
 
 /* Goes over blanks and one byte, if it is this one. */
@@ -344,24 +371,38 @@ static bool take_escape(struct text *text)
     return !is_half;
 }
 
+/* The number of bytes of an aligned mask before the first byte that is marked. */
+static int bytes_before(uint64_t mask)
+{
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return __builtin_ctzll(mask) / 8;
+#else
+    return mask == 0; /* not known: look at each byte */
+#endif
+}
+
 /* Goes over bytes that need no attention in a string, eight at a time. */
 static void skip_plain(struct text *text)
 {
     const uint64_t each = UINT64_C(0x0101010101010101), high = each * 0x80;
-    while (text->end - text->at >= 8) {
-        uint64_t word, quote, escape;
-        memcpy(&word, text->at, 8);
+    const char *at = text->at, *end = text->end;
+    for (; end - at >= 8; at += 8) {
+        uint64_t word, quote, escape, special;
+        memcpy(&word, at, 8);
         quote = word ^ (each * '"');
         escape = word ^ (each * '\\');
-        /* Marks each byte that is a quote, a backslash or below 0x20; perhaps also bytes behind. */
-        if ((((quote - each) & ~quote) | ((escape - each) & ~escape) | ((word - each * 0x20) & ~word))
-            & high)
+        /* Marks the first quote, backslash or byte below 0x20, and perhaps bytes behind it. */
+        special = (((quote - each) & ~quote) | ((escape - each) & ~escape)
+                   | ((word - each * 0x20) & ~word))
+            & high;
+        if (special != 0) {
+            at += bytes_before(special);
             break;
-        text->at += 8;
+        }
     }
-    while (text->at < text->end && *text->at != '"' && *text->at != '\\'
-           && (unsigned char)*text->at >= 0x20)
-        text->at++;
+    while (at < end && *at != '"' && *at != '\\' && (unsigned char)*at >= 0x20)
+        at++;
+    text->at = at;
 }
 
 /* Reads a string; `inside` is what stands between its quotes. False for control characters and bad
@@ -389,10 +430,12 @@ static bool take_string(struct text *text, struct slice *inside, bool *has_escap
 
 static bool take_digits(struct text *text)
 {
-    const char *begin = text->at;
-    while (text->at < text->end && is_digit(*text->at))
-        text->at++;
-    return text->at > begin;
+    const char *at = text->at;
+    while (at < text->end && is_digit(*at))
+        at++;
+    bool found = at > text->at;
+    text->at = at;
+    return found;
 }
 
 /* Goes over a number in any form that JSON has. */
@@ -460,6 +503,42 @@ static bool take_key(struct text *text, struct slice *key)
     return true;
 }
 
+/* Goes from the end of a value over the comma, the next key and its colon to the next value; or from
+ * the brace that opens an object. False, at the same place, if there is no further member.
+ *
+ * `last` is the position of the member before, START if there is none, and becomes that of the next.
+ * Members mostly come in the same order, with the same blanks: `steps` has what stood behind each
+ * member when it was there last. Where the same text stands again, it is not parsed again. */
+static bool take_member(struct text *text, const struct keys *keys, struct step *steps,
+                        uint8_t *last, const char **key)
+{
+    const char *begin = text->at;
+    struct step *step = &steps[*last];
+    struct slice found;
+    if (step->size > 0 && (size_t)(text->end - begin) >= step->size
+        && is_equal(begin, step->text, step->size)) {
+        text->at += step->size;
+        skip_blanks(text); /* there may be more of them this time */
+    } else {
+        if (!take(text, *last == START ? '{' : ',') || !take_key(text, &found)) {
+            text->at = begin;
+            return false;
+        }
+        size_t size = (size_t)(text->at - begin);
+        *step = (struct step){begin, size <= LONGEST_STEP ? size : 0,
+                              (size_t)(found.begin - 1 - begin), position_of(keys, found)};
+    }
+    *key = begin + step->key;
+    *last = step->member;
+    return true;
+}
+
+/* Goes over the brace that ends an object, of which `last` is the last member. */
+static bool take_end(struct text *text, uint8_t last)
+{
+    return (last != START || take(text, '{')) && take(text, '}');
+}
+
 /* Goes over any value. False if lists and objects are nested too deeply. */
 static bool take_value(struct text *text)
 {
@@ -504,15 +583,17 @@ static bool take_value(struct text *text)
 /* Reads digits into a number; false if there are none, or more than it can hold, or a 0 in front. */
 static bool read_digits(struct text *text, uint64_t *value)
 {
-    const char *begin = text->at;
-    *value = 0;
-    while (text->at < text->end && is_digit(*text->at)) {
-        uint64_t digit = (uint64_t)(*text->at++ - '0');
-        if (*value > (UINT64_MAX - digit) / 10)
+    const char *begin = text->at, *at = begin, *end = text->end;
+    uint64_t number = 0;
+    for (; at < end && is_digit(*at); at++) {
+        uint64_t digit = (uint64_t)(*at - '0');
+        if (at - begin >= 19 && number > (UINT64_MAX - digit) / 10)
             return false;
-        *value = *value * 10 + digit;
+        number = number * 10 + digit;
     }
-    return text->at > begin && (*begin != '0' || text->at == begin + 1);
+    text->at = at;
+    *value = number;
+    return at > begin && (*begin != '0' || at == begin + 1);
 }
 
 /* Reads an integer or null. Keeps the lower 64 bits of an unsigned one. False for other values. */
@@ -562,14 +643,12 @@ static bool read_time(struct text *text, int64_t *ns, uint64_t limit_us)
 
 /* ---- Events ---- */
 
-static bool read_args(struct text *text, struct piece *piece, struct event *event);
-
 /* Reads the value of a member that has a column. */
 static bool read_number(struct text *text, struct event *event, const struct member *member)
 {
     switch (member->what) {
     case START_TIME:
-        return read_time(text, &event->span[START], LATEST_US);
+        return read_time(text, &event->span[BEGIN], LATEST_US);
     case DURATION:
         return read_time(text, &event->duration, LONGEST_US);
     case OLD_EXTERNAL:
@@ -583,27 +662,31 @@ static bool read_number(struct text *text, struct event *event, const struct mem
     }
 }
 
-/* Reads the value of a member. What has another type than expected makes the event odd. False if it
- * is no JSON. `kind` gets the member, from its key on, if it belongs to the kind of the event. */
+/* Reads the value of a member. A number of another type than expected makes the event odd. False if
+ * the value is no JSON. `kind` gets the member, from its key on, if it belongs to the kind. */
 static bool read_member(struct text *text, struct event *event, const struct member *member,
                         const char *key, struct buffer *kind)
 {
     const char *begin = text->at;
-    if (member != NULL && member->what != KEPT && member->what != TEXT && member->what != PHASE) {
+    switch (member->what) {
+    case SKIPPED:
+        return take_value(text);
+    case PHASE:
+    case KEPT:
+        return take_value(text) && append(kind, key, (size_t)(text->at - key))
+            && append(kind, ",", 1);
+    case TEXT:
+        if (!take_value(text))
+            return false;
+        event->texts[member->which] = (struct slice){begin, (size_t)(text->at - begin)};
+        return true;
+    default:
         if (read_number(text, event, member))
             return true;
         event->is_odd = true;
         text->at = begin;
+        return take_value(text);
     }
-    if (!take_value(text))
-        return false;
-    if (member == NULL)
-        return true;
-    if (member->what == TEXT)
-        event->texts[member->which] = (struct slice){begin, (size_t)(text->at - begin)};
-    if (member->what != KEPT && member->what != PHASE)
-        return true;
-    return append(kind, key, (size_t)(text->at - key)) && append(kind, ",", 1);
 }
 
 /* Reads the phase of an event, one character between quotes. */
@@ -616,45 +699,34 @@ static bool read_phase(const struct text *text, struct event *event)
     return true;
 }
 
-/* Reads the arguments of an event. False if they are no object. */
+/* Reads the arguments of an event. False if they are no object, or come a second time. */
 static bool read_args(struct text *text, struct piece *piece, struct event *event)
 {
-    struct slice key;
-    if (event->has_args || !take(text, '{'))
+    const char *key;
+    uint8_t last = START;
+    if (event->has_args)
         return false;
     event->has_args = true;
-    if (take(text, '}'))
-        return true;
-    do {
-        if (!take_key(text, &key))
+    while (take_member(text, &args_keys, piece->args_steps, &last, &key))
+        if (!read_member(text, event, &ARGS_MEMBERS[last], key, &piece->args))
             return false;
-        const struct member *member = find(&args_keys, key);
-        if (!read_member(text, event, member, key.begin - 1, &piece->args))
-            return false;
-    } while (take(text, ','));
-    return take(text, '}');
+    return take_end(text, last);
 }
 
-/* Reads the members of an event. False if a member comes twice of which only one may count. */
+/* Reads the members of an event. False if it has no phase, or two. */
 static bool read_event(struct text *text, struct piece *piece, struct event *event)
 {
-    struct slice key;
-    if (!take(text, '{'))
-        return false;
-    do {
-        if (!take_key(text, &key))
+    const char *key;
+    uint8_t last = START;
+    while (take_member(text, &event_keys, piece->event_steps, &last, &key)) {
+        const struct member *member = &EVENT_MEMBERS[last];
+        if (member->what == PHASE && !read_phase(text, event))
             return false;
-        const struct member *member = find(&event_keys, key);
-        if (member != NULL && member->what == PHASE && !read_phase(text, event))
+        if (member->what == ARGS ? !read_args(text, piece, event)
+                                 : !read_member(text, event, member, key, &piece->head))
             return false;
-        if (member != NULL && member->what == ARGS) {
-            if (!read_args(text, piece, event))
-                return false;
-        } else if (!read_member(text, event, member, key.begin - 1, &piece->head)) {
-            return false;
-        }
-    } while (take(text, ','));
-    return event->has_phase && take(text, '}');
+    }
+    return event->has_phase && take_end(text, last);
 }
 
 /* The position of the kind of the event that was read; -1 as for `code_of`. */
@@ -676,7 +748,7 @@ static bool add_span(struct piece *piece, const struct event *event)
     struct span row = {.kind = kind_of(piece, &piece->kinds)};
     bool found = row.kind >= 0;
     memcpy(row.numbers, event->span, sizeof row.numbers);
-    row.numbers[END] = event->span[START] + event->duration;
+    row.numbers[END] = event->span[BEGIN] + event->duration;
     if (row.numbers[EXTERNAL] == 0)
         row.numbers[EXTERNAL] = event->old_external;
     for (int k = 0; k < TEXTS; k++) {
@@ -694,7 +766,7 @@ static bool add_instant(struct piece *piece, const struct event *event)
         return true;
     struct memory row = {.kind = kind_of(piece, &piece->memory_kinds)};
     memcpy(row.numbers, event->memory, sizeof row.numbers);
-    row.numbers[TIME] = event->span[START];
+    row.numbers[TIME] = event->span[BEGIN];
     return row.kind >= 0 && append(&piece->memory, &row, sizeof row);
 }
 
@@ -818,11 +890,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int prepare(PyObject *module)
+static int execute(PyObject *module)
 {
     prepare_keys();
     PyObject *keys = PyList_New(0);
     for (size_t k = 0; keys != NULL && k < COUNT(ARGS_MEMBERS); k++) {
+        if (ARGS_MEMBERS[k].what == SKIPPED)
+            continue;
         PyObject *key = PyUnicode_FromString(ARGS_MEMBERS[k].key);
         if (key == NULL || PyList_Append(keys, key) < 0)
             Py_CLEAR(keys);
@@ -836,7 +910,7 @@ static int prepare(PyObject *module)
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, prepare}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
