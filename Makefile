@@ -10,6 +10,8 @@
 ## make mutants  make 300 random edits in the core modules and list those that no test notices: an
 ##              hour or more; ONLY, COUNT and SEED choose the edits
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
+## make fuzz    fuzz the compiled trace reader under ASan and UBSan: half an hour, or SECONDS=60; needs
+##              clang; INSTRUMENT_TRACES=FOLDER names real traces, which are better seeds
 ## make wheel   build the sdist and the wheel into dist/, and run the first pages of the
 ##              documentation with the installed wheel in an empty folder
 ## make clean   remove .venv and caches, but no captures
@@ -38,7 +40,7 @@ BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check docs bench older compat soak wheel mutants mutants-planted clean
+.PHONY: help demo test check docs bench older compat soak fuzz wheel mutants mutants-planted clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -85,6 +87,10 @@ compat:
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
+
+# Not run by CI, which compares the scanner with the decoder on random texts in the test suite.
+fuzz: $(VENV)/.installed-dev
+	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
 
 # TAG=v0.1.0 also checks that the tag, pyproject.toml and CHANGELOG.md name the same version.
 wheel: $(VENV)/.installed-dev

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.oracle import is_scanned_as_decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +19,8 @@ from capture.by_hand import same
 from capture.conftest import BODIES, record
 from instrument.errors import TraceError
 from instrument.trace import reader, scanner
-from instrument.trace.columns import as_ns, ints
 from instrument.trace.events import Events
-from instrument.trace.schema import BAD, Args, Complete, decode
+from instrument.trace.schema import Args, decode
 
 _scanner = pytest.importorskip("instrument.trace._scanner", reason="the scanner is not compiled")
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -345,33 +345,14 @@ def test_any_indent_is_read_as_the_decoder_reads_it(tmp_path, both, chosen, inde
     assert len(both(path)[0]) == len(chosen)
 
 
-def test_random_edits_are_read_as_the_decoder_reads_them() -> None:
-    """What the scanner accepts, the decoder accepts, with the same numbers; a few thousand texts in a second."""
+def test_random_edits_are_scanned_as_they_are_decoded() -> None:
+    """Some thousands of texts in a few seconds; `make fuzz` reads millions."""
     edit = random.Random(0)
-    accepted = 0
-    for _ in range(6000):
-        text = bytearray(random.Random(edit.random()).choice(SEEDS))
+    scanned = 0
+    for _ in range(3000):
+        text = bytearray(edit.choice(SEEDS))
         for _ in range(edit.randint(1, 3)):
-            at = edit.randrange(len(text))
-            text[at : at + edit.choice((0, 1, 1, 4))] = edit.choice(
-                [*PARTS, bytes([edit.randrange(256)])]
-            )
-        found = _scanner.scan(bytes(text), 0, len(text))
-        if found is None:
-            continue
-        accepted += 1
-        try:
-            kinds = decode(b"[%b]" % b",".join(found[2] + found[4]))
-        except BAD:
-            continue  # the reader leaves this text to the decoder
-        events = decode(b"[%b]" % text)
-        assert found[0] == len(events)
-        rows = np.frombuffer(found[1], scanner._SPAN)
-        spans = [each for each in events if type(each) is Complete]
-        assert [kinds[code].name for code in rows["kind"]] == [each.name for each in spans]
-        assert rows["start_ns"].tolist() == as_ns([each.ts for each in spans]).tolist()
-        assert (
-            rows["correlation"].tolist()
-            == ints([each.args.correlation for each in spans], 0).tolist()
-        )
-    assert accepted > 400
+            at, put = edit.randrange(len(text)), edit.choice([*PARTS, bytes([edit.randrange(256)])])
+            text[at : at + edit.choice((0, 1, 1, 4))] = put
+        scanned += is_scanned_as_decoded(bytes(text))
+    assert scanned > 150
