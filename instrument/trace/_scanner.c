@@ -75,6 +75,18 @@ static bool append(struct buffer *buffer, const void *data, size_t size)
     return true;
 }
 
+/* Appends an item of a list or object, and a comma. */
+static bool append_item(struct buffer *buffer, const char *begin, const char *end)
+{
+    size_t size = (size_t)(end - begin);
+    if (!reserve(buffer, size + 1))
+        return false;
+    memcpy(buffer->data + buffer->size, begin, size);
+    buffer->data[buffer->size + size] = ',';
+    buffer->size += size + 1;
+    return true;
+}
+
 /* ---- Tables: distinct texts in the order of their first use ---- */
 
 struct entry {
@@ -204,6 +216,7 @@ struct piece {
     struct buffer spans, memory; /* rows */
     struct buffer halves; /* events that begin or end, as the items of a JSON list */
     struct table kinds, memory_kinds, texts[TEXTS];
+    struct table other_kinds; /* of events that have no row; Python checks them as well */
     struct buffer head, args; /* of the kind of the current event */
     struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
@@ -539,8 +552,8 @@ static bool take_end(struct text *text, uint8_t last)
     return (last != START || take(text, '{')) && take(text, '}');
 }
 
-/* Goes over any value. False if lists and objects are nested too deeply. */
-static bool take_value(struct text *text)
+/* Goes over a list or an object. False if lists and objects are nested too deeply. */
+static bool take_nested(struct text *text)
 {
     uint64_t is_object = 0; /* the lowest bit is that of the innermost list or object */
     int depth = 0;
@@ -578,6 +591,12 @@ static bool take_value(struct text *text)
             skip_blanks(text);
         }
     }
+}
+
+/* Goes over any value. */
+static bool take_value(struct text *text)
+{
+    return is_next(text, '{') || is_next(text, '[') ? take_nested(text) : take_scalar(text);
 }
 
 /* Reads digits into a number; false if there are none, or more than it can hold, or a 0 in front. */
@@ -673,8 +692,7 @@ static bool read_member(struct text *text, struct event *event, const struct mem
         return take_value(text);
     case PHASE:
     case KEPT:
-        return take_value(text) && append(kind, key, (size_t)(text->at - key))
-            && append(kind, ",", 1);
+        return take_value(text) && append_item(kind, key, text->at);
     case TEXT:
         if (!take_value(text))
             return false;
@@ -763,7 +781,7 @@ static bool add_span(struct piece *piece, const struct event *event)
 static bool add_instant(struct piece *piece, const struct event *event)
 {
     if (!event->has_bytes)
-        return true;
+        return kind_of(piece, &piece->other_kinds) >= 0;
     struct memory row = {.kind = kind_of(piece, &piece->memory_kinds)};
     memcpy(row.numbers, event->memory, sizeof row.numbers);
     row.numbers[TIME] = event->span[BEGIN];
@@ -787,8 +805,7 @@ static bool scan_event(struct text *text, struct piece *piece)
         return !event.is_odd && add_instant(piece, &event);
     case 'B':
     case 'E':
-        return append(&piece->halves, begin, (size_t)(text->at - begin))
-            && append(&piece->halves, ",", 1);
+        return append_item(&piece->halves, begin, text->at);
     default:
         return event.phase != '\0' && strchr("ICbneSTpFstfPNODMVvRc()", event.phase) != NULL;
     }
@@ -821,6 +838,7 @@ static void free_piece(struct piece *piece)
         free(buffers[k]->data);
     free_table(&piece->kinds);
     free_table(&piece->memory_kinds);
+    free_table(&piece->other_kinds);
     for (int k = 0; k < TEXTS; k++)
         free_table(&piece->texts[k]);
 }
@@ -852,9 +870,10 @@ static PyObject *list_of(const struct table *table)
 
 static PyObject *result_of(const struct piece *piece)
 {
-    return Py_BuildValue("(LNNNNN(NNNN))", (long long)piece->recorded, bytes_of(&piece->spans),
+    return Py_BuildValue("(LNNNNNN(NNNN))", (long long)piece->recorded, bytes_of(&piece->spans),
                          list_of(&piece->kinds), bytes_of(&piece->memory),
-                         list_of(&piece->memory_kinds), bytes_of(&piece->halves),
+                         list_of(&piece->memory_kinds), list_of(&piece->other_kinds),
+                         bytes_of(&piece->halves),
                          list_of(&piece->texts[SHAPES]), list_of(&piece->texts[CONCRETE]),
                          list_of(&piece->texts[TYPES]), list_of(&piece->texts[CALL_STACK]));
 }

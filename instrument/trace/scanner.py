@@ -118,6 +118,7 @@ class Scanner:
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
     ) -> None:
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
+        self._other_kinds = Kinds(lambda _: {})  # without columns: only decoded, as a check
 
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """The events between two positions; None if they must be decoded.
@@ -127,21 +128,20 @@ class Scanner:
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:
             return None
-        recorded, spans, kinds, memory, memory_kinds, halves, texts = found
-        for known in (self._kinds, self._memory_kinds):
-            if len(known) > _MOST_KINDS:
-                known.forget()
+        recorded, spans, kinds, memory, memory_kinds, other_kinds, halves, texts = found
+        rows, memory_rows = np.frombuffer(spans, _SPAN), np.frombuffer(memory, _MEMORY)
+        known = (self._kinds, self._memory_kinds, self._other_kinds)
+        for each in known:
+            if len(each) > _MOST_KINDS:
+                each.forget()
         try:
-            new, new_of_memory = (
-                self._kinds.decoded(kinds),
-                self._memory_kinds.decoded(memory_kinds),
-            )
+            new = [*map(Kinds.decoded, known, (kinds, memory_kinds, other_kinds))]
             decoded_halves = decode(b"[%b]" % halves[:-1])
         except BAD:
             return None
-        rows, memory_rows = np.frombuffer(spans, _SPAN), np.frombuffer(memory, _MEMORY)
-        kind = self._kinds.add(kinds, new)[rows["kind"]]
-        memory_kind = self._memory_kinds.add(memory_kinds, new_of_memory)[memory_rows["kind"]]
+        kind = self._kinds.add(kinds, new[0])[rows["kind"]]
+        memory_kind = self._memory_kinds.add(memory_kinds, new[1])[memory_rows["kind"]]
+        self._other_kinds.add(other_kinds, new[2])
         return Scanned(
             recorded,
             self._kinds.columns_at(kind, rows),

@@ -204,6 +204,7 @@ ODD = {
     "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
     "a begin": FLOW.replace('"s"', '"B"'),
     "a list in its place": "\n  [1]",
+    "an instant whose name is a number": INSTANT.replace('"[memory]"', "5").replace("Bytes", "b"),
 }
 
 

@@ -19,12 +19,9 @@ static void check_kinds(const struct table *kinds, bool are_spans)
         struct text text = {begin, begin + entries[k].size};
         check(scan_piece(text, &again));
         check(again.recorded == 1);
-        check(again.kinds.count == are_spans);
-        if (are_spans) {
-            const struct entry *entry = (const struct entry *)again.kinds.entries.data;
-            check(entry->size == entries[k].size);
-            check(memcmp(again.kinds.texts.data, begin, entry->size) == 0);
-        }
+        const struct table *found = are_spans ? &again.kinds : &again.other_kinds;
+        check(found->count == 1 && found->texts.size == entries[k].size);
+        check(memcmp(found->texts.data, begin, entries[k].size) == 0);
         free_piece(&again);
     }
 }
@@ -45,6 +42,7 @@ static void check_piece(const struct piece *piece)
         check(memory[k].kind >= 0 && memory[k].kind < piece->memory_kinds.count);
     check_kinds(&piece->kinds, true);
     check_kinds(&piece->memory_kinds, false);
+    check_kinds(&piece->other_kinds, false);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
