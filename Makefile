@@ -12,8 +12,8 @@
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
 ## make fuzz    fuzz the compiled trace reader under ASan and UBSan: half an hour, or SECONDS=60; needs
 ##              clang; INSTRUMENT_TRACES=FOLDER names real traces, which are better seeds
-## make wheel   build the sdist and the wheel into dist/, and run the first pages of the
-##              documentation with the installed wheel in an empty folder
+## make wheel   build the sdist and two wheels into dist/, one with the compiled trace reader, and run
+##              the first pages of the documentation with this wheel in an empty folder
 ## make clean   remove .venv and caches, but no captures
 ##
 ## Each target creates the virtual environment that it needs; a second run installs nothing.
