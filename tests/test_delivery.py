@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -18,14 +19,15 @@ import pytest
 import torch
 from collected import Log
 
-from instrument import Session, Sink
+from instrument import Session, Sink, Trigger
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
 from instrument.record import step_loop
-from instrument.record.recorder import RecordedWindow
+from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
+from instrument.triggers import Step
 from instrument.units import duration
 from instrument.worker import queue, run_lock
 from instrument.worker.run_lock import RunLock
@@ -144,6 +146,37 @@ def test_each_window_counts_its_own_cost_alone(
     assert capture.metadata["cost"]["unrecorded_steps"] == 0, (
         "steps of the warm-up are none to compare with"
     )
+
+
+@pytest.mark.parametrize("how", ["trigger", "phase"])
+def test_the_beginning_of_a_recording_counts_in_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    start, now = Recorder.start, [0]
+    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+
+    def slowly(self: Recorder) -> None:
+        now[0] += 1000
+        start(self)
+
+    monkeypatch.setattr(Recorder, "start", slowly)
+
+    class Second(Trigger):
+        def fires(self, step: Step) -> bool:
+            return step.number == 1
+
+    config: dict[str, Any] = {"active": 1, "export": "inline", "output_dir": str(tmp_path)}
+    config |= {"at_steps": []} if how == "trigger" else {"phases": ["validation"]}
+    triggers = {"second": Second()} if how == "trigger" else {}
+    with (
+        Session(config, triggers=triggers) as session,
+        session.phase("validation") if how == "phase" else nullcontext(),
+    ):
+        for _ in range(4):
+            now[0] += 7
+            session.step()
+    cost = session.captures[0].metadata["cost"]
+    assert (cost["recorded_step_ns"], cost["start_ns"]) == (7, 1000)
 
 
 def test_a_window_is_compared_with_the_last_fifty_steps(tmp_path: Path) -> None:
@@ -276,6 +309,43 @@ def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None
     assert (first.name, len(first.steps)) == ("steps_000002-000002_rank0", 1)
     assert [len(capture.steps) for capture in others] == [2, 2]
     assert [capture.metadata["window"]["first_step"] for capture in others] == [1006, 1010]
+
+
+def test_a_step_number_set_before_a_window_has_a_whole_step_drops_it(
+    tmp_path: Path, log: Log
+) -> None:
+    with Session(wait=1, active=2, export="inline", output_dir=tmp_path) as session:
+        session.step()
+        session.step_number = 9
+        session.step()
+    assert session.captures == []
+
+
+def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log) -> None:
+    with Session(skip_first=4, active=2, output_dir=tmp_path) as session:
+        session.step_number = 4
+    assert "The run ended after 0 steps" in "".join(log.at("WARNING"))
+
+
+def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_each_window(
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    class Reads(Sink):
+        def notice(self) -> None:
+            seen.append((threading.get_ident(), torch.is_grad_enabled()))
+
+        def write(self, capture: Capture, folder: Path) -> None: ...
+
+    with Session(
+        active=1, repeat=2, output_dir=tmp_path, export="inline", sinks={"reads": Reads()}
+    ) as session:
+        assert seen == [(threading.get_ident(), True)]
+        for _ in range(2):
+            with torch.no_grad():
+                session.step()
+    assert seen[1:] == [(threading.get_ident(), False)] * 2
 
 
 @pytest.mark.parametrize("fails", [False, True])

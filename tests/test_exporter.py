@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -323,12 +324,42 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
 
 
 def test_queued_windows_are_looked_for_as_deep_as_asked(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    here, below = (
-        queue.queue(queue.stage(folder, "w"), {}) for folder in (tmp_path, tmp_path / "run")
-    )
+    folders = (tmp_path, tmp_path / "run", tmp_path / "run" / "today")
+    folders[-1].mkdir(parents=True)
+    here, below, deeper = (queue.queue(queue.stage(folder, "w"), {}) for folder in folders)
     assert queue.queued(tmp_path) == [here]
     assert set(queue.queued(tmp_path, depth=2)) == {here, below}
+    assert set(queue.queued(tmp_path, depth=3)) == {here, below, deeper}
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_name_taken_while_a_capture_is_renamed_gives_way_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Any other error of the renaming is the caller's."""
+    queued = queue.queue(queue.stage(tmp_path, "w"), {})
+    rename, targets = Path.rename, []
+
+    def fails_once(self: Path, target: Path) -> Path:
+        targets.append(target.name)
+        if len(targets) > 1:
+            return rename(self, target)
+        if taken:
+            target.mkdir()
+        raise PermissionError("no")
+
+    monkeypatch.setattr(Path, "rename", fails_once)
+    with nullcontext() if taken else pytest.raises(PermissionError):
+        assert queue.publish(queued, {"name": "w"}) == tmp_path / "w-2"
+    assert targets == ["w", "w-2"][: 1 + taken]
+
+
+def test_what_a_killed_process_has_half_written_is_not_in_the_capture(tmp_path: Path) -> None:
+    queued = queue.queue(queue.stage(tmp_path, "w"), {})
+    (queued / "trace.json").write_text("{}")
+    (queued / ".trace.json.gz.x1.tmp").write_text("half")
+    folder = finish(queued, {}, failed=set())
+    assert {file.name for file in folder.iterdir()} == {"capture.json", "trace.json.gz"}
 
 
 def test_half_a_character_does_not_make_capture_json_unreadable(tmp_path: Path) -> None:

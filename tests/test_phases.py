@@ -39,6 +39,15 @@ def test_validation_does_not_move_the_steps_of_train(tmp_path: Path) -> None:
     assert numbers(capture) == [5, 6]
 
 
+def test_a_phase_outside_of_a_run_records_nothing(tmp_path: Path) -> None:
+    session = Session(active=1, phases=["validation"], output_dir=tmp_path)
+    with session.phase("validation"):
+        assert not torch.autograd._profiler_enabled()
+    with session:
+        epoch(session, train=1, validation=1)
+    assert [numbers(capture) for capture in session.captures] == [[0]]
+
+
 def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
     tmp_path: Path, log: Log
 ) -> None:

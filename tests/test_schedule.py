@@ -273,6 +273,7 @@ def test_without_active_one_window_lasts_until_the_session_stops() -> None:
             {"at_steps": [1, 4, 7, 10], "active": 2},
             "records steps 1–2, then 4–5, then 7–8, and so on (counted from 0)",
         ),
+        ({"at_steps": [1, 4, 7], "active": 1}, "records steps 1, then 4, then 7 (counted from 0)"),
     ],
 )
 def test_the_plan_in_words(plan: dict[str, Any], words: str) -> None:

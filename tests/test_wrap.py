@@ -58,6 +58,7 @@ SIGNATURES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (lambda *args: args, (1, 2), {}),
     (lambda **kwargs: kwargs, (), {"x": 1}),
     (lambda x, *, y=3: (x, y), (1,), {}),
+    (lambda x, /, **more: (x, more), (1,), {"x": 2}),
     (lambda x=[]: x, (), {}),
     (taken, (1,), {}),
     (usual, ("x", 2), {"error": 7}),

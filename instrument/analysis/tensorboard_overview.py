@@ -75,7 +75,7 @@ OVERVIEW: Schema = schema(
 )
 DEVICES: Schema = schema(
     device="the device, as the trace numbers it",
-    kernels="how many kernels ran",
+    kernels="how many kernels ran between the start of the first step and the end of the last step",
     busy_ns="time in which a kernel ran",
     total_ns="time from the start of the first step to the end of the last step",
     utilization="`busy_ns` divided by `total_ns`",
@@ -154,6 +154,7 @@ def devices(events: Events, work: Work) -> Table:
 
 def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float | None]:
     first, last = steps.start_ns[0], steps.end_ns[-1]
+    kernel = kernel[(events.end_ns[kernel] > first) & (events.start_ns[kernel] < last)]
     start, end = (np.clip(times[kernel], first, last) for times in (events.start_ns, events.end_ns))
     timeline = sweep([(start, end)])
     busy, total = int(timeline.total_ns(timeline.active[0])[0]), int(last - first)

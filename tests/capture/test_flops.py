@@ -225,6 +225,14 @@ def test_a_grouped_convolution_counts_each_group_once(tmp_path) -> None:
     assert found == {"aten::convolution": forward, "aten::convolution_backward": 2 * forward}
 
 
+def test_a_single_value_of_a_convolution_holds_for_all_its_dimensions(tmp_path) -> None:
+    given = ["", "", "", "[2]", "[1]", "[1]", "False", "[0]", "1"]
+    shapes = [[1, 3, 5, 7], [4, 3, 3, 3], [], [], [], [], [], [], []]
+    event = span("aten::convolution", 0, 10, Input_Dims=shapes, Concrete_Inputs=given)
+    (row,) = capture(tmp_path, [event]).operators
+    assert row.flops == 2 * (3 * 4) * 4 * 27  # points of the output, channels, filter
+
+
 def test_an_operator_inside_one_that_counts_is_not_counted_again(tmp_path) -> None:
     shapes = [[2, 3, 4, 4], [5, 3, 1, 1], [], [], [], [], [], [], []]
     given = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]

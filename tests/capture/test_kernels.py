@@ -92,6 +92,21 @@ def test_work_that_nothing_launched_is_no_work_of_the_last_event(tmp_path) -> No
     assert capture(tmp_path, events).kernels.where(name="relu")[0].short_calls == 1
 
 
+def test_a_call_inside_an_operator_of_its_thread_belongs_to_it_whatever_id_it_has(tmp_path) -> None:
+    """The External id names an operator of another thread; without an operator around, that is it."""
+    events = [
+        span("named", 0, 10, External_id=5),
+        span("around", 0, 10, tid=2, External_id=6),
+        call("cudaLaunchKernel", 2, 1, 1, tid=2, External_id=5),
+        call("cudaLaunchKernel", 12, 1, 2, tid=2, External_id=5),
+        kernel("inside", 20, 4, correlation=1),
+        kernel("alone", 30, 7, correlation=2),
+    ]
+    table = capture(tmp_path, events).operators
+    times = {row.name: row.device_ns for row in table if row.name in ("named", "around")}
+    assert times == {"named": 7000, "around": 4000}
+
+
 def test_launch_calls_by_name(tmp_path) -> None:
     """Delays: 10 − 5, and 0 as the second gemm began while its call still ran; the graph's first kernel 90 − 66."""
     table = capture(tmp_path, KERNELS).launches

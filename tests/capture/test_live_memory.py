@@ -200,10 +200,29 @@ def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
     assert [*map(sum, zip(*one.values()))] == [*map(sum, zip(*curve.series.values()))]
 
 
-def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path) -> None:
+def test_a_device_type_without_a_name_is_a_number(tmp_path) -> None:
+    event = on_cuda(1, 1, 1, 1)
+    events = [{**event, "args": event["args"] | {"Device Type": kind}} for kind in (20, 21)]
+    rows = capture(tmp_path, events).memory.devices
+    found = [(row.device, row.allocations) for row in rows]
+    assert found == [("privateuse1:0", 1), ("device 21:0", 1)]
+
+
+def test_the_cpus_libraries_allocate_memory_of_the_cpu(tmp_path) -> None:
+    """torch's numbers: CPU 0, MKLDNN 2, IDEEP 5; 1 is CUDA."""
+    events = [span("aten::add", 0, 10)]
+    for kind in (0, 1, 2, 5):
+        event = allocation(2, 1 << kind)
+        events.append({**event, "args": event["args"] | {"Device Type": kind}})
+    (row,) = capture(tmp_path, events).operators
+    assert (row.cpu_bytes, row.device_bytes) == (1 + 4 + 32, 2)
+
+
+@pytest.mark.parametrize("uptime_us", [0, 4_359_044_661_000])
+def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path, uptime_us) -> None:
     up_and_down = [(1000 * k // 64, size) for k in range(64) for size in (k + 1, -k - 1)]
     events = [
-        on_cuda(us + (size < 0) * 0.5, size, k)
+        on_cuda(uptime_us + us + (size < 0) * 0.5, size, k)
         for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
     ]
     curve = capture(tmp_path, events).memory.curve(points=4)

@@ -33,6 +33,14 @@ def test_a_partial_overlap_ends_the_first_ones_turn_as_a_parent(tmp_path) -> Non
     assert parents == {"a": None, "b": None, "c": "b", "d": "b"}
 
 
+def test_the_time_that_two_share_counts_for_the_later_one_and_what_is_in_it(tmp_path) -> None:
+    """Neither the first nor anything in it counts for more after the second has begun."""
+    _, call_tree = nested(tmp_path, ("a", 0, 10), ("b", 1, 9), ("c", 2, 8), ("d", 5, 15))
+    names = [call_tree.index[node] for node in range(4)]
+    ends = dict(zip(names, call_tree.ends_before_overlap().tolist()))
+    assert [ends[k] for k in sorted(ends)] == [5000, 5000, 5000, 15000]
+
+
 def test_a_partial_overlap_inside_a_third_stays_inside_it(tmp_path) -> None:
     parents, _ = nested(tmp_path, ("whole", 0, 20), ("a", 1, 10), ("b", 5, 15), ("c", 9, 10))
     assert parents == {"whole": None, "a": "whole", "b": "whole", "c": "b"}

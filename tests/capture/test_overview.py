@@ -76,7 +76,11 @@ def test_a_last_step_that_was_cut_off_is_left_out(tmp_path) -> None:
                     call("cudaLaunchKernel", at, 1, number),
                     kernel("a", at + 2, 5, correlation=number),
                 ]
-        assert len(capture(tmp_path, events).overview) == kept
+        found = capture(tmp_path, events)
+        assert len(found.overview) == kept
+        (device,) = found.devices
+        of_steps = 5 + (fewer if kept == 2 else 0)
+        assert (device.kernels, device.busy_ns) == (of_steps, 5000 * of_steps)
     assert len(capture(tmp_path, [*STEPS[:2], *launches]).overview) == 1
 
 

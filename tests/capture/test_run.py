@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from builders import kernels, steps, synchronous_steps, write_capture, write_rank
+from builders import (
+    annotation,
+    kernels,
+    launched,
+    steps,
+    synchronous_steps,
+    write_capture,
+    write_rank,
+)
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError
@@ -238,6 +246,15 @@ def test_ranks_of_a_pipeline_have_ranges_of_their_own(tmp_path: Path) -> None:
     assert (forward.device_min_ns, forward.device_max_ns) == (0, 50_000)
     assert (rows["head"].ranks, rows["head"].slowest) == (1, 1)
     assert rows["head"].backward_max_ns is None
+
+
+def test_ranks_without_steps_are_compared_by_the_whole_recording(tmp_path: Path) -> None:
+    for rank, lasts in enumerate((300, 500)):
+        events = [annotation("forward", 0, lasts), *launched("gemm", 10, 20, 50 + rank, 1)]
+        write_rank(tmp_path, rank, events)
+    (row,) = Run.load(tmp_path).windows[0].ranges
+    assert (row.cpu_min_ns, row.cpu_max_ns, row.slowest) == (300_000, 500_000, 1)
+    assert (row.device_min_ns, row.device_max_ns) == (50_000, 51_000)
 
 
 def generated(folder: Path, ranks: int, ranges: int) -> dict[str, np.ndarray]:

@@ -72,6 +72,15 @@ def test_device_work_belongs_to_the_step_that_launched_it(tmp_path) -> None:
     assert in_us(second, LAUNCHED) == [10, 0, 7, 21, 38, 0, 7, 0]
 
 
+def test_the_first_event_of_a_file_can_be_a_launch(tmp_path) -> None:
+    events = [
+        call("cudaLaunchKernel", 5, 2, 1),
+        step(3, 0, 100),
+        kernel("a", 20, 10, correlation=1),
+    ]
+    assert capture(tmp_path, events).steps.column("compute_ns") == [10_000]
+
+
 def test_the_clipped_columns_are_of_what_ran_in_the_steps_own_time(tmp_path) -> None:
     """Of the communication 90–130 the first step has 10 and the second 30."""
     first, second = capture(tmp_path, TWO_STEPS).steps
