@@ -5,13 +5,13 @@
  * its position with its end before it reads a byte; nothing calls itself, and memory is at most a
  * small multiple of the text. A text that is not understood is not an error: `scan` then returns
  * None, and the caller decodes the text with msgspec. So whatever is accepted here must be accepted
- * by msgspec with the same result. Strings are the exception: those that are kept are decoded later,
- * in Python, so that only their quotes, escapes and control characters are checked here.
+ * by msgspec with the same result. Strings are the exception: those that are kept are decoded
+ * later, in Python, and only their quotes, escapes and control characters are checked here.
  *
- * Of each event with a duration and of each memory event, the numbers become a row. All that repeats
- * between events (name, category, thread, grid and so on) is copied into a short event in JSON, the
- * kind, and the row has the position of its kind. Long texts (shapes, types, stacks) are numbered
- * in the same way, each by itself, because few of them occur with few kinds.
+ * Of each event with a duration and of each memory event, the numbers become a row. All that
+ * repeats between events (name, category, thread, grid and so on) is copied into a short event in
+ * JSON, the kind, and the row has the position of its kind. Long texts (shapes, types, stacks) are
+ * numbered in the same way, each by itself, because few of them occur with many kinds.
  */
 
 #ifndef WITHOUT_PYTHON
@@ -56,6 +56,8 @@ static bool reserve(struct buffer *buffer, size_t size)
 {
     if (size <= buffer->capacity - buffer->size)
         return true;
+    if (size > SIZE_MAX / 4 - buffer->size)
+        return false;
     size_t capacity = 2 * (buffer->size + size) + 4096;
     char *data = realloc(buffer->data, capacity);
     if (data == NULL)
@@ -190,7 +192,10 @@ static int32_t code_of(struct table *table, const char *data, size_t size)
 /* ---- What is read ---- */
 
 /* The numbers of an event and of a memory event: columns of 64 bits in the order of the rows. */
-enum { BEGIN, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT, SPAN_NUMBERS };
+enum {
+    BEGIN, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT,
+    SPAN_NUMBERS
+};
 enum { TIME, BYTES, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, ADDRESS, MEMORY_NUMBERS };
 enum { SHAPES, CONCRETE, TYPES, CALL_STACK, TEXTS };
 
@@ -232,7 +237,10 @@ struct event {
 
 /* ---- Keys ---- */
 
-enum what { SKIPPED, PHASE, ARGS, START_TIME, DURATION, KEPT, SPAN_NUMBER, MEMORY_NUMBER, OLD_EXTERNAL, TEXT };
+enum what {
+    SKIPPED, PHASE, ARGS, START_TIME, DURATION, KEPT, SPAN_NUMBER, MEMORY_NUMBER, OLD_EXTERNAL,
+    TEXT
+};
 
 struct member {
     const char *key;
@@ -516,12 +524,12 @@ static bool take_key(struct text *text, struct slice *key)
     return true;
 }
 
-/* Goes from the end of a value over the comma, the next key and its colon to the next value; or from
- * the brace that opens an object. False, at the same place, if there is no further member.
+/* Goes from the end of a value over the comma, the next key and its colon to the next value; or
+ * from the brace that opens an object. False, at the same place, if there is no further member.
  *
- * `last` is the position of the member before, START if there is none, and becomes that of the next.
- * Members mostly come in the same order, with the same blanks: `steps` has what stood behind each
- * member when it was there last. Where the same text stands again, it is not parsed again. */
+ * `last` is the position of the member before, START if there is none, and becomes that of the
+ * next. Members mostly come in the same order, with the same blanks: `steps` has the text that
+ * stood behind each member the last time. Where it stands again, it is not parsed again. */
 static bool take_member(struct text *text, const struct keys *keys, struct step *steps,
                         uint8_t *last, const char **key)
 {
@@ -599,7 +607,7 @@ static bool take_value(struct text *text)
     return is_next(text, '{') || is_next(text, '[') ? take_nested(text) : take_scalar(text);
 }
 
-/* Reads digits into a number; false if there are none, or more than it can hold, or a 0 in front. */
+/* Reads digits into a number; false if there are none, too many for 64 bits, or a 0 in front. */
 static bool read_digits(struct text *text, uint64_t *value)
 {
     const char *begin = text->at, *at = begin, *end = text->end;
@@ -625,7 +633,9 @@ static bool read_integer(struct text *text, int64_t *value, int64_t missing)
     }
     bool is_negative = is_next(text, '-');
     text->at += is_negative;
-    if (!read_digits(text, &digits) || is_next(text, '.') || is_next(text, 'e') || is_next(text, 'E'))
+    if (!read_digits(text, &digits))
+        return false;
+    if (is_next(text, '.') || is_next(text, 'e') || is_next(text, 'E'))
         return false;
     if (is_negative && digits > (uint64_t)INT64_MAX)
         return false;

@@ -54,8 +54,9 @@ _SPAN = np.dtype(
     + [(name, np.int32) for name in ("kind", *TEXTS, "unused")]
 )
 _MEMORY = np.dtype([(name, np.int64) for name in (*_MEMORY_NUMBERS, "kind")])
-# More kinds are forgotten, so that a trace in which nothing repeats does not fill the memory.
-_MOST_KINDS = 1 << 16
+# Kinds beyond these numbers are forgotten, so that a trace in which nothing repeats does not fill
+# the memory.
+_MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
 
 
 class Scanned(NamedTuple):
@@ -78,9 +79,15 @@ class Kinds:
         self._columns_of = columns_of
         self._columns: Columns = columns_of([])
         self._positions: dict[bytes, int] = {}
+        self._bytes = 0
 
     def decoded(self, kinds: list[bytes]) -> list[Any]:
-        """Decode the kinds that are new; raises the errors of msgspec."""
+        """Decode the kinds that are new; raises the errors of msgspec.
+
+        Forgets all kinds before, if there are very many.
+        """
+        if len(self._positions) > _MOST_KINDS or self._bytes > _MOST_BYTES:
+            self._columns, self._positions, self._bytes = self._columns_of([]), {}, 0
         new = [kind for kind in kinds if kind not in self._positions]
         return decode(b"[%b]" % b",".join(new)) if new else []
 
@@ -91,6 +98,7 @@ class Kinds:
             self._columns = {
                 name: np.append(column, columns[name]) for name, column in self._columns.items()
             }
+            self._bytes += sum(map(len, kinds))
         positions = self._positions
         return np.array([positions.setdefault(kind, len(positions)) for kind in kinds], np.int32)
 
@@ -101,14 +109,6 @@ class Kinds:
             name: rows[name].astype(column.dtype) if name in own else column[kind]
             for name, column in self._columns.items()
         }
-
-    def forget(self) -> None:
-        """Remove all kinds."""
-        self._columns = self._columns_of([])
-        self._positions = {}
-
-    def __len__(self) -> int:
-        return len(self._positions)
 
 
 class Scanner:
@@ -131,9 +131,6 @@ class Scanner:
         recorded, spans, kinds, memory, memory_kinds, other_kinds, halves, texts = found
         rows, memory_rows = np.frombuffer(spans, _SPAN), np.frombuffer(memory, _MEMORY)
         known = (self._kinds, self._memory_kinds, self._other_kinds)
-        for each in known:
-            if len(each) > _MOST_KINDS:
-                each.forget()
         try:
             new = [*map(Kinds.decoded, known, (kinds, memory_kinds, other_kinds))]
             decoded_halves = decode(b"[%b]" % halves[:-1])
