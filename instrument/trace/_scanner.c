@@ -29,6 +29,9 @@
 #define LONGEST_US ((uint64_t)1 << 43)
 #define LATEST_US (((uint64_t)1 << 62) / 1000)
 #define MOST_DEPTH 64 /* of lists and objects in a value; one bit of an uint64_t each */
+#ifndef FIRST_SLOTS
+#define FIRST_SLOTS 512 /* of a table; fewer for fuzzing, so that tables grow */
+#endif
 #define MOST_PROBES 1024 /* in a table; more happen only if somebody chose the texts for it */
 #define MOST_KEYS 64 /* of those that are known */
 #define START MOST_KEYS /* in the place of a member: there is none before */
@@ -147,7 +150,7 @@ static uint64_t hash_of(const char *data, size_t size)
 /* Doubles the slots of a table; false without memory or after too many probes. */
 static bool grow(struct table *table)
 {
-    size_t slot_count = table->slot_count ? 2 * table->slot_count : 512;
+    size_t slot_count = table->slot_count ? 2 * table->slot_count : FIRST_SLOTS;
     int32_t *slots = calloc(slot_count, sizeof *slots);
     if (slots == NULL)
         return false;

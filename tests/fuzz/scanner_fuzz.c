@@ -1,6 +1,7 @@
 /* Runs the scanner on any bytes, for libFuzzer; `make fuzz` builds it with ASan and UBSan. */
 
 #define WITHOUT_PYTHON
+#define FIRST_SLOTS 2
 #include "../../instrument/trace/_scanner.c"
 
 static void check(bool holds)
