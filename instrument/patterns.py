@@ -93,7 +93,11 @@ class Pattern:
         return step
 
     def _compiled(self, pattern: str) -> int:
-        """The first state of a pattern."""
+        """Parse a pattern, and return its first state.
+
+        Raises:
+            ValueError: the pattern is not a regular expression, or this module cannot parse it.
+        """
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:

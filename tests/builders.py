@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from instrument.capture import Capture
+from instrument.report.text import plain, view_part
 from instrument.runs.rank_summary import write
 from instrument.trace import reader
 from instrument.trace.events import Events
@@ -88,9 +90,11 @@ def copy(start_us: float, duration_us: float, **more: Any) -> Event:
     return span(name, start_us, duration_us, "gpu_memcpy", **{"tid": 8, **more})
 
 
-def synchronisation(kind: str, start_us: float, duration_us: float, **args: Any) -> Event:
+def synchronisation(
+    kind: str, start_us: float, duration_us: float, *, tid: Any = None, **args: Any
+) -> Event:
     """A `cuda_sync` event, with the names of its arguments as Kineto writes them: `wait_on_stream=7`."""
-    event = span(kind, start_us, duration_us, "cuda_sync")
+    event = span(kind, start_us, duration_us, "cuda_sync", tid=tid)
     return {**event, "args": {"cuda_sync_kind": kind, **args}}
 
 
@@ -268,3 +272,15 @@ def write_rank(
     made = write_capture(output, events, name, rank=rank, world_size=world_size, **changed)
     write(made, made.folder)
     return made
+
+
+def is_harmless(text: str) -> bool:
+    """Whether every line of a text can be shown on a terminal as it is."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def view_text(
+    capture: Capture, view: str, *, rows: int = 15, columns: list[str] | None = None
+) -> str:
+    """The first rows of a view as plain text; `view` is the attribute's name, such as "memory.devices"."""
+    return plain([view_part(view, attrgetter(view)(capture), rows=rows, columns=columns)])

@@ -36,6 +36,7 @@ TESTS = {
     "instrument/worker/capture_queue.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
+        "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
     "instrument/worker/finish.py": [
         *_top("delivery"),
@@ -58,13 +59,17 @@ TESTS = {
     "instrument/links/links.py": _capture("ranges", "operators", "flops"),
     "instrument/links/paths.py": _capture("paths", "ranges"),
     "instrument/links/step_index.py": _capture("steps", "ranges", "operators"),
+    "instrument/links/synchronisation.py": _capture("synchronisations"),
     "instrument/analysis/breakdown.py": _capture("breakdown", "steps"),
     "instrument/analysis/kernels.py": _capture("kernels", "breakdown"),
+    "instrument/analysis/launch_queue.py": _capture("launch_queue"),
     "instrument/analysis/operators.py": _capture("operators", "flops", "table"),
     "instrument/analysis/operator_keys.py": _capture("operators", "stacks"),
     "instrument/analysis/ranges.py": _capture("ranges", "autograd", "flops"),
     "instrument/analysis/steps.py": _capture("steps"),
+    "instrument/analysis/synchronisations.py": _capture("synchronisations"),
     "instrument/analysis/memory_timeline.py": [*_capture("live_memory"), "tests/sinks/test_memory_sink.py"],
+    "instrument/analysis/memory_plot.py": _capture("live_memory"),
     "instrument/analysis/memory_attribution.py": _capture("operators", "live_memory"),
     "instrument/runs/rank_comparison.py": [*_capture("run"), "tests/test_across.py"],
 }  # fmt: skip

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
+from builders import view_text
 from recording import recorded
 from torch import nn
 
 from instrument import Session, mark, profiled, range_pop, range_push
 from instrument.annotate import backends
-from instrument.report.text import render_view
 
 
 @profiled
@@ -47,22 +45,6 @@ class Outer(Layer):
         return super().forward(x) + 1
 
 
-class Methods:
-    @profiled
-    def method(self) -> str:
-        return "method"
-
-    @classmethod
-    @profiled("inner class method")
-    def class_method(cls) -> str:
-        return cls.__name__
-
-    @profiled("outer static method")
-    @staticmethod
-    def static_method() -> str:
-        return "static"
-
-
 def test_a_marked_function_is_recorded_under_its_qualified_name_or_the_one_given(
     tmp_path: Path,
 ) -> None:
@@ -78,35 +60,6 @@ def test_nothing_is_recorded_while_not_armed(tmp_path: Path) -> None:
         with profiled("block"):
             Layer()(torch.ones(1, 3))
     assert seen.ranges == []
-
-
-def test_the_marked_object_is_what_it_was() -> None:
-    assert plain(4) == 8
-    assert plain.__doc__ == "Scale a number."
-    assert plain.__name__ == "plain"
-    assert str(inspect.signature(plain)) == "(x: 'int', *, scale: 'int' = 2) -> 'int'"
-    assert pickle.loads(pickle.dumps(plain)) is plain
-    assert copy.deepcopy(plain) is plain
-
-
-def test_methods_of_every_kind(tmp_path: Path) -> None:
-    with recorded(tmp_path) as seen:
-        assert (Methods().method(), Methods.class_method(), Methods.static_method()) == (
-            "method",
-            "Methods",
-            "static",
-        )
-    assert seen.names == ["Methods.method", "inner class method", "outer static method"]
-
-
-def test_a_module_class_gets_a_range_around_each_forward(tmp_path: Path) -> None:
-    layer = Layer()
-    with recorded(tmp_path) as seen:
-        layer(torch.ones(1, 3))
-        layer(torch.ones(1, 3))
-    assert seen.names == ["layer", "layer"]
-    assert isinstance(layer, Layer)
-    assert Layer.__doc__ == "A layer."
 
 
 def test_a_subclass_that_calls_its_parent_and_a_module_that_was_saved(tmp_path: Path) -> None:
@@ -284,7 +237,7 @@ def test_moments_are_in_the_trace_and_no_ranges(tmp_path: Path) -> None:
     first, second = capture.moments.column("start_ns")
     assert capture.steps[0].start_ns < first < capture.steps[1].start_ns < second
     assert capture.ranges.column("path") == ["epoch"]
-    assert "batch 0" in render_view(capture, "moments")
+    assert "batch 0" in view_text(capture, "moments")
 
 
 def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,3 +265,14 @@ def test_no_window_compiles_anew(
     assert {"Sequential", "0", "1", "1.layer", "2"} == {
         row.name for row in ranges if "compile" not in row.name and "dynamo" not in row.name
     }
+
+
+def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path) -> None:
+    compiled = torch.compile(lambda x: (x @ x.T).relu(), backend="eager")
+    with Session(active=1, output_dir=tmp_path, export="inline") as session:
+        with profiled("around"):
+            compiled(X)
+        session.step()
+    (capture,) = session.captures
+    assert any("_data: compile_id=" in name for name in capture.events.names)
+    assert capture.ranges.column("path") == ["around"]

@@ -292,11 +292,6 @@ def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> N
     os.waitpid(child, 0)
 
 
-def test_a_run_leaves_no_lock_behind(tmp_path: Path) -> None:
-    record(tmp_path, 2, export="process")
-    assert on_disk(tmp_path) == ["steps_000000-000000_rank0", "steps_000001-000001_rank0"]
-
-
 def test_a_step_number_set_in_a_window_ends_it(tmp_path: Path, log: Log) -> None:
     options = {"active": 2, "repeat": 0, "wait": 2, "export": "inline", "output_dir": str(tmp_path)}
     with Session(options) as session:
@@ -367,25 +362,3 @@ def test_a_sink_has_five_seconds_to_close_where_training_failed(
         assert calls == [("write", None)]
         assert 1 / (not fails)
     assert calls == [("write", None), ("close", 5.0 if fails else None)]
-
-
-def test_what_a_sink_needs_is_kept_until_it_is_closed(tmp_path: Path) -> None:
-    closed: list[bool] = []
-
-    class Needs(Sink):
-        def write(self, capture: Capture, folder: Path) -> None: ...
-
-        def busy_with(self, folder: Path) -> bool:
-            return not closed
-
-        def close(self, timeout_s: float | None = None) -> None:
-            assert len(list(tmp_path.glob("steps_*"))) == 3
-            closed.append(True)
-
-    session = record(tmp_path, 3, keep=1, export="inline", sinks={"needs": Needs()})
-    last = ["steps_000002-000002_rank0"]
-    assert (closed, on_disk(tmp_path), [capture.name for capture in session.captures]) == (
-        [True],
-        last,
-        last,
-    )

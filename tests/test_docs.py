@@ -112,14 +112,22 @@ def test_the_table_shown_is_the_one_printed(recorded: Recorded) -> None:
     "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
 )
 def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
-    command = re.search(r"`instrument show TRACE (--breakdown [^`]+)`", PAGES["docs/device.md"])
-    assert command
+    shown = {
+        "Breakdown": "a100_nccl_2ranks_rank0",
+        "Queue": "v100_ns_resolution",
+        "Synchronisations": "a100_megatron_tp8_rank1",
+    }
+    for view, name in shown.items():
+        option = re.escape(f"--{view.lower()}")
+        command = re.search(rf"`instrument show TRACE ({option}[^`]*)`", PAGES["docs/device.md"])
+        assert command
+        trace = Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz"
+        printed = run(f"instrument show {trace} {command[1]}", tmp_path)
+        block = next(
+            block.body for block in BLOCKS["docs/device.md"] if block.body.startswith(view)
+        )
+        assert block == printed.partition("\n\n")[2]
     trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_nccl_2ranks_rank0.json.gz"
-    printed = run(f"instrument show {trace} {command[1]}", tmp_path)
-    shown = next(
-        block.body for block in BLOCKS["docs/device.md"] if block.body.startswith("Breakdown")
-    )
-    assert shown == printed.partition("\n\n")[2]
     said = run(f"instrument show {trace} --rows 1", tmp_path)
     binds = re.search(r'"(CPU-bound: \d+% [^"]+)"', PAGES["docs/device.md"].replace("\n", " "))
     assert binds

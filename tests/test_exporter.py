@@ -132,16 +132,6 @@ def test_a_sink_is_closed_once_where_it_wrote_all_windows(
     assert (int(pid) == os.getpid()) is (export == "inline")
 
 
-def test_the_exporter_loads_no_torch(profiler: dict[str, Any]) -> None:
-    code = "import sys, instrument.worker.process; print('torch' in sys.modules)"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "False\n"
-    )
-
-
 def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(
     profiler: dict[str, Any], log: Log
 ) -> None:

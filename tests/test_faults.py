@@ -135,18 +135,22 @@ def test_what_leaves_the_loop_leaves_a_truncated_capture(
     assert "of 1000 steps" in log
 
 
-def test_an_interpreter_that_ends_without_stop_leaves_one_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise KeyError('nobody catches it')", 1)])
+def test_an_interpreter_that_ends_without_stop_leaves_one_too(
+    tmp_path: Path, end: str, status: int
+) -> None:
     trainer = Trainer(
         tmp_path,
-        """
+        f"""
         session = Session(output_dir=str(out), active=1000).start()
         for _ in range(3):
             train()
             session.step()
+        {end}
         """,
     )
     trainer.ended()
-    assert trainer.process.returncode == 0
+    assert trainer.process.returncode == status
     (capture,) = trainer.captures()
     assert reason(capture) == "the interpreter ended"
 
@@ -320,6 +324,8 @@ def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
             if child == 0:
                 say("child")
                 session.step()
+                session.step()
+                session.stop()
                 time.sleep(60)
             session.step()
             time.sleep(0.2)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
-from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -131,23 +130,6 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
         ]
 
 
-def test_what_is_gone_is_refused_by_hydra_or_by_us() -> None:
-    """Hydra refuses a name that no file or key has before we are asked; what it lets through, we answer."""
-    with initialize(config_path=None, version_base=None):
-        with pytest.raises(
-            MissingConfigException, match=r"Could not find 'profiler/graph'[\s\S]*summary"
-        ):
-            compose(overrides=["+profiler=graph"])
-        with pytest.raises(ConfigCompositionException, match=r"use \+profiler.graph=true"):
-            compose(overrides=["+profiler=trace", "profiler.graph=true"])
-        composed = compose(overrides=["+profiler=trace", "+profiler.graph=true"])
-    with pytest.raises(
-        ConfigError,
-        match=r"^profiler.graph is not an option any more: instrument.fx.profile_graph\(",
-    ):
-        as_config(composed.profiler)
-
-
 def test_torchs_schedule_is_an_override() -> None:
     function = (
         "profiler.schedule={_target_: torch.profiler.schedule, wait: 2, warmup: 1, active: 3}"
@@ -226,13 +208,6 @@ def test_what_hydra_itself_says_and_what_we_say(app: Path) -> None:
     assert "profiler.actve is not an option; did you mean profiler.active?" in ours.stderr
     sink = run(app, "+profiler=trace", "profiler/sinks=[tabel]")
     assert "Could not load 'profiler/sinks/tabel'" in sink.stderr
-
-
-def test_off_is_one_override(app: Path) -> None:
-    done = run(app, "+profiler=disabled")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("CAPTURES")[1].split() == []
-    assert list(app.rglob("capture.json")) == []
 
 
 def test_a_config_can_itself_be_instantiated_by_hydra() -> None:

@@ -91,6 +91,8 @@ def test_public_names_are_sorted_and_importable() -> None:
             "import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run",
             {"torch"},
         ),
+        ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
+        ("import instrument.worker.process", {"torch"}),
         (
             "import instrument.cli.command",
             {"torch", "numpy", "msgspec", "pydantic", "jinja2", "rich"},

@@ -80,18 +80,8 @@ def test_made(fails, do, tmp_path):
 def test_what_a_test_leaves_on_fails_it_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "test_made.py").write_text(MADE)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "conftest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-rA",
-        "test_made.py",
-    ]
+    options = "-p conftest -p no:cacheprovider -q -rA test_made.py"
+    command = [sys.executable, "-m", "pytest", *options.split()]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

@@ -156,15 +156,8 @@ def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path:
 def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    names = [
-        "table.txt",
-        "stacks.txt",
-        "memory.html",
-        "summary.json",
-        ".lock",
-        "trace.json.gz",
-        "trace.json.columns",
-    ]
+    linked = "table.txt stacks.txt memory.html summary.json .lock trace.json.gz trace.json.columns"
+    names = linked.split()
     folder = download(tmp_path / "download", config={"with_stack": True, "profile_memory": True})
     for name in names:
         (elsewhere / name).write_text("a file of the user's")
@@ -361,17 +354,8 @@ def test_no_command_imports_what_lies_in_the_folder_it_runs_in(
     for rank in range(2):
         download(run, name=f"{WINDOW[:-1]}{rank}", rank=rank, world_size=2)
         download(run, name=f".steps_000007-000008_rank{rank}.queued", rank=rank)
-    for module in (
-        "numpy",
-        "msgspec",
-        "loguru",
-        "isal",
-        "pyarrow",
-        "instrument",
-        "json",
-        "sitecustomize",
-        "gzip",
-    ):
+    modules = "numpy msgspec loguru isal pyarrow instrument json sitecustomize gzip"
+    for module in modules.split():
         (run / f"{module}.py").write_text(PLANTED.format(made=str(tmp_path / "made")))
     program = Path(sys.executable).with_name("instrument")
     done = subprocess.run([program, *command], cwd=run, capture_output=True, text=True)

@@ -562,17 +562,9 @@ def node(folder: Path, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
     script = str(Path(__file__).parent / "ranks_training.py")
     # Hydra gives each rank a folder of its own, as it does with the time in its name
     hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=2",
-            "--nproc-per-node=2",
-            *meeting,
-            script,
-            *hydra,
-        ],
+        [*torchrun, *meeting, script, *hydra],
         cwd=folder,
         env={**os.environ, "FOLDER": str(folder.parent), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

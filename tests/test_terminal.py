@@ -256,12 +256,3 @@ def test_every_view_can_be_drawn(capture: Capture) -> None:
     text = on_a_terminal("show", str(capture.folder), *views, "--columns", "all", width=60)
     assert all(cell_len(line) <= 60 for lines in tables(text) for line in lines)
     assert "Kernels" in text
-
-
-def test_rich_is_loaded_for_a_terminal_alone(capture: Capture) -> None:
-    code = "import sys; from instrument.cli.command import main; main(sys.argv[1:]); print('rich' in sys.modules)"
-    for arguments in (["show", str(capture.folder)], ["show", str(capture.folder), "--json"], []):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, encoding="utf-8"
-        )
-        assert done.stdout.endswith("False\n")

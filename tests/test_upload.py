@@ -25,7 +25,6 @@ from moto.server import ThreadedMotoServer
 from instrument import Capture, ProfilerConfig, Session, Sink, cache, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
-from instrument.record import metadata
 from instrument.redact import public, redact
 from instrument.worker import upload, waiting
 
@@ -654,44 +653,6 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
             with pytest.raises(MissingPackage) as error:
                 ProfilerConfig(upload_to=url)
         assert str(error.value).endswith(f" needs the package {install}")
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "x.upload_options.secret={}",
-        "+profiler={{upload_options: {{key: {}}}}}",
-        "--api-url=https://me:{}@host/x",
-        "tracking_uri=https://host/x?sig={}",
-        "--wandb_api_key={}",
-    ],
-)
-def test_the_command_line_in_a_capture_tells_no_upload_options(
-    word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", word.format(SECRET), "--upload_options.key", SECRET, "steps=3"]
-    )
-    command = metadata.provenance()["command"]
-    assert SECRET not in str(command)
-    assert (command[0], command[-1]) == ("train.py", "steps=3")
-
-
-def test_a_mapping_that_the_shell_has_split_is_left_out_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["train.py", "upload_options={key:K,", f"{{secret:{SECRET}}}", "x:1}", "steps=3"],
-    )
-    assert metadata.provenance()["command"] == [
-        "train.py",
-        "upload_options=***",
-        "***",
-        "***",
-        "steps=3",
-    ]
 
 
 class Posts(Sink):

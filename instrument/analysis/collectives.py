@@ -30,7 +30,7 @@ _STARTING_OR_WAITING = "c10d::"
 
 
 def is_collective(name: str) -> bool:
-    """Whether process groups give names like this one to the ranges of their collectives."""
+    """Whether the name is that of a range of a collective, such as "nccl:all_reduce"."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.analysis.breakdown import COPY, MEMSET, Work, device_work
+from instrument.analysis.kernels import estimated_occupancy, moved_bytes
 from instrument.analysis.table import Schema, names_of, schema
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Events, Flags, Ints
+from instrument.trace.events import Codes, Details, Events, Flags, Ints, decoded
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,7 +28,20 @@ _CURRENT_CATEGORIES = {
 }
 
 
-# The type of a column is in brackets; all numbers are 64-bit integers.
+_LARGEST = np.iinfo(np.int64).max
+# The fields of `Details` that are text; all others are numbers.
+_TEXT_DETAILS = frozenset(
+    {
+        "collective",
+        "element_type",
+        "ranks",
+        "process_group",
+        "group_description",
+        "sync_kind",
+    }
+)
+
+# The type of a column is in brackets.
 EVENTS: Schema = schema(
     event="(int64) the number of the row in this window, from 0",
     category="(string) Kineto's category: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, "
@@ -51,9 +67,40 @@ EVENTS: Schema = schema(
     input_shapes="(string) the input shapes as JSON, as recorded",
     input_types="(string) the input types as JSON, as recorded",
     concrete_inputs="(string) the values of the inputs that are not tensors as JSON, as recorded",
+    call_stack="(string) the Python frames around an operator, the innermost first, joined by `;`; "
+    "null if the trace has Python frames as events",
+    grid="(string) the blocks of a kernel in each dimension, as JSON",
+    block="(string) the threads of a block in each dimension, as JSON",
+    blocks_per_sm="(float) for a kernel, blocks per multiprocessor of the device",
+    occupancy="(double) Kineto's estimate of the achieved occupancy of a kernel, as a fraction; "
+    "null if Kineto made no estimate",
+    moved_bytes="(int64) the bytes that a copy or memset moves; if only the CPU call that launched "
+    "it was recorded with them, those of the call",
+    bytes_per_second="(int64) for a copy or memset on the device, `moved_bytes` divided by its "
+    "duration; null if it lasted 0 ns",
+    collective="(string) for a collective, its name, such as `allreduce`; its kernel and the event "
+    "`record_param_comms` have this column and those up to `destination_rank`",
+    element_type="(string) the type of the elements of a collective",
+    input_elements="(int64) the number of elements that this rank puts in",
+    output_elements="(int64) the number of elements that this rank gets",
+    ranks="(string) the ranks that take part, as JSON; torch shortens a long list",
+    group_size="(int64) how many ranks take part",
+    process_group="(string) the name of the process group",
+    group_description="(string) what the process group is for, such as `default_pg`",
+    collective_number="(int64) torch's count of the collectives of this process group",
+    source_rank="(int64) the rank that sends, for a transfer between two ranks",
+    destination_rank="(int64) the rank that receives",
+    graph="(int64) the CUDA graph that launched a device event",
+    graph_node="(int64) the node of this graph",
+    sync_kind="(string) for an event of the category `cuda_sync`, what it is, such as `Stream Wait "
+    "Event`",
+    waits_for_stream="(int64) the stream that this event waits for",
+    waits_for_event="(int64) the CUDA event that it waits for",
+    waits_for_correlation="(int64) the `correlation` of the call that recorded this CUDA event",
     python_id="(int64) for a Python frame, its number",
     python_parent="(int64) for a Python frame, the number of the frame around it",
     size_bytes="(int64) the size of an allocation; negative for a free",
+    address="(int64) the address of an allocation or free; null if it was not recorded",
     device_type="(int64) for an allocation or free, torch's `DeviceType`; 0 is the CPU",
     device_index="(int64) for an allocation or free, the number of the device; null for the CPU",
     allocated_bytes="(int64) the memory that is allocated on the device after the event; null if "
@@ -86,8 +133,7 @@ def _spans(events: Events) -> dict[str, Any]:
     device, node = links.launched
     launcher = np.full(len(events), -1)
     launcher[device] = np.append(call_tree.index, -1)[node]
-    # A file may hold bytes that are not UTF-8.
-    texts = [text.decode("utf-8", "replace") for text in events.texts]
+    work = device_work(events)
     return {
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),
@@ -103,19 +149,63 @@ def _spans(events: Events) -> dict[str, Any]:
         "sequence": _known(events.sequence, events.sequence >= 0),
         "forward_thread": _known(events.forward_thread, events.forward_thread != 0),
         "finished": _known(events.finished),
-        "input_shapes": _texts(events.shapes, texts),
-        "input_types": _texts(events.types, texts),
-        "concrete_inputs": _texts(events.concrete, texts),
+        "input_shapes": _arguments(events.shapes, events.texts, _as_recorded),
+        "input_types": _arguments(events.types, events.texts, _as_recorded),
+        "concrete_inputs": _arguments(events.concrete, events.texts, _as_recorded),
+        "call_stack": _arguments(events.call_stack, events.texts, _frames),
+        "grid": _arguments(events.grid, events.grids, _on_one_line),
+        "block": _arguments(events.block, events.grids, _on_one_line),
+        **_of_device(events, work),
+        **_details(events),
         "python_id": _known(events.python_id, events.python_id >= 0),
         "python_parent": _known(events.python_parent, events.python_parent >= 0),
     }
 
 
+def _of_device(events: Events, work: Work) -> dict[str, Any]:
+    occupancy = estimated_occupancy(events, np.arange(len(events)))
+    copies = np.isin(work.kind, (COPY, MEMSET))
+    event, moved = work.event[copies], events.moved_bytes.copy()
+    moved[event] = moved_bytes(events, event, work.call[copies])
+    size, duration = moved[event], events.duration_ns[event]
+    has_rate = (size >= 0) & (duration > 0)
+    event, rate = event[has_rate], np.full(len(events), -1)
+    # Python's integers: the product can be larger than 64 bits.
+    exact = size[has_rate].astype(object) * 10**9 // duration[has_rate]
+    rate[event] = np.where(exact <= _LARGEST, exact, -1).astype(np.int64)
+    return {
+        "blocks_per_sm": _known(events.blocks_per_sm, ~np.isnan(events.blocks_per_sm)),
+        "occupancy": _known(occupancy, ~np.isnan(occupancy)),
+        "moved_bytes": _known(moved, moved >= 0),
+        "bytes_per_second": _known(rate, rate >= 0),
+    }
+
+
+def _details(events: Events) -> dict[str, Any]:
+    """The columns of `Details`: the values of the distinct details, repeated for each event."""
+    import pyarrow
+
+    index = pyarrow.array(np.where(events.detail >= 0, events.detail, len(events.details)))
+    columns = {}
+    # The last one is for events without details.
+    for field, values in zip(Details._fields, zip(*events.details, Details())):
+        if field in _TEXT_DETAILS:
+            distinct = pyarrow.array(values, pyarrow.string()).dictionary_encode()
+        else:
+            numbers = [
+                None if value is None or abs(value) > _LARGEST else value for value in values
+            ]
+            distinct = pyarrow.array(numbers, pyarrow.int64())
+        columns[field] = distinct.take(index)
+    return columns
+
+
 def _allocations(events: Events) -> dict[str, Any]:
     memory = events.memory
     every = np.zeros(len(memory), np.int32)
-    numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes")
-    size, kind, number, allocated, reserved = (
+    numbers = ("size_bytes", "device_type", "device_index", "allocated_bytes", "reserved_bytes",
+               "address")  # fmt: skip
+    size, kind, number, allocated, reserved, address = (
         getattr(memory, name).astype(np.int64) for name in numbers
     )
     return {
@@ -125,6 +215,7 @@ def _allocations(events: Events) -> dict[str, Any]:
         **_places(events, memory.thread),
         **_starts(events, memory.time_ns),
         "size_bytes": _known(size),
+        "address": _known(address, address != 0),
         "device_type": _known(kind),
         "device_index": _known(number, number >= 0),
         "allocated_bytes": _known(allocated, np.full(len(memory), allocated.any())),
@@ -159,3 +250,24 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     return pyarrow.DictionaryArray.from_arrays(
         _known(codes, codes >= 0), pyarrow.array(values, pyarrow.string())
     )
+
+
+def _arguments(codes: Codes, texts: Sequence[bytes], converted: Callable[[bytes], str]) -> Any:
+    """An Arrow column of arguments; the texts that no event of the column has are left out."""
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))
+    position = np.full(len(texts) + 1, -1, np.int32)  # the last one is for -1, no argument
+    position[used] = np.arange(len(used))
+    return _texts(position[codes], [converted(texts[k]) for k in used.tolist()])
+
+
+def _as_recorded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")  # a file may hold bytes that are not UTF-8
+
+
+def _on_one_line(text: bytes) -> str:
+    return json.dumps(decoded(text))  # some versions of torch write each number on its own line
+
+
+def _frames(text: bytes) -> str:
+    found = decoded(text)
+    return found if isinstance(found, str) else _as_recorded(text)

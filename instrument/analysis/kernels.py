@@ -108,9 +108,7 @@ def copies(events: Events, work: Work) -> Table:
     """Return one row for each kind of copy or memset, the costliest first; see `COPIES`."""
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
-    call = work.call[chosen]
-    size = np.where(call >= 0, events.moved_bytes[call], -1)
-    size = np.where(events.moved_bytes[event] >= 0, events.moved_bytes[event], size)
+    size = moved_bytes(events, event, work.call[chosen])
     names, groups = groupby(events.name[event])
     moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
     known = groups.number(size >= 0) > 0
@@ -171,6 +169,16 @@ def streams(events: Events, work: Work) -> Table:
         **{name: found[name].tolist() for name in names},
     }
     return Table.of(STREAMS, columns).sort("busy_ns")
+
+
+def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
+    """The bytes that each copy or memset moves; -1 if unknown.
+
+    If the device event does not have them, they are those of `call`, the CPU call that launched it;
+    -1 for no call.
+    """
+    own = events.moved_bytes[copy]
+    return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from instrument import files
-from instrument.analysis.memory_timeline import Plot, extremes
+from instrument.analysis.memory_plot import Plot, extremes
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
@@ -67,7 +67,7 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a device's file in a capture; with `raw`, of the file that holds every change."""
+    """The name of a device's file in a capture; `raw` means the file that holds every change."""
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
 
@@ -120,8 +120,8 @@ def table(found: Sequence[Categories]) -> Table:
     The category that is largest at the peak comes first. The peak is the first time at which all
     categories together hold the most.
 
-    The figures are torch's, with three limits. Of the memory from before the window, torch knows
-    only the part that the window uses. On the CPU, it does not see when this part is freed. A
+    torch computes these figures, with three limits. It knows memory that was allocated before the
+    window only if the window uses it. On the CPU, it does not see when such memory is freed. A
     tensor that is overwritten may have another category for a while.
     """
     rows = []

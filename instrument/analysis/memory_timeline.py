@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from instrument.analysis.memory_attribution import By, around, module_frames
+from instrument.analysis.memory_plot import Curve, extremes
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
 from instrument.links.groupby import groupby
@@ -109,27 +110,6 @@ class Timeline:
     def peak(self) -> int:
         """The position of the first event after which the most memory is in use."""
         return int(np.argmax(self.level_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Memory in use on a device over time, for a plot.
-
-    At each time, the series sum to the memory in use. `reserved_bytes` is the memory that the
-    allocator has reserved; None if it was not recorded.
-    """
-
-    device: str
-    time_ns: list[int]
-    reserved_bytes: list[int] | None
-    series: dict[str, list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve(Plot):
-    """A plot with a series for each operator, range or module that allocated memory."""
-
-    by: By
 
 
 class MemoryView:
@@ -497,18 +477,3 @@ def _lived_before(line: Timeline, freed: Ints) -> Ints:
     if line.allocated_bytes is None:
         before = before - min(0, int(before.min()), int(line.net_bytes.min()))
     return before
-
-
-def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """Choose the points of a plot: the extremes of each span of time, and both ends.
-
-    `points` is the number of equal spans. Returns the positions of the chosen points.
-    """
-    since = time_ns - time_ns[0]
-    span = since * points // (int(since[-1]) + 1)
-    rising = np.lexsort((level, span))
-    bounds = np.searchsorted(span[rising], np.unique(span))
-    ends = np.array([0, len(level) - 1, int(np.argmax(level))])
-    return np.unique(
-        np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends])
-    )

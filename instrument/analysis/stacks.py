@@ -113,9 +113,8 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
         return call_tree, values
     below = np.append(call_tree.nearest(machinery), -1)[call_tree.parent] >= 0
     hidden = below | around_users
-    hidden &= (
-        np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
-    )  # outermost frames stay
+    # the outermost frames stay
+    hidden &= np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
     kept, nearest = call_tree.only(~hidden)
     return kept, Groups(nearest, len(kept)).sum(values)
 

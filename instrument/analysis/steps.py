@@ -135,9 +135,15 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
     return {f"clipped_{name}": values for name, values in columns.items() if name != "total_ns"}
 
 
+def is_loading(events: Events) -> Flags:
+    """A mask of the calls of `DataLoader.__next__`, in which the CPU waits for data."""
+    found: Flags = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
+    return found
+
+
 def loading(events: Events) -> Intervals:
     """When the CPU waited for data: the intervals of `DataLoader.__next__` calls."""
-    chosen = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
+    chosen = is_loading(events)
     return events.start_ns[chosen], events.end_ns[chosen]
 
 
@@ -196,7 +202,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """When the call returned that launched the work after each gap, and whether it is known."""
+    """For each gap, when the call that launched the next work returned, and whether it is known."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)

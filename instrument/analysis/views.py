@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
@@ -92,6 +93,11 @@ VIEWS = {
     "moments": View(
         "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
     ),
+    "interruptions": View(
+        "interruptions:INTERRUPTIONS",
+        "interruptions",
+        "what interrupted training: loader, garbage collection, compilation, allocation",
+    ),
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
@@ -118,6 +124,17 @@ VIEWS = {
         "the CPU calls that launch device work, and the delay until the work starts",
     ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
+    "queue": View(
+        "launch_queue:QUEUE",
+        "queue",
+        "how much launched work waited on each stream, and calls that a full queue blocked",
+    ),
+    "queue.series()": View("launch_queue:QUEUE_SERIES"),
+    "synchronisations": View(
+        "synchronisations:SYNCHRONISATIONS",
+        "synchronisations",
+        "the calls that wait for device work, where they are, and what they wait for",
+    ),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
@@ -304,6 +321,13 @@ class Views:
         return moments(self.events)
 
     @cached_property
+    def interruptions(self) -> Table:
+        """The loader, garbage collection, compilation and others; see `analysis.interruptions`."""
+        from instrument.analysis.interruptions import interruptions
+
+        return interruptions(self.events)
+
+    @cached_property
     def kernels(self) -> Table:
         """The kernels by name, with the CPU time of their launches; see `analysis.kernels`."""
         from instrument.analysis.kernels import kernels
@@ -330,6 +354,20 @@ class Views:
         from instrument.analysis.kernels import streams
 
         return streams(self.events, self.work)
+
+    @cached_property
+    def queue(self) -> QueueTable:
+        """The work that was launched and not started, by stream; see `analysis.launch_queue`."""
+        from instrument.analysis.launch_queue import launch_queue
+
+        return launch_queue(self.events, self.work)
+
+    @cached_property
+    def synchronisations(self) -> Table:
+        """Where the CPU or a stream waits for device work; see `analysis.synchronisations`."""
+        from instrument.analysis.synchronisations import synchronisations
+
+        return synchronisations(self.links)
 
     @cached_property
     def overview(self) -> Table:

@@ -125,9 +125,9 @@ compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Open the ranges of annotations with `emitting` too, until `disarm`; None: with torch.
+    """Open the ranges of annotations with `emitting` too, until `disarm`.
 
-    Does nothing if the backend is already armed.
+    None means torch's backend. Does nothing if the backend is already armed.
     """
     emitting = emitting or torch_backend
     # the newest is outermost, so that timings of the run exclude the cost of a window's tools
@@ -135,7 +135,7 @@ def arm(emitting: Backend | None = None) -> None:
 
 
 def disarm(emitting: Backend | None = None) -> None:
-    """Open no further ranges with `emitting`; None: with any backend.
+    """Open no further ranges with `emitting`; None means with all backends.
 
     Annotations still close the ranges that they have opened.
     """
@@ -211,7 +211,7 @@ def _compiled_code() -> ref[CodeType] | None:
 
 
 def current_compiled_ranges() -> list[dict[str, str]]:
-    """The `compiled_ranges` whose code `torch._dynamo.reset()` has not removed since."""
+    """The `compiled_ranges`, except those whose code `torch._dynamo.reset()` has removed."""
     return [
         {"range": name, "region": region_name}
         for (name, region_name), (region, code) in compiled_ranges.items()

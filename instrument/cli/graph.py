@@ -8,11 +8,9 @@ from pathlib import Path
 
 from instrument.cli.arguments import column_names, positive, row_count
 from instrument.cli.output import Parts
+from instrument.fx.groupings import GROUPINGS
 
 HELP = "time each node of a model's torch.fx graph"
-
-# A copy of the groupings of `NodeTable.by`, because its module loads torch. A test compares them.
-GROUPINGS = ("module_path", "module_type", "target", "op", "source")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

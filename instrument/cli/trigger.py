@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return which runs were asked.
+    """Return a sentence that names the runs that were asked for a window.
 
     Raises:
         CaptureError: no run below the folder has the file trigger.

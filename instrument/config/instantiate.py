@@ -142,7 +142,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; the sink itself if there is none."""
+    """A mapping from which any process can build this sink; if there is none, the sink."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
         return sink

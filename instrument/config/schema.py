@@ -94,12 +94,12 @@ class ProfilerConfig(BaseModel):
         max_window_s: a window that has recorded for so many seconds ends with the current step,
             labelled truncated; later windows are still recorded. If no step ends, as in a server
             without requests, the window ends after twice the time. With `profile_memory` it does
-            not, because only one thread can end it. None: no limit.
+            not, because only one thread can end it. None means no limit.
         max_window_memory: a window during which the process has grown by so many bytes ends in the
             same way as with `max_window_s`. A number, or text such as "4GB". The limit is at most
             an eighth of the machine's memory, because torch needs six times as much when it stops.
-            Linux only. None: no limit.
-        activities: a list of cpu, cuda, xpu, mtia and hpu; None: all that this machine has. In
+            Linux only. None means no limit.
+        activities: a list of cpu, cuda, xpu, mtia and hpu; None means all that this machine has. In
             place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only these types of
             the activity (torch 2.13). Steps and ranges have the type USER_ANNOTATION of cpu.
         record_shapes: record the operators' input shapes.
@@ -128,11 +128,11 @@ class ProfilerConfig(BaseModel):
             starts.
         emit: the tools that receive the ranges: torch, nvtx (Nsight Systems), itt (VTune).
         modules: which submodules of the session's model get a range.
-        timings: how ranges and steps of the whole run are timed; None: they are not timed.
+        timings: how ranges and steps of the whole run are timed; None means not at all.
         metadata: keys with JSON values for the top level of the trace and capture.json; see also
             `Session.add_metadata`.
-        output_dir: the folder for captures; None: `profile/` in Hydra's run folder, or without
-            Hydra in the current folder.
+        output_dir: the folder for captures. None means `profile/` in Hydra's run folder, or in the
+            current folder without Hydra.
         ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
             other ranks a session does nothing. If a trigger of one recording rank requests a
             window, all recording ranks record that window, at the same steps.
@@ -142,13 +142,14 @@ class ProfilerConfig(BaseModel):
         export_queue: how many windows may wait for the export process; further ones are dropped.
         export_timeout_s: seconds that the export process may take for one window, and that `stop`
             waits for the unfinished windows.
-        keep: how many captures of this run and rank are kept, the newest ones; None: all.
+        keep: how many captures of this run and rank are kept, the newest ones; None means all.
         disk_budget: bytes that the captures of this run and rank may take: a number, or text such
             as "2GB". The oldest are removed first; the newest always stays.
         upload_to: an fsspec URL such as s3://bucket/run, to which each finished capture is
             uploaded, as a folder with its name. If another run has a capture of that name there,
             the new one is called NAME-2. Captures that are not uploaded yet are kept regardless of
-            `keep` and `disk_budget`; `stop` waits `export_timeout_s` for them. None: no upload.
+            `keep` and `disk_budget`; `stop` waits `export_timeout_s` for them. None means no
+            upload.
         upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
             into the environment instead: of these options, capture.json keeps only addresses and
             booleans. If `instrument export` uploads a capture later, it has only the kept options.

@@ -68,7 +68,7 @@ class StepActions:
         return str(getattr(self._given, "__qualname__", kind.__qualname__))
 
     def _guarded_call(self, step: int) -> str:
-        """The name of the action; NONE for this and all later calls after an error."""
+        """The name of the step's action; after an error, NONE for this step and all later ones."""
         if self._failed:
             return "NONE"
         try:

@@ -85,7 +85,7 @@ def measured(
 
 
 def _name(device: str) -> str:
-    """The name of a device, with all other things that its rates depend on."""
+    """A device's name, and the torch version and settings on which its rates depend."""
     kind = torch.device(device).type
     if kind == "cpu":
         model = f"{_processor()}, {torch.get_num_threads()} threads"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from torch import fx, nn
 
 from instrument.analysis.table import Table
 from instrument.errors import ConfigError
+from instrument.fx.groupings import GROUPINGS, Grouping
 from instrument.trace.events import Ints
 
-Grouping = Literal["module_path", "module_type", "target", "op", "source"]
-GROUPINGS = get_args(Grouping)
 _LABELS = ("op", "name", "target", "module_path", "module_type", "source", "inputs")
 _MADE = ("output_shape", "output_dtype", "output_bytes")
 _PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))

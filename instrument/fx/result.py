@@ -84,8 +84,8 @@ class GraphProfile:
 
     Attributes:
         nodes: a row for each node; see `NodeTable`.
-        how: the tool that captured the graph. If it was not `torch.fx` tracing, also why tracing
-            failed.
+        how: the tool that captured the graph. If it was not `torch.fx` tracing, the text also says
+            why tracing failed.
         overhead: the cost of running node by node.
         outputs: the result of the model in the first run, detached.
         storages: for each node, a number and the bytes for the memory of each of its tensors,

@@ -5,6 +5,7 @@
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: ranges with the same name inside ranges with the same names, as one path.
+- `synchronisation`: which device work each wait waits for.
 - `step_index`, `intervals`, `flops`: steps, overlapping intervals, FLOPs by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 

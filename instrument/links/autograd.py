@@ -49,6 +49,7 @@ from instrument.trace.events import (
     Flags,
     Ints,
     flags,
+    is_compiler_note,
     is_moment,
     is_step,
 )
@@ -97,7 +98,7 @@ class Scopes:
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     """Find the ranges and backward nodes of a call tree, and the range that each belongs to."""
     is_range = events.among(ANNOTATION) & ~events.named(
-        lambda name: is_step(name) or is_moment(name)
+        lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
     nodes, innermost = call_tree.only((is_range | is_backward(events))[call_tree.index])
     backward = ~is_range[nodes.index]
@@ -169,7 +170,7 @@ def _recomputed(
     nodes, such as the range of a hook, does not count either.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         call_tree: the whole call tree.
         recording: a mask of the nodes that are operators and record gradients.
         scopes: the call tree of the scopes alone.
@@ -212,7 +213,7 @@ def _owners(
     the backward node around it.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         call_tree: the whole call tree.
         recording: a mask of the nodes that are operators and record gradients.
         scopes: the call tree of the scopes alone.
@@ -299,7 +300,7 @@ def _best_matches(
     torch numbers its threads in the order in which they first record something.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
         candidates: for each pair of forward thread and thread, two arrays: the indices of the nodes
             with that forward thread; and for each of them, the operator of that thread with the

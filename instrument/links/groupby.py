@@ -43,7 +43,7 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
 class Groups:
     """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.
 
-    A row of no group has -1; the mask `where` must then leave it out.
+    A row without a group has -1; the mask `where` must then leave it out.
     """
 
     of: Ints

@@ -23,8 +23,8 @@ class Timeline:
     segments of each group form a separate timeline.
 
     Attributes:
-        start_ns, end_ns: of each segment.
-        group: of each segment.
+        start_ns, end_ns: the start and end of each segment.
+        group: the group of each segment.
         active: `active[layer, k]` is true if an interval of that layer covers segment k.
     """
 

@@ -57,7 +57,7 @@ class Launches:
 def launches(events: Events) -> Launches:
     """Join device events to runtime calls by correlation, and to operators by external id."""
     device = np.flatnonzero(works_on_device(events))
-    call = _find(events.correlation, events.among(is_runtime), events.correlation[device])
+    call = find(events.correlation, events.among(is_runtime), events.correlation[device])
     operator = launching_operator(events, device)
     through_call = np.where(call >= 0, launching_operator(events, call), -1)
     return Launches(device, np.where(operator >= 0, operator, through_call), call)
@@ -69,10 +69,10 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
     )
-    return _find(events.external_id, events.among(_LINKED), wanted)
+    return find(events.external_id, events.among(_LINKED), wanted)
 
 
-def _find(key: Ints, among: Flags, wanted: Ints) -> Ints:
+def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     """For each wanted key, the first event in `among` that has it; -1 for none, and for key 0."""
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:

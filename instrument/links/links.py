@@ -12,6 +12,7 @@ from instrument.links.flops import node_flops
 from instrument.links.groupby import Groups
 from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
 from instrument.links.step_index import finished_steps, step_at, stepped_ns
+from instrument.links.synchronisation import Synchronisations, synchronisations
 from instrument.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
 
 # Utility operators that torch leaves out of its tables.
@@ -70,8 +71,13 @@ class Links:
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
-        """The device events, and for each the node that launched it; -1 if it is not known."""
+        """The device events, and the node that launched each of them; -1 if it is unknown."""
         return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
+
+    @cached_property
+    def synchronisations(self) -> Synchronisations:
+        """The calls that wait for device work, and the work that each of them waits for."""
+        return synchronisations(self.events, self.launches)
 
     @cached_property
     def spent_ns(self) -> Ints:

@@ -67,7 +67,7 @@ def nothing_recorded(
     """Say why the run ended without a window.
 
     Args:
-        config: of the session.
+        config: the config of the session.
         entered: the counters of those phases of `profiler.phases` that the run entered.
         known_skipped: the skipped window that the session warned of at its start, or None.
         unit: what a step is, "step" or "call".

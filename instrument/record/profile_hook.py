@@ -18,7 +18,7 @@ class ProfileHook:
         self._thread = threading.get_ident()
 
     def restore(self) -> None:
-        """Set the hook again if it is gone; warn of a hook that only its owner can set."""
+        """Set the hook again if torch removed it. Log a warning if only its owner can set it."""
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return
         if self._hook is None or callable(self._hook):

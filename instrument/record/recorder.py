@@ -436,7 +436,7 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(number)
 
     for number, handler in before.items():
-        if handler is not None:  # None: set in C, so Python could not restore it
+        if handler is not None:  # None means that C code set it: Python could not restore it
             signal.signal(number, note)
     try:
         yield

@@ -139,8 +139,8 @@ class Session:
 
         Args:
             model: its submodules get ranges, unless the constructor already got a model.
-            total_steps: the number of steps of the whole run; overrides the config's. The session
-                warns of windows that do not fit into the run. None: unknown.
+            total_steps: the number of steps of the whole run, instead of `profiler.total_steps`.
+                The session warns of windows that do not fit into the run. None means unknown.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses one of its options.

@@ -2,7 +2,7 @@
 
 A range costs two readings of the clock and an append to a list; batches of 256 go into a histogram.
 Every n steps a line is added to `timings_rank0.jsonl`, with one summary of the time since the last
-line and one of the whole run. TensorBoard can get the first of them too.
+line and one of the whole run. TensorBoard can get the first of these two summaries too.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class DeviceTimes:
             self._fail(error)
 
     def collect(self) -> None:
-        """Add the durations of the ranges that the device has finished; for one thread only."""
+        """Add the durations of ranges that the device has finished; call it on one thread only."""
         try:
             while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
                 name, device, begin, end = self._waiting.popleft()

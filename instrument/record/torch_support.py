@@ -44,7 +44,10 @@ def available_activities() -> list[str]:
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
-    """The `wanted` activities that this machine can record; None: all. Warns of missing ones."""
+    """The activities in `wanted` that this machine can record; a warning names missing ones.
+
+    If `wanted` is None, all that the machine can record.
+    """
     available = available_activities()
     if wanted is None:
         return available

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
 from instrument.analysis.memory_categories import table as categories_table
-from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN, Curve, Plot
+from instrument.analysis.memory_plot import Curve, Plot
+from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.analysis.table import Table, cell_text, known_columns
 from instrument.analysis.views import Views
 from instrument.templates import render
@@ -159,7 +160,7 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
         peak, what = facts.peak_net_bytes, "more at the peak than at the start"
     tiles = [(size(peak), f"{what}, after {duration(facts.peak_ns - start)}")]
     if facts.reserved_bytes is not None:
-        tiles.append((size(facts.reserved_bytes), "the most that the allocator held"))
+        tiles.append((size(facts.reserved_bytes), "the most memory that the allocator held"))
     tiles.append((size(facts.net_bytes), "left behind by the window"))
     tiles.append(
         (

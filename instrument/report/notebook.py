@@ -313,9 +313,8 @@ def _few_modules(names: Sequence[str]) -> str:
     """The first few of the given submodules; submodules inside these are only counted."""
     inside: dict[str, int] = {}
     outer = ""
-    for name in sorted(
-        names, key=lambda name: name.replace(".", "\0")
-    ):  # a module comes before its submodules
+    # with "\0" instead of ".", a module comes before its submodules
+    for name in sorted(names, key=lambda name: name.replace(".", "\0")):
         if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
             inside[outer] += 1
         else:

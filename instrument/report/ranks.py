@@ -117,7 +117,7 @@ def _clocks(table: Table) -> str:
         if len(known) == len(table)
         else f"; ranks without a common collective: {len(table) - len(known)}"
     )
-    return f"Clocks: at most {apart} from the clock of rank {table[0].rank}, {sure}{others}."
+    return f"Clocks: at most {apart} apart from that of rank {table[0].rank}, {sure}{others}."
 
 
 def _ranges(

@@ -71,7 +71,15 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_KERNELS = ("occupancy_covered", "block", "grid", "blocks_per_sm")
+_LEAST_MISSED_OF_OTHERS = (
+    "occupancy_covered",
+    "block",
+    "grid",
+    "blocks_per_sm",
+    "recorded_calls",
+    "known_calls",
+    "waiting_stream",
+)
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -80,6 +88,7 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
 _GROUPED_BY = {
@@ -194,27 +203,6 @@ def capture_parts(
     return [part for part in parts if part]
 
 
-def render_view(
-    capture: Views,
-    view: str,
-    *,
-    rows: int = 15,
-    sort: str | None = None,
-    columns: Sequence[str] | None = None,
-) -> str:
-    """Return a view of the capture as plain text: its first rows, sorted if `sort` is given.
-
-    `view` is the attribute's name, such as "steps" or "memory.devices".
-
-    Raises:
-        ConfigError: the view has no such column.
-        TraceError: the trace cannot be read.
-    """
-    return plain(
-        [view_part(view, attrgetter(view)(capture), rows=rows, sort=sort, columns=columns)]
-    )
-
-
 def view_part(
     view: str,
     table: Table,
@@ -252,7 +240,7 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_KERNELS,
+        missable=() if columns else _LEAST_MISSED_OF_OTHERS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
 

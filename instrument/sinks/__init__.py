@@ -81,5 +81,6 @@ class Sink(Options):
 
         Args:
             timeout_s: the longest time that this method may wait, given if training failed, because
-                other ranks may then be waiting for this process to end. None: the sink decides.
+                other ranks may then be waiting for this process to end. None means that the
+                sink decides.
         """

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from instrument import files
 from instrument.analysis.memory_categories import Categories
-from instrument.analysis.memory_timeline import Curve, MemoryView
+from instrument.analysis.memory_plot import Curve
+from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.errors import CaptureError
@@ -50,8 +51,8 @@ class Memory(Sink):
     """Which files to write."""
 
     by: By = None
-    """How to split the curve. None: the one of the three that explains the largest part of the
-    peak."""
+    """How to split the curve. None means the one of the three that explains the largest part of
+    the peak."""
 
     rows: int = Field(15, ge=1)
     """The maximum number of rows in each table of the page."""
@@ -82,7 +83,7 @@ class Memory(Sink):
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events; without any, `timeline` raises CaptureError."""
+    """The devices with memory events; if there are none, `timeline` raises CaptureError."""
     memory.timeline()
     return memory.timelines
 

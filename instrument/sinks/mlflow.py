@@ -33,10 +33,10 @@ class MLflow(Tracker):
     sink_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
-    """The tracking server; None: that of `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
+    """The tracking server; None means that of `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
 
     run_id: str | None = None
-    """The run to log into; None: the active run of the training thread, or MLFLOW_RUN_ID."""
+    """The run to log into; None means the training thread's active run, or MLFLOW_RUN_ID."""
 
     experiment: str | None = None
     """The experiment of a new run; None: MLFLOW_EXPERIMENT_NAME or MLflow's default."""

@@ -45,11 +45,11 @@ class Parquet(Sink):
     """The dataset's folder, which several runs may share. None: `parquet` beside the captures."""
 
     run: str | None = None
-    """The name of the run. None: the name of its folder, or in Hydra's folders its date and
-    time."""
+    """The name of the run. None means the name of its folder, or its date and time if Hydra made
+    the folder."""
 
     rank: int | None = Field(None, ge=0)
-    """The rank to write. None: the rank that the capture or the trace states."""
+    """The rank to write; None means the rank that the capture or the trace states."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""

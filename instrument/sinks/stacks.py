@@ -38,7 +38,10 @@ class Stacks(Sink):
     """`cpu` for CPU time, or `device` for the time of kernels; torch's names work too."""
 
     range: str | None = None
-    """The name or path of a range: only its frames and those of its backward count. None: all."""
+    """The name or path of a range: only its frames and those of its backward count.
+
+    None means all frames.
+    """
 
     threads: bool = False
     """Whether each path begins with the name of its thread; otherwise threads are merged."""

@@ -35,7 +35,7 @@ class TensorBoard(Sink):
     sink_name: ClassVar[str] = "TensorBoard"
 
     dir: str | None = None
-    """TensorBoard's log folder; None: the folder `tensorboard` beside the captures."""
+    """TensorBoard's log folder; None means the folder `tensorboard` beside the captures."""
 
     worker_name: str | None = None
     """The start of a trace's file name, one for each process. None: `<host>_<pid>`, as in torch."""

@@ -34,7 +34,7 @@ class WandB(Tracker):
     """The project of a new run; None: WANDB_PROJECT or wandb's default."""
 
     name: str | None = None
-    """The name of a new run; None: wandb chooses one."""
+    """The name of a new run; if it is None, wandb chooses one."""
 
     mode: Literal["online", "offline", "disabled"] | None = None
     """The mode of a new run; None: WANDB_MODE or online."""

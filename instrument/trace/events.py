@@ -32,7 +32,9 @@ DEVICE = (
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
-_LOADER = re.compile(r"enumerate\(Data(Loader|Pipe)\)#")
+# Such as "dynamo_data: compile_id=0/0"; the phase itself is another event.
+_COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
+_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
 _BLOCKING_COPY = re.compile(r"MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
 _WITH_OVERLOAD = re.compile(r"(\w+::\w+)\.([A-Za-z_]\w*)")
@@ -54,9 +56,20 @@ def is_moment(name: str) -> bool:
     return name.endswith(MOMENT)
 
 
+def is_compiler_note(name: str) -> bool:
+    """Whether torch.compile made the annotation of this name, which describes one of its phases."""
+    return _COMPILER_NOTE.search(name) is not None
+
+
 def is_loader(name: str) -> bool:
     """Whether an event of this name is a wait for a batch from torch's DataLoader."""
     return _LOADER.match(name) is not None
+
+
+def loader_iterator(name: str) -> str | None:
+    """The class that torch names in a wait for a batch; None if it names none."""
+    found = _LOADER.match(name)
+    return (found[1] or None) if found else None
 
 
 def is_synchronising(name: str) -> bool:
@@ -66,7 +79,12 @@ def is_synchronising(name: str) -> bool:
 
 def is_wait(name: str) -> bool:
     """Whether a runtime call of this name returns only after the device has finished some work."""
-    return is_synchronising(name) or _BLOCKING_COPY.search(name) is not None
+    return is_synchronising(name) or is_blocking_copy(name)
+
+
+def is_blocking_copy(name: str) -> bool:
+    """Whether a runtime call of this name copies, and returns after the copy."""
+    return _BLOCKING_COPY.search(name) is not None
 
 
 def split_overload(name: str) -> tuple[str, str]:
@@ -122,7 +140,7 @@ class Details(NamedTuple):
         process_group, group_description: the name of the process group, such as "0", and what it
             is for, such as "default_pg".
         collective_number: torch's count of the collectives of this process group.
-        source_rank, destination_rank: of a transfer between two ranks.
+        source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
         sync_kind: what a `cuda_sync` event is, such as "Stream Wait Event".
         waits_for_stream, waits_for_event: the stream and the CUDA event that it waits for.
@@ -225,7 +243,7 @@ class Events:
         recorded: the number of all events in the file.
         base_ns: see `start_ns`; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
-        rank, world_size: of the recording process; None if the trace does not have them.
+        rank, world_size: those of the recording process; None if the trace does not hold them.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.

@@ -93,7 +93,8 @@ class Trigger(Options):
 
     Attributes:
         cooldown: steps after the trigger fires in which it gets no other window.
-        max_windows: the maximum number of windows that the trigger gets in a run; None: no limit.
+        max_windows: the maximum number of windows that the trigger gets in a run; None means no
+            limit.
 
     Raises:
         ConfigError: the trigger is built with an unknown option or an invalid value.

@@ -160,8 +160,7 @@ class CaptureQueue:
                 call_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
             self._remove_oldest()
         finally:  # also if Ctrl-C ends the wait
-            self.warn_of_unfinished()
-            self._release()
+            self._release(unsent=self.warn_of_unfinished())
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
@@ -169,15 +168,18 @@ class CaptureQueue:
                 self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S
             )
 
-    def _release(self) -> None:
+    def _release(self, unsent: list[str]) -> None:
         """Release the run's lock; delete its job if no window is left to finish or upload."""
-        done = not self._unsent() and not (self.taken and queue.queued_of(self._job))
+        done = not unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self.taken:
             job.forget(self.run)
 
-    def warn_of_unfinished(self) -> None:
-        """Warn about windows that are not finished and captures that are not uploaded."""
+    def warn_of_unfinished(self) -> list[str]:
+        """Warn about windows that are not finished and captures that are not uploaded.
+
+        Returns the names of the captures that are not uploaded.
+        """
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
@@ -186,7 +188,8 @@ class CaptureQueue:
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
             )
-        if unsent := self._unsent():
+        unsent = self._unsent()
+        if unsent:
             is_sending = self.exporter is not None and self.exporter.sending
             logger.warning(
                 "Not sent to {} yet, and kept on disk: {}. {}`instrument export {}` sends captures "
@@ -196,6 +199,7 @@ class CaptureQueue:
                 "The exporter continues by itself; later " if is_sending else "",
                 self.output_dir,
             )
+        return unsent
 
     def _choose_inline_sinks(self) -> dict[str, Any]:
         """The sinks that this process must run itself.
@@ -257,7 +261,7 @@ class CaptureQueue:
         return sorted(
             folder.name
             for folder in folders
-            if folder and folder.exists() and self._is_unsent(folder)
+            if folder and self._is_unsent(folder) and folder.exists()
         )
 
     def _is_unsent(self, folder: Path) -> bool:

@@ -37,7 +37,7 @@ class Job(msgspec.Struct, kw_only=True):
         folder: the folder for captures.
         owner: the user id that owns the run's files; None on systems without user ids.
         sinks: the `_target_` mappings of the worker's sinks, by name, in order.
-        upload_to: the URL to upload captures to; None: do not upload.
+        upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
         given_up: names of queued folders and captures that an earlier worker died on; the worker

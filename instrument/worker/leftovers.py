@@ -31,7 +31,7 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
     Args:
         path: a folder.
-        url: the URL to upload to. None: upload each capture to the URL in its job, if the job has
+        url: the URL to upload to. None means the URL in the job of each capture, if its job has
             one.
 
     Raises:
@@ -43,9 +43,9 @@ def finish_all(path: Path | str, url: str | None) -> str:
             f"{path} is a URL, but only local folders can be finished: add --sink NAME to run a "
             "sink on the captures at the URL."
         )
-    folders = queued_at(path)
     if not path.exists():
         raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
+    folders = queued_at(path)
     finished, notes, errors = finish_queued(folders)
     captures: Iterable[Path] = []
     if path not in folders:
@@ -139,7 +139,7 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Upload captures to `url`, or to the URL of each job; return new URLs, notes, errors."""
+    """Upload captures to `url`, or to the URL of each job; return new URLs, notes and errors."""
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:

@@ -8,8 +8,8 @@ worker finishes the folders one after the other, at low priority.
 It answers with JSON objects, one per line. Their keys are:
 
 - `text`, `level`: a log message;
-- `began`: the queued folder that the worker starts to finish. If the worker dies, the trainer knows
-  on which folder;
+- `began`: the queued folder that the worker starts to finish. So the trainer knows this folder if
+  the worker dies;
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
@@ -186,7 +186,7 @@ class Exporter:
         self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Handle the output of a worker until it ends; if it died, log on which folder."""
+        """Handle the output of a worker until it ends; if it died, log the folder it worked on."""
         # leaving `process` closes the pipes and waits; the worker may have left lines unread
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():

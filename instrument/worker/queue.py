@@ -154,7 +154,7 @@ def name_of(folder: Path) -> str:
 
 
 def is_queued(folder: Path) -> bool:
-    """Whether a folder is queued: its trace is complete, its sinks have not all run."""
+    """Whether a folder is queued: its trace is complete, and some of its sinks have not run."""
     return (
         folder.name.endswith(_QUEUED)
         and files.is_folder(folder)
@@ -207,7 +207,7 @@ def queued(output_dir: Path, depth: int = 1) -> list[Path]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """A folder and its subfolders, `depth` levels in all; skips links."""
+    """A folder and its subfolders, down to `depth` levels; links are skipped."""
     yield folder
     if depth > 1:
         with suppress(OSError):
@@ -270,7 +270,7 @@ def remove_stale(output_dir: Path) -> None:
 
 
 def _is_stale(staging: Path) -> bool:
-    """Whether no run writes into a partial folder; without locks, whether it is a day old."""
+    """Whether no run writes into a partial folder; if there are no locks, whether it is a day old."""
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
         alive = run_lock.lives(staging.parent, run)

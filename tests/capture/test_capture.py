@@ -6,8 +6,6 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,15 +106,6 @@ def sentence(text: str) -> str:
     return f"^{re.escape(text)}$"
 
 
-def test_a_missing_path_gets_one_sentence(tmp_path) -> None:
-    path = tmp_path / "none"
-    with pytest.raises(
-        CaptureError,
-        match=sentence(f"There is no capture at {path}; give a capture folder or a trace file."),
-    ):
-        Capture.load(path)
-
-
 def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(
         CaptureError,
@@ -130,14 +119,6 @@ def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
     assert str(raised.value).endswith(
         f". It contains captures: give one of them, such as {tmp_path / 'one'}."
     )
-
-
-def test_broken_metadata_gets_one_sentence(tmp_path) -> None:
-    path = tmp_path / "capture.json"
-    path.write_text("{")
-    text = f"The file {path} cannot be read (Input data was truncated); record the capture again."
-    with pytest.raises(CaptureError, match=sentence(text)):
-        Capture.load(tmp_path)
 
 
 def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_path) -> None:
@@ -155,16 +136,3 @@ def test_a_folder_moves(tmp_path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.move(folder(tmp_path), moved)
     assert len(Capture.load(moved).operators) == 2
-
-
-def test_reading_imports_no_torch(tmp_path) -> None:
-    path = write_trace(tmp_path, [span("aten::mm", 1, 5)])
-    code = (
-        "import sys; from instrument.capture import Capture; print(Capture.load(sys.argv[1]).operators);"
-        "print({'torch', 'pydantic', 'loguru', 'omegaconf', 'hydra'} & sys.modules.keys())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
-    assert "aten::mm" in done.stdout

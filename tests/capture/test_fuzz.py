@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import allocation, annotation, kernel, span, synchronous_steps, write_rank
+from builders import (
+    allocation,
+    annotation,
+    is_harmless,
+    kernel,
+    span,
+    synchronous_steps,
+    view_text,
+    write_rank,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +29,7 @@ from instrument.capture import Capture
 from instrument.errors import CaptureError, TraceError
 from instrument.range_names import from_trace
 from instrument.report import ranks
-from instrument.report.text import render, render_view
+from instrument.report.text import render
 from instrument.runs.run import Run
 from instrument.sinks.scalars import last_step, scalars
 from instrument.trace import json_stream, reader
@@ -326,10 +335,6 @@ def edited(text: str, edits: list[tuple[int, int, Any]]) -> bytes:
     return bytes(raw)
 
 
-def is_harmless(text: str) -> bool:
-    return all(line.isprintable() for line in text.split("\n"))
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -358,7 +363,7 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
             return
         text = render(capture)
         views = [
-            render_view(capture, view)
+            view_text(capture, view)
             for view in ("steps", "kernels", "breakdown", "compiled_ranges", "streams")
         ]
         assert "cudaLaunchKernel" in text
@@ -413,7 +418,7 @@ def test_names_of_any_characters_are_shown_harmlessly(tmp_path, names) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": made}))
     capture = Capture.load(path)
-    views = [render_view(capture, view) for view in ("kernels", "streams", "launches")]
+    views = [view_text(capture, view) for view in ("kernels", "streams", "launches")]
     assert is_harmless("\n".join([render(capture, by="range"), render(capture), *views]))
     kept = {each.encode("utf-8", "replace").decode() for each, _, _ in names}
     assert {row.name for row in capture.ranges} <= kept | {from_trace(each) for each in kept}

@@ -431,12 +431,6 @@ def test_calls_group_by_their_innermost_frames(tmp_path) -> None:
     assert sum(r.calls for r in capture(tmp_path, STACKED).operators.by("stack", depth=1)) == 4
 
 
-def test_grouping_by_what_was_not_recorded_gives_none(tmp_path) -> None:
-    table = capture(tmp_path, [span("aten::add", 0, 5)]).operators
-    assert [r.input_shapes for r in table.by("input_shapes")] == [None]
-    assert [r.stack for r in table.by("stack")] == [None]
-
-
 def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
     groupings = "input_shapes, stack, overload, thread, step, device or range"
     sentence = f"Operators cannot be grouped by 'shape'; choose {groupings}."
@@ -581,7 +575,7 @@ def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:
     assert found == {"ProfilerStep*": None, "forward": None, "block": "forward"}
 
 
-@pytest.mark.parametrize("what", ["overload", "step", "device", "range"])
+@pytest.mark.parametrize("what", ["input_shapes", "stack", "overload", "step", "device", "range"])
 def test_what_the_trace_cannot_tell_is_none_throughout(tmp_path, what) -> None:
     table = capture(tmp_path, [span("aten::add", 0, 5), allocation(9, 8)]).operators.by(what)
     assert [getattr(row, what) for row in table] == [None, None]

@@ -149,18 +149,6 @@ def test_where_frames_are_events_the_texts_are_not_kept(tmp_path) -> None:
     assert not any(b"inner" in text for text in events.texts)
 
 
-def test_without_frames_there_is_one_sentence(tmp_path) -> None:
-    sentence = "The trace was recorded without with_stack and holds no Python frames; record it with with_stack=true."
-    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
-        capture(tmp_path, [span("aten::mm", 0, 1)]).stacks()
-
-
-def test_without_device_activity_there_is_one_sentence(tmp_path) -> None:
-    sentence = "The trace holds no device activity, so it has no device stacks; choose cpu."
-    with pytest.raises(CaptureError, match=f"^{re.escape(sentence)}$"):
-        capture(tmp_path, [frame("a", 0, 1)]).stacks("device")
-
-
 def test_an_unknown_metric_gets_one_sentence(tmp_path) -> None:
     with pytest.raises(
         ConfigError, match=r"^Stacks have no metric 'wall'; choose cpu or device\.$"

@@ -157,60 +157,10 @@ def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
     assert not shown_times(bare)
 
 
-def test_shapes_by_override(tmp_path: Path) -> None:
-    run_small(tmp_path, "profiler.active=3", "profiler.record_shapes=true")
-    (capture,) = captures(tmp_path, "outputs/*/*/profile")
-    assert len(capture.steps) == 3
-    shapes = (
-        capture.operators.by("input_shapes").where(name="aten::embedding").column("input_shapes")
-    )
-    assert [shape for shape in shapes if "[256, 32]" in shape and "[8, 32]" in shape]
-
-
-def test_stacks_and_rows_by_override(tmp_path: Path) -> None:
-    sinks = (
-        "profiler/sinks=[table,stacks]",
-        "profiler.with_stack=true",
-        "profiler.sinks.table.rows=30",
-    )
-    text = run_small(tmp_path, *sinks)
-    (capture,) = captures(tmp_path, "outputs/*/*/profile")
-    assert "Operators, 30 of" in text
-    lines = (capture.folder / "stacks.txt").read_text(encoding="utf-8").splitlines()
-    assert all(re.fullmatch(r".*\S \d+", line) for line in lines)
-    assert [
-        line
-        for line in lines
-        if re.search(r"train_lm\.py\(\d+\):_forward;.*mlp_block;.*;aten::gelu \d+$", line)
-    ]
-
-
-def test_a_sink_taken_away(tmp_path: Path) -> None:
-    text = run_small(tmp_path, "~profiler.sinks.table")
-    (capture,) = captures(tmp_path, "outputs/*/*/profile")
-    assert sorted(path.name for path in capture.folder.iterdir()) == [
-        "capture.json",
-        "summary.json",
-        "trace.json.gz",
-    ]
-    assert json.loads(gzip.decompress(capture.trace_path.read_bytes()))["traceEvents"]
-    assert not shown_times(text)
-
-
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("resnet")
     return run("resnet_inference.py", folder), folder
-
-
-def test_a_slip_of_the_pen_ends_before_the_first_step(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "train_lm.py"), *SMALL, "+profiler.actve=3"]
-    ended = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False
-    )
-    assert ended.returncode != 0
-    assert "profiler.actve is not an option; did you mean profiler.active?" in ended.stderr
-    assert not losses(ended.stdout + ended.stderr)
 
 
 def test_resnet_walks_through_the_recipe(resnet: tuple[str, Path]) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.cli import graph
 from instrument.cli.command import main
 from instrument.fx.machine import Machine
-from instrument.fx.node_table import GROUPINGS
 
 MODEL = """
 import torch
@@ -92,7 +90,6 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
     ]
     said = shown(capsys, *model, "--train", "--by", "module_type", "--columns", "module_type,nodes")
     assert ["Linear", "1"] in [line.split() for line in said.splitlines()]
-    assert graph.GROUPINGS == GROUPINGS
 
 
 @pytest.mark.parametrize(

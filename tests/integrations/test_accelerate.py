@@ -1,4 +1,4 @@
-"""A session in Accelerate's loop, what its trackers get, and what Accelerate's own profiling loses."""
+"""A session in Accelerate's loop, and what its trackers get."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ pytest.importorskip("accelerate", reason="the extra torch-instrument[accelerate]
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import ProfileKwargs
-from collected import Log
 from torch import nn
 
-from instrument import Capture, Session, profiled
+from instrument import Session, profiled
 from instrument.integrations.accelerate import Trackers
 
 CYCLES = {"wait": 1, "warmup": 1, "active": 2, "repeat": 3}
@@ -109,47 +107,3 @@ def test_each_window_reaches_the_trackers(tmp_path: Path) -> None:
             "trackers"
             in json.loads((capture.folder / "capture.json").read_text())["config"]["sinks"]
         )
-
-
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch's own, to them
-def test_all_windows_are_kept_where_accelerates_own_profiling_keeps_the_last(
-    tmp_path: Path,
-) -> None:
-    accelerator, model, optimizer, loader = accelerated()
-    kept = ProfileKwargs(
-        activities=["cpu"], schedule_option=CYCLES, output_trace_dir=str(tmp_path / "theirs")
-    )
-    with accelerator.profile(kept) as profiler:
-        for batch in loader:
-            train_step(accelerator, model, optimizer, batch)
-            profiler.step()
-    with Session(CYCLES, output_dir=tmp_path / "ours", export="inline") as session:
-        for batch in session.steps(loader):
-            train_step(accelerator, model, optimizer, batch)
-    (theirs,) = [Capture.load(file) for file in (tmp_path / "theirs").iterdir()]
-    ours = [capture.steps.column("number") for capture in session.captures]
-    assert ours == [[2, 3], [6, 7], [10, 11]]
-    assert theirs.steps.column("number") in ([10, 11], [2, 3, 6, 7, 10, 11]), (
-        "as of Accelerate 1.15: the last cycle"
-    )
-
-
-def test_too_few_steps_end_well_where_accelerates_own_profiling_may_raise(
-    tmp_path: Path, log: Log
-) -> None:
-    accelerator, model, optimizer, loader = accelerated()
-    late = {**CYCLES, "wait": 50}
-    kept = ProfileKwargs(
-        activities=["cpu"], schedule_option=late, output_trace_dir=str(tmp_path / "theirs")
-    )
-    try:
-        with accelerator.profile(kept) as profiler:
-            train_step(accelerator, model, optimizer, next(iter(loader)))
-            profiler.step()
-    except AssertionError:  # as of Accelerate 1.15: it exports what was never recorded
-        pass
-    with Session(late, output_dir=tmp_path / "ours") as session:
-        for batch in session.steps(loader):
-            train_step(accelerator, model, optimizer, batch)
-    assert session.captures == []
-    assert "lower profiler.wait" in log.at("WARNING")[0]

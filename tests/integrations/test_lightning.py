@@ -5,10 +5,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +19,11 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning", reason="the extra torch-instrument[lightning] is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.profilers import PassThroughProfiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.utilities import CombinedLoader
 from torch.optim import optimizer as optimizers
 
 from instrument import Capture, profiled
-from instrument.errors import ConfigError
 from instrument.integrations.lightning import InstrumentProfiler, ProfilerCallback
 
 pytestmark = [
@@ -101,33 +96,6 @@ def numbers(*captures: Capture) -> list[list[int]]:
     return [capture.steps.column("number") for capture in captures]
 
 
-def test_every_window_of_a_real_fit_is_delivered(tmp_path: Path) -> None:
-    options = {
-        "wait": 1,
-        "warmup": 1,
-        "active": 2,
-        "repeat": 2,
-        "output_dir": str(tmp_path / "profile"),
-    }
-    callback = ProfilerCallback(options)
-    fit(tmp_path, callback, Tiny(), num_sanity_val_steps=2)
-    captures = callback.session.captures
-    assert [
-        (c.metadata["window"]["first_step"], c.metadata["window"]["last_step"]) for c in captures
-    ] == [
-        (2, 3),
-        (6, 7),
-    ]
-    for capture in captures:
-        (row,) = capture.ranges.where(name="training_step")
-        assert row.calls == 2
-        assert row.cpu_ns > 0
-        assert [s.number for s in capture.steps] == [
-            capture.metadata["window"]["first_step"],
-            capture.metadata["window"]["last_step"],
-        ]
-
-
 def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
     options = {"at_steps": [1, 12], "active": 2, "phases": ["train", "validation"]}
     callback = ProfilerCallback(options, output_dir=tmp_path / "profile")
@@ -139,31 +107,6 @@ def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
         "validation_steps_000012-000013_rank0": [12, 13],
     }
     assert callback.session.step_number == 20
-
-
-@pytest.mark.parametrize(
-    ("most", "last"), [({"max_epochs": 1}, 9), ({"max_epochs": 3, "max_steps": 12}, 11)]
-)
-def test_a_fit_too_short_for_its_window_is_told_at_the_start(
-    tmp_path: Path, log: Log, most: dict[str, int], last: int
-) -> None:
-    callback = ProfilerCallback(wait=12, active=1, output_dir=tmp_path / "profile")
-    fit(tmp_path, callback, Tiny(), **most)
-    sentence = f"The run ends with step {last}, before the window of step 12: lower profiler.wait, or train longer."
-    assert log.at("WARNING")[0] == sentence
-
-
-def test_an_exception_in_validation_comes_out_unchanged(tmp_path: Path) -> None:
-    class Fails(Tiny):
-        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            raise ZeroDivisionError("mine")
-
-    callback = ProfilerCallback(active=12, output_dir=tmp_path / "profile")
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        fit(tmp_path, callback, Fails(), num_sanity_val_steps=0)
-    (capture,) = callback.session.captures
-    assert capture.metadata["window"]["reason"] == "exception ZeroDivisionError"
-    assert [row.name for row in capture.ranges.where(name="validation")] == ["validation"]
 
 
 def test_the_loss_reaches_triggers(tmp_path: Path) -> None:
@@ -182,19 +125,6 @@ def test_the_loss_reaches_triggers(tmp_path: Path) -> None:
     assert seen[0] is None
     assert all(isinstance(loss, float) for loss in seen[1:])
     assert len(seen) == 10
-
-
-def test_an_exception_keeps_the_window_and_comes_out_unchanged(tmp_path: Path) -> None:
-    callback = ProfilerCallback(active=8, output_dir=str(tmp_path / "profile"))
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        fit(tmp_path, callback, Tiny(fails_at=3))
-    (capture,) = callback.session.captures
-    window = capture.metadata["window"]
-    assert (window["last_step"], window["truncated"], window["reason"]) == (
-        2,
-        True,
-        "exception ZeroDivisionError",
-    )
 
 
 SINKS = """
@@ -226,24 +156,11 @@ def test_a_trainer_that_hydra_builds_with_our_callback(
             "where": {"_target_": "hydras_sinks.Where", "tags": ["${steps}", "b"]},
         },
     }
-    options = {
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-    }
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(off, False)}
     for convert in ("all", "object", "partial", "none"):
-        trainer = {
-            "_target_": "lightning.pytorch.Trainer",
-            "_convert_": convert,
-            "accelerator": "cpu",
-            **options,
-        }
-        node = {
-            **trainer,
-            "callbacks": [{**callback, "_convert_": convert}],
-            "enable_model_summary": False,
-        }
+        trainer = {"_target_": "lightning.pytorch.Trainer", "_convert_": convert, **options}
+        node = {**trainer, "callbacks": [{**callback, "_convert_": convert}]}
         built = instantiate(OmegaConf.create({"steps": "2", "trainer": node}).trainer)
         (ours,) = (each for each in built.callbacks if isinstance(each, ProfilerCallback))
         config = ours.session.config
@@ -254,14 +171,6 @@ def test_a_trainer_that_hydra_builds_with_our_callback(
     assert capture.folder is not None
     pid, tags = (capture.folder / "where.txt").read_text().split(" ", 1)
     assert (int(pid) != os.getpid(), tags) == (True, "['2', 'b']"), "the exporter built it again"
-
-
-def test_disabled_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    callback = ProfilerCallback("disabled")
-    fit(tmp_path, callback, Tiny())
-    assert callback.session.captures == []
-    assert not (tmp_path / "profile").exists()
 
 
 PARTS = {"data", "batch_to_device", "training_step", "backward", "optimizer_step"}
@@ -529,26 +438,6 @@ def test_a_disabled_profiler_adds_no_callback_and_a_disabled_callback_leaves(
     assert not [each for each in trainer.callbacks if isinstance(each, ProfilerCallback)]
 
 
-class Lightnings:
-    """A fit with Lightning's own profiler, to compare with; no test insists on its flaws, which are theirs to mend."""
-
-    def __init__(self, folder: Path, module: LightningModule, **options: Any) -> None:
-        self.folder = folder / "theirs"
-        self.error: Exception | None = None
-        profiler = PyTorchProfiler(dirpath=self.folder, filename="theirs", **options)
-        try:
-            a_trainer(folder, profiler=profiler).fit(module, loader(12))
-        except Exception as error:
-            self.error = error
-            with suppress(Exception):
-                profiler.teardown(None)
-            profiler.profiler = None  # which it would go on to stop when it is collected
-
-    @property
-    def traces(self) -> list[Path]:
-        return sorted(self.folder.glob("*.trace.json"))
-
-
 class Watched(Unmarked):
     """One that notes how many hooks its layer has in each batch, and can fail in the middle of a forward."""
 
@@ -563,54 +452,12 @@ class Watched(Unmarked):
         return self.layer(batch if batch_idx != self.fails_at else batch[:, :3]).mean()
 
 
-def test_five_windows_are_five_traces_where_lightnings_profiler_keeps_fewer(tmp_path: Path) -> None:
-    callback = ProfilerCallback(wait=1, active=1, repeat=5, output_dir=tmp_path / "p")
-    a_trainer(tmp_path, callback).fit(Tiny(), loader(12))
-    theirs = Lightnings(
-        tmp_path, Tiny(), schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=5)
-    )
-    assert (
-        len(callback.session.captures) == len(list((tmp_path / "p").glob("*/trace.json.gz"))) == 5
-    )
-    assert len(theirs.traces) <= 5
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            {"wait": 50, "active": 1},
-            {"schedule": torch.profiler.schedule(wait=50, warmup=1, active=1)},
-        ),
-        (
-            {"wait": 1, "active": 1, "with_stack": True, "sinks": ["stacks"]},
-            {
-                "export_to_flame_graph": True,
-                "schedule": torch.profiler.schedule(wait=1, warmup=1, active=1),
-            },
-        ),
-    ],
-    ids=["a schedule that never records", "flame graphs"],
-)
-def test_what_ends_a_fit_with_lightnings_profiler_does_not_with_ours(
-    tmp_path: Path, record_property: Any, ours: dict[str, Any], theirs: dict[str, Any]
-) -> None:
-    callback = ProfilerCallback(**ours, output_dir=tmp_path / "p")
-    trainer = a_trainer(tmp_path, callback)
-    trainer.fit(Tiny(), loader(12))
-    assert trainer.state.finished
-    assert all(path.read_text().count(";") > 100 for path in (tmp_path / "p").glob("*/stacks.txt"))
-    record_property("Lightning's profiler", repr(Lightnings(tmp_path, Tiny(), **theirs).error))
-
-
 def test_modules_bear_no_hooks_of_ours(tmp_path: Path) -> None:
-    ours, theirs = Watched(), Watched()
+    ours = Watched()
     a_trainer(tmp_path, ProfilerCallback(wait=9, active=2, output_dir=tmp_path / "p")).fit(
         ours, loader(12)
     )
-    Lightnings(tmp_path, theirs, schedule=torch.profiler.schedule(wait=8, warmup=1, active=2))
     assert ours.hooks == [0] * 12
-    assert sum(theirs.hooks[:9]) >= sum(ours.hooks[:9])
 
 
 def test_after_an_exception_nothing_nests_under_the_module_that_failed(tmp_path: Path) -> None:
@@ -631,15 +478,6 @@ def test_after_an_exception_nothing_nests_under_the_module_that_failed(tmp_path:
 
 
 STEP = "Optimizer.step#SGD.step/"
-
-
-@pytest.mark.parametrize("kind", [ProfilerCallback, InstrumentProfiler])
-def test_an_argument_that_lightnings_profiler_takes_in_silence_is_refused(kind: Any) -> None:
-    PyTorchProfiler(actve=3)
-    with pytest.raises(
-        ConfigError, match=r"profiler\.actve is not an option; did you mean profiler\.active\?"
-    ):
-        kind(actve=3)
 
 
 def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
@@ -680,21 +518,6 @@ def test_another_process_gets_one_of_its_own_as_ddp_spawn_sends_it(
     (callback,) = (each for each in sent.callbacks if isinstance(each, ProfilerCallback))
     assert numbers(*callback.session.captures) == [[0, 1]]
     assert made.session.captures == []
-
-
-def test_without_lightning_the_command_that_installs_it_is_named() -> None:
-    code = textwrap.dedent("""
-        import sys
-        sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None
-        try:
-            import instrument.integrations.lightning
-        except ImportError as error:
-            print(error)
-    """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (
-        "The Lightning callback needs the package lightning: pip install 'torch-instrument[lightning]'."
-    )
 
 
 def test_a_model_given_to_the_callback_is_the_one_with_ranges(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from textwrap import dedent
 def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
     code = dedent("""
         import sys
-        for name in ("transformers", "ignite"):
-            sys.modules[name] = None
+        for name in ("transformers", "ignite", "lightning"):
+            sys.modules[name] = sys.modules["pytorch_lightning"] = None
             try:
                 __import__(f"instrument.integrations.{name}")
             except ImportError as error:
@@ -21,4 +21,5 @@ def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
     assert done.stdout.splitlines() == [
         "The Transformers callback needs the package transformers: pip install 'torch-instrument[transformers]'.",
         "Attaching to an Ignite engine needs the package pytorch-ignite: pip install 'torch-instrument[ignite]'.",
+        "The Lightning callback needs the package lightning: pip install 'torch-instrument[lightning]'.",
     ]

@@ -17,7 +17,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import Event, allocation, annotation, frame, kernels, steps, write_capture
+from builders import (
+    Event,
+    allocation,
+    annotation,
+    frame,
+    is_harmless,
+    kernels,
+    steps,
+    write_capture,
+)
 from collected import Log
 from installed import need
 from omegaconf import OmegaConf
@@ -122,10 +131,6 @@ def written(sink: Sink, capture: Capture) -> dict[str, bytes]:
     finally:
         sink.close()
     return {path: data for path, data in contents(output).items() if before.get(path) != data}
-
-
-def is_harmless(text: str) -> bool:
-    return all(line.isprintable() for line in text.split("\n"))
 
 
 def one_sentence(error: BaseException) -> str:

@@ -14,8 +14,6 @@ from pydantic import Field, field_validator
 from instrument.capture import Capture
 from instrument.errors import ConfigError
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import ChromeTrace
-from instrument.sinks.stacks import Stacks
 from instrument.sinks.table import TableSink
 
 
@@ -129,11 +127,3 @@ def test_lists_and_mappings_of_omegaconf_are_taken() -> None:
     assert metadata == {"run": {"tags": ["a", "b"]}}
     assert type(metadata["run"]) is dict
     assert type(metadata["run"]["tags"]) is list
-
-
-def test_what_they_need_and_when_they_run() -> None:
-    assert TableSink().needs == ()
-    assert TableSink(by="input_shapes").needs == ("record_shapes",)
-    assert TableSink(by="stack").needs == ("with_stack",)
-    assert Stacks().needs == ("with_stack",)
-    assert (ChromeTrace().last, TableSink().last) == (True, False)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from builders import frame, kernels, steps, write_capture
-from recording import record
 
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
@@ -53,26 +52,6 @@ def test_device_time_by_hand(tmp_path: Path, metric: str) -> None:
     assert {path.split(";", 1)[1]: value for path, value in found.items()} == {
         "ProfilerStep*;forward;attention;aten::mm": 100
     }
-
-
-def test_a_recording_of_torchs(tmp_path: Path) -> None:
-    capture = Capture.load(record(tmp_path / "real.json", with_stack=True))
-    Stacks(metric="self_cpu_time_total").write(capture, tmp_path)
-    found = lines(tmp_path)
-    product = [path for path in found if path.endswith("aten::mm")]
-    assert product, "the matrix product has a path"
-    for path in product:
-        frames = path.split(";")
-        order = [
-            next(i for i, f in enumerate(frames) if name in f)
-            for name in ("outer_function", "inner_function")
-        ]
-        assert order == sorted(order)
-        assert "block" in frames[order[0] : order[1]], "the range lies between the two functions"
-    whole_ns = sum(stack.value_ns for stack in capture.stacks())
-    assert abs(sum(found.values()) * 1000 - whole_ns) <= 1000 * len(capture.stacks()), (
-        "rounded to µs, nothing lost"
-    )
 
 
 def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:

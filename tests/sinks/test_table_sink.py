@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from builders import allocation, annotation, call, kernels, span, steps
+from builders import allocation, annotation, call, kernels, span, steps, view_text
 from collected import Log
 from recording import record
 
@@ -22,7 +22,6 @@ from instrument.report.text import (
     By,
     check_sort,
     render,
-    render_view,
 )
 from instrument.sinks.table import TableSink
 
@@ -405,11 +404,11 @@ def test_what_is_least_missed_of_kernels_goes_where_it_makes_them_too_wide(write
         if event["cat"] == "kernel":
             event["name"] = "void at::native::" + "x" * 60
             event["args"] |= {**shape, "est. achieved occupancy %": 37}
-    text = render_view(write(events), "kernels")
+    text = view_text(write(events), "kernels")
     assert max(map(len, text.splitlines()[:-1])) <= 140
     assert text.splitlines()[-1] == "Too wide to show: occupancy_covered, block, grid."
     assert "grid" in headings(
-        render_view(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
+        view_text(write(events, "again"), "kernels", columns=["grid"]), "Kernels"
     )
 
 
@@ -431,10 +430,6 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
             "The table sink's option 'rows' should be a positive number, or -1 for all, not 0.",
         ),
         (
-            {"rows": -2},
-            "The table sink's option 'rows' should be a positive number, or -1 for all, not -2.",
-        ),
-        (
             {"by": "shapes"},
             "The table sink's option 'by' cannot be 'shapes'; did you mean 'input_shapes'?",
         ),
@@ -443,16 +438,8 @@ def test_no_zero_stands_for_what_is_unknown(capture: Capture) -> None:
             "The table cannot be sorted by 'self_cup_ns'; did you mean 'self_cpu_ns'?",
         ),
         (
-            {"sort": "self_cpu_total"},
-            "The table cannot be sorted by 'self_cpu_total'; did you mean 'self_cpu_time_total'?",
-        ),
-        (
             {"columns": ["calls", "cup_ns"]},
             "The table has no column 'cup_ns'; did you mean 'cpu_ns'?",
-        ),
-        (
-            {"columns": "calls"},
-            "The table sink's option 'columns' should be a valid list, not 'calls'.",
         ),
     ],
 )
@@ -497,5 +484,5 @@ def test_torch_calls_a_device_by_its_kind() -> None:
 def test_rows_of_minus_one_are_all(capture: Capture) -> None:
     assert render(capture, rows=-1) == render(capture, rows=1000)
     assert "Operators, 2 of 2" in render(capture, rows=-1)
-    assert len(names(render_view(capture, "operators", rows=-1), "Operators")) == 5
+    assert len(names(view_text(capture, "operators", rows=-1), "Operators")) == 5
     assert TableSink(rows=-1).rows == -1

@@ -160,17 +160,8 @@ def test_traces_alone_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def served(logdir: Path, output: Path) -> Iterator[str]:
     """A TensorBoard on a free port of this machine, as its address; ended in any case."""
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(logdir),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-    ]
+    where = ["--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", "tensorboard.main", *where]
     with output.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:

@@ -22,7 +22,7 @@ def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:
 
     Args:
         nodes: a `NodeTable`, which may have more columns.
-        title: of the page.
+        title: the title of the page.
         notes: paragraphs below the title.
 
     Cost: about 1 ms and 2 KB for each node, and 250 bytes for each value that a node takes.

@@ -88,7 +88,7 @@ class _Rows:
 
     Attributes:
         rank: the row of each item.
-        widths: of each item.
+        widths: the width of each item.
         rows: the items of each row, in order.
         above, below: for each item, its lines to the row above and to the row below.
     """
@@ -111,7 +111,7 @@ def arrange(
     Args:
         sizes: the width and height of each box. The order of the boxes is such that every hyperedge
             leads to later boxes.
-        hyperedges: the lines.
+        hyperedges: the lines, one for each value, from its source to all its targets.
         tops: the first `tops` boxes form a row above all other boxes.
         bottoms: the last `bottoms` boxes form a row below all other boxes.
     """

@@ -1,0 +1,186 @@
+"""The launch queue of each stream: work that the CPU has launched and the device has not started.
+
+A launch is outstanding from the start of its CPU call until the device starts its work. Holistic
+Trace Analysis (HTA) defines the queue length in the same way (`get_queue_length_time_series`).
+
+A call that starts several device events, such as the launch of a CUDA graph, is one launch on each
+stream on which its work runs. It is outstanding until the first of these device events starts. HTA
+does not count such calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import Work
+from instrument.analysis.table import Schema, Table, schema
+from instrument.errors import CaptureError
+from instrument.links.groupby import Groups, cells, groupby
+from instrument.trace.events import Events, Flags, Ints, Thread
+
+# A CUDA call that finds this many outstanding launches on its stream waits until one of them
+# starts. CUDA allows 1024. On a V100, each of 1288 calls waited that found 1021, and no other call.
+FULL_QUEUE = 1021
+
+QUEUE: Schema = schema(
+    device="the device, as the trace numbers it",
+    stream="the stream, as the trace numbers it",
+    launches="launches on the stream whose CPU call is in the trace; a call that starts several "
+    "device events, such as the launch of a CUDA graph, is one launch",
+    mean_length="the number of outstanding launches, averaged over `total_ns`; a launch is "
+    "outstanding from the start of its CPU call until the device starts its work",
+    max_length="the largest number of outstanding launches",
+    empty_ns="part of `total_ns` in which no launch was outstanding: the device had nothing to "
+    "start next",
+    total_ns="time from the first launch until the device started the last work",
+    blocked_calls="calls that waited because the queue was full: CUDA lets about 1024 launches of "
+    "a stream be outstanding; None on devices without CUDA",
+    blocked_ns="CPU time that these calls waited until the device started the oldest outstanding "
+    "work",
+    unlaunched="device events whose launch is not in the trace, for example because it was before "
+    "the recording; they do not count, so that the queue was longer than shown",
+)
+QUEUE_SERIES: Schema = schema(
+    time_ns="a time at which a launch begins or its work starts, on the trace's own clock",
+    length="the number of outstanding launches from this time until the next one",
+)
+
+
+# The times at which each queue's length changes, and the length from then on.
+Lengths = dict[Thread, tuple[Ints, Ints]]
+
+
+class QueueTable(Table):
+    """One row for each stream with device work, the one with the most launches first; see `QUEUE`.
+
+    `series` gives the length of one stream's queue over time.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]], lengths: Lengths, begin_ns: int) -> None:
+        super().__init__(columns)
+        self._lengths = lengths
+        self._begin_of_trace_ns = begin_ns
+
+    def series(self, stream: int | str | None = None, device: int | str | None = None) -> Table:
+        """Return the queue length of one stream over time; see `QUEUE_SERIES`.
+
+        Args:
+            stream: the stream; None means the first row that has a queue.
+            device: the device; None means the first one that has the stream.
+
+        Raises:
+            CaptureError: nothing was launched on this stream.
+
+        Cost: up to two rows for each launch.
+        """
+        for (of_device, of_stream), (time_ns, length) in self._lengths.items():
+            if stream in (None, of_stream) and device in (None, of_device):
+                return Table.of(
+                    QUEUE_SERIES,
+                    {"time_ns": time_ns.tolist(), "length": length.tolist()},
+                    begin_ns=self._begin_of_trace_ns,
+                )
+        asked = [("stream", stream), ("device", device)]
+        where = " of ".join(f"{kind} {value}" for kind, value in asked if value is not None)
+        raise CaptureError(
+            f"The trace holds no launch of work on {where or 'any stream'}; "
+            "the table capture.queue lists the streams."
+        )
+
+
+def launch_queue(events: Events, work: Work) -> QueueTable:
+    """Return one row for each stream on which work ran; see `QUEUE`.
+
+    If a device event seems to start before its own call, because the clocks of CPU and device
+    differ, its launch is never outstanding.
+
+    Cost: three sorts of the launches.
+    """
+    present, ran = groupby(events.thread[work.event])
+    known = work.call >= 0
+    stream, call, started_ns = _launches(events, work, ran.of[known], known)
+    launched = Groups(stream, ran.count)
+    of, time_ns, length = _lengths(launched, events.start_ns[call], started_ns)
+    until_ns = np.append(time_ns[1:], time_ns[-1:])
+    lasts_ns = np.where(
+        np.append(np.diff(of.of) == 0, False)[: len(time_ns)], until_ns - time_ns, 0
+    )
+    longest = np.zeros(ran.count, np.int64)
+    np.maximum.at(longest, of.of, length)
+    total_ns, waited_ns = of.sum(lasts_ns), launched.sum(started_ns - events.start_ns[call])
+    is_cuda = events.named(lambda name: name.startswith("cu"))[call]
+    blocked_ns = _blocked_ns(events, launched, call, started_ns)
+    blocked = blocked_ns > 0
+    has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
+    order = np.argsort(-launched.size, kind="stable")
+    threads = [events.threads[k] for k in present[order].tolist()]
+    # The length, summed over time, is the time for which the launches were outstanding.
+    means = [
+        waited / total if total else None
+        for waited, total in zip(waited_ns[order].tolist(), total_ns[order].tolist())
+    ]
+    columns: dict[str, list[Any]] = {
+        "device": [device for device, _ in threads],
+        "stream": [stream for _, stream in threads],
+        "launches": launched.size[order].tolist(),
+        "mean_length": means,
+        "max_length": cells(longest[order], has_queue[order]),
+        "empty_ns": cells(of.sum(lasts_ns, length == 0)[order], has_queue[order]),
+        "total_ns": cells(total_ns[order], has_queue[order]),
+        "blocked_calls": cells(launched.number(blocked)[order], has_cuda[order]),
+        "blocked_ns": cells(launched.sum(blocked_ns, blocked)[order], has_cuda[order]),
+        "unlaunched": ran.number(~known)[order].tolist(),
+    }
+    rows = of.rows()
+    lengths = {
+        thread: (time_ns[rows[k]], length[rows[k]])
+        for thread, k in zip(threads, order.tolist())
+        if has_queue[k]
+    }
+    return QueueTable(columns, lengths, events.begin_ns)
+
+
+def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:
+    """The launches by stream and call: their stream, their call, and when their work started."""
+    device, call = work.event[known], work.call[known]
+    started_ns = np.maximum(events.start_ns[device], events.start_ns[call])
+    order = np.lexsort((started_ns, call, stream))
+    stream, call = stream[order], call[order]
+    first = np.append(True, (np.diff(call) != 0) | (np.diff(stream) != 0))[: len(call)]
+    return stream[first], call[first], started_ns[order][first]
+
+
+def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:
+    """For each stream, the times at which the length of its queue changes, and the length then."""
+    stream = np.concatenate([launched.of, launched.of])
+    time_ns = np.concatenate([called_ns, started_ns])
+    change = np.repeat(np.array([1, -1]), len(called_ns))
+    order = np.lexsort((time_ns, stream))
+    stream, time_ns = stream[order], time_ns[order]
+    last = np.append((np.diff(stream) != 0) | (np.diff(time_ns) != 0), True)[: len(order)]
+    # Each stream has as many starts as launches, so its lengths begin at 0 again.
+    return Groups(stream[last], launched.count), time_ns[last], np.cumsum(change[order])[last]
+
+
+def _blocked_ns(events: Events, launched: Groups, call: Ints, started_ns: Ints) -> Ints:
+    """The time that each call waited because `FULL_QUEUE` launches were outstanding before it.
+
+    It is 0 for a call that found a shorter queue, or that returned before the device started the
+    oldest outstanding work.
+    """
+    called_ns = events.start_ns[call]
+    blocked_ns = np.zeros(len(call), np.int64)
+    for rows in launched.rows():
+        if len(rows) <= FULL_QUEUE:
+            continue
+        rows = rows[np.argsort(called_ns[rows], kind="stable")]
+        started = np.sort(started_ns[rows])
+        gone = np.searchsorted(started, called_ns[rows], "right")
+        oldest_ns = np.append(started, started[-1])[gone]
+        full = (np.arange(len(rows)) - gone >= FULL_QUEUE) & (
+            oldest_ns <= events.end_ns[call[rows]]
+        )
+        blocked_ns[rows] = np.where(full, oldest_ns - called_ns[rows], 0)
+    return blocked_ns

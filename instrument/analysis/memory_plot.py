@@ -1,0 +1,46 @@
+"""Memory in use over time as the points of a plot, by what allocated it or by category."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from instrument.analysis.memory_attribution import By
+from instrument.trace.events import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Memory in use on a device over time, for a plot.
+
+    At each time, the series sum to the memory in use. `reserved_bytes` is the memory that the
+    allocator has reserved; None if it was not recorded.
+    """
+
+    device: str
+    time_ns: list[int]
+    reserved_bytes: list[int] | None
+    series: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve(Plot):
+    """A plot with a series for each operator, range or module that allocated memory."""
+
+    by: By
+
+
+def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
+    """Choose the points of a plot: the extremes of each span of time, and both ends.
+
+    `points` is the number of equal spans. Returns the positions of the chosen points.
+    """
+    since = time_ns - time_ns[0]
+    span = since * points // (int(since[-1]) + 1)
+    rising = np.lexsort((level, span))
+    bounds = np.searchsorted(span[rising], np.unique(span))
+    ends = np.array([0, len(level) - 1, int(np.argmax(level))])
+    return np.unique(
+        np.concatenate([rising[bounds], rising[np.append(bounds[1:], len(level)) - 1], ends])
+    )

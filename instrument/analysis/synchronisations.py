@@ -1,0 +1,138 @@
+"""Where the CPU or a stream waits for device work, which work that is, and what called the wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.table import Schema, Table, schema
+from instrument.links.call_tree import CallTree
+from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.launches import Launches, launching_nodes, launching_operator
+from instrument.links.links import Links
+from instrument.links.synchronisation import STREAM_WAIT, Synchronisations
+from instrument.trace.events import OPERATOR, Events, Flags, Ints, is_step, split_overload
+
+SYNCHRONISATIONS: Schema = schema(
+    name="the CPU call that waits, such as cudaStreamSynchronize, or that lets a stream wait, such "
+    "as cudaStreamWaitEvent; a copy is in this table if its call returned after the copy",
+    operator="the outermost operator around the call, inside the innermost range; None if there "
+    "is none",
+    range="the path of the range that the call belongs to; in the backward, that of the forward "
+    "operator; None outside of all ranges",
+    calls="how often it was called",
+    cpu_ns="CPU time of the calls",
+    cpu_wait_ns="part of `cpu_ns` until the work had ended that the calls waited for; None if this "
+    "work is not known, or if a stream waits and not the CPU",
+    stream_wait_ns="time in which work was launched and its stream was free, but it had to wait for "
+    "work of another stream; None if this other work is not known, or if the CPU waits",
+    device="the device of the work that the calls waited for; None if this work is not known",
+    stream="the stream of this work",
+    waiting_stream="the stream that waits; None if the CPU waits",
+    kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the most "
+    "frequent one",
+    known_calls="calls for which it is known what they waited for",
+    recorded_calls="those of them for which the trace states it, in cuda_sync events; for the "
+    "others, it is inferred from times",
+)
+
+
+def synchronisations(links: Links) -> Table:
+    """Return one row for each place that waits and each stream it waits for, the longest first.
+
+    See `SYNCHRONISATIONS`, and `instrument.links.synchronisation` for what the calls wait for. A
+    call that waits for several streams counts for the one whose work ended last.
+
+    Lost: waits inside other calls, such as `cudaFree`, and inside kernels.
+    """
+    events, found = links.events, links.synchronisations
+    of_stream = found.kind == STREAM_WAIT
+    edge = _last_edges(events, found, found.wait, len(found.call))
+    is_known = edge >= 0
+    earlier, later = (np.append(side, -1)[edge] for side in (found.earlier, found.later))
+    source = np.where(is_known, events.thread[earlier], -1)
+    waiting = np.where(is_known & of_stream, events.thread[later], -1)
+    recorded = np.append(found.recorded, False)[edge]
+    waited_ns = _waited_ns(events, found, edge, of_stream)
+    operator, path = _callers(links, found.call)
+    numbers, operators = intern([split_overload(name)[0] for name in events.names])
+    operator = np.append(numbers, -1)[operator]
+    keys = np.stack([events.name[found.call], operator, path, source, waiting])
+    distinct, of = np.unique(keys, axis=1, return_inverse=True)
+    groups = Groups(of.reshape(-1), distinct.shape[1])
+    cpu_ns = events.duration_ns[found.call]
+    longest = groups.sum(np.where(of_stream, waited_ns, cpu_ns))
+    order = np.argsort(-longest, kind="stable")
+    groups = groups.renumbered(order)
+    name, operator, path, source, waiting = distinct[:, order]
+    texts, threads = links.scopes.paths.texts, [*events.threads, (None, None)]
+    columns: dict[str, list[Any]] = {
+        "name": [events.names[k] for k in name.tolist()],
+        "operator": _texts(operators, operator),
+        "range": _texts(texts, path),
+        "calls": groups.size.tolist(),
+        "cpu_ns": groups.sum(cpu_ns).tolist(),
+        "cpu_wait_ns": groups.sums(waited_ns, is_known & ~of_stream),
+        "stream_wait_ns": groups.sums(waited_ns, is_known & of_stream),
+        "device": [threads[k][0] for k in source.tolist()],
+        "stream": [threads[k][1] for k in source.tolist()],
+        "waiting_stream": [threads[k][1] for k in waiting.tolist()],
+        "kernel": _kernels(events, groups, earlier, waited_ns),
+        "known_calls": groups.number(is_known).tolist(),
+        "recorded_calls": groups.number(is_known & recorded).tolist(),
+    }
+    return Table.of(SYNCHRONISATIONS, columns)
+
+
+def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
+    """For each number in `of`, the edge whose earlier event ended last; -1 for none."""
+    order = np.lexsort((events.end_ns[found.earlier], of))
+    last = np.full(count, -1)
+    last[of[order]] = order  # numpy keeps the last of several values
+    return last
+
+
+def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
+    """The time for which each call waited, or let a stream wait; no time counts twice."""
+    cause = _last_edges(events, found, found.later, len(events))
+    counts = cause[found.later] == np.arange(len(found.later))
+    of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
+    return np.where(of_stream, of_waits, np.append(found.waited_ns, 0)[edge])
+
+
+def _callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
+    """The name of the operator and the path of the range around each call; -1 for none."""
+    events, tree, scopes = links.events, links.call_tree, links.scopes
+    made = Launches(call, launching_operator(events, call), call)
+    node = launching_nodes(events, tree, made)
+    top = np.append(_outermost_operators(events, tree), -1)[node]
+    operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
+    scope = np.append(scopes.innermost, -1)[node]
+    return operator, np.append(scopes.attributed, -1)[scope]
+
+
+def _outermost_operators(events: Events, tree: CallTree) -> Ints:
+    """For each node that is an operator, the outermost operator with no range in between."""
+    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]
+    hop = np.where(goes_up, tree.parent, np.arange(len(tree)))
+    while not np.array_equal(further := hop[hop], hop):
+        hop = further
+    return np.where(is_operator, hop, -1)
+
+
+def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
+    """The name of the work for which each group waited longest; None if no work is known."""
+    known = np.flatnonzero(earlier >= 0)
+    width = len(events.names)
+    pairs, by_name = groupby(groups.of[known] * width + events.name[earlier[known]])
+    best = Groups(pairs // width, groups.count).sorted_by(
+        by_name.sum(waited_ns[known]), by_name.size
+    )
+    row = best.row(100)
+    return [events.names[pairs[k] % width] if k >= 0 else None for k in row.tolist()]
+
+
+def _texts(texts: list[str], codes: Ints) -> list[str | None]:
+    return [texts[code] if code >= 0 else None for code in codes.tolist()]

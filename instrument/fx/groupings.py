@@ -1,0 +1,8 @@
+"""The columns by which `NodeTable.by` groups nodes; `instrument graph` reads them without torch."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Grouping = Literal["module_path", "module_type", "target", "op", "source"]
+GROUPINGS = get_args(Grouping)

@@ -1,0 +1,234 @@
+"""What interrupted training: by hand, as this torch records it, and in real traces."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import annotation, call, capture, frame, kernel, span, step
+from torch.utils.data import DataLoader
+
+from instrument import Session
+from instrument.capture import Capture
+
+TRACES = os.environ.get("INSTRUMENT_TRACES")
+needs_traces = pytest.mark.skipif(
+    TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
+MULTI = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+COMPILE = "_compile.compile_inner (dynamo_timed)"
+
+TRAINING = [
+    step(1, 0, 1000),
+    step(2, 1000, 1000),
+    step(3, 2000, 500, finished=False),
+    annotation(MULTI, 0, 100),
+    annotation("enumerate(DataPipe)#MapperIterDataPipe", 10, 50),  # inside the loader
+    frame("Python GC", 20, 30),
+    frame("Python GC", 30, 40, tid=5),  # on another thread, partly at the same time
+    annotation("Python GC", 300, 5),  # the user's own range
+    span("a (dynamo_timed)", 400, 100),
+    span("b (dynamo_timed)", 450, 100),  # overlaps the one before
+    call("cudaMalloc", 600, 50),
+    span("cuMemCreate", 610, 10, "cuda_driver"),  # inside the one before
+    kernel("cudaMalloc", 700, 80),  # not a call
+    span("TorchDynamo Cache Lookup", 1100, 10),
+    span(COMPILE, 1200, 400),
+    span("backend_compile (dynamo_timed)", 1250, 100),
+    span("Driver Compiler", 1300, 20, "overhead", pid=-1, tid=0),
+    annotation(MULTI, 1900, 200),  # 100 of it in step 2
+    call("cudaMalloc", 2200, 7),  # in no finished step
+]
+
+
+def test_every_column_by_hand(tmp_path: Path) -> None:
+    rows = [tuple(row) for row in capture(tmp_path, TRAINING).interruptions]
+    none = (None, None)
+    assert rows == [
+        ("compilation", COMPILE, 1, 400_000, 400_000, 1, 400_000, 1, 0.2, *none),
+        ("loader", MULTI, 2, 300_000, 200_000, 1, 200_000, 2, 0.1, True,
+         "_MultiProcessingDataLoaderIter"),
+        ("compilation", "b (dynamo_timed)", 1, 100_000, 100_000, 1, 100_000, 1, 0.05, *none),
+        ("garbage collection", "Python GC", 2, 70_000, 40_000, 2, 50_000, 1, 0.025, *none),
+        ("memory allocation", "cudaMalloc", 2, 57_000, 50_000, 1, 50_000, 1, 0.025, *none),
+        ("compilation", "a (dynamo_timed)", 1, 50_000, 100_000, 1, 50_000, 1, 0.025, *none),
+        ("compilation", "Driver Compiler", 1, 20_000, 20_000, None, 20_000, 1, 0.01, *none),
+        ("guards", "TorchDynamo Cache Lookup", 1, 10_000, 10_000, 1, 10_000, 1, 0.005, *none),
+    ]  # fmt: skip
+
+
+def test_without_a_finished_step_the_columns_of_steps_are_unknown(tmp_path: Path) -> None:
+    (row,) = capture(
+        tmp_path, [step(1, 0, 50, finished=False), call("cudaFree", 5, 9)]
+    ).interruptions
+    assert (row.cpu_ns, row.step_ns, row.steps, row.share) == (9000, None, None, None)
+    assert not len(capture(tmp_path, [span("aten::mm", 0, 1)]).interruptions)
+    assert not len(capture(tmp_path, []).interruptions)
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "kind"),
+    [
+        ("Operator", SINGLE, "loader"),
+        ("user_annotation", "enumerate(DataPipe)#Shuffler", "loader"),
+        ("user_annotation", "enumerate(batches)", None),
+        ("python_function", "collect.py(3): Python GC", None),
+        ("cpu_op", "Torch-Compiled Region: 0/0", None),
+        ("cpu_op", "CachingAutotuner.benchmark_all_configs (dynamo_timed)", "compilation"),
+        ("python_function", "x (dynamo_timed)", None),
+        ("Runtime", "cudaFree", "memory allocation"),
+        ("cuda_runtime", "cudaHostAlloc", "memory allocation"),
+        ("cuda_runtime", "cudaMallocAsync_v11020", "memory allocation"),
+        ("cuda_runtime", "cudaHostGetDevicePointer", None),
+        ("cuda_runtime", "cudaMemcpyAsync", None),
+        ("cuda_driver", "cuMemMap", "memory allocation"),
+        ("cuda_driver", "cuLaunchKernel", None),
+        ("cuda_driver", "cuModuleLoadData", "module loading"),
+        ("cuda_driver", "cuLibraryLoadData", "module loading"),
+        ("cuda_runtime", "hipExtMallocWithFlags", "memory allocation"),
+        ("cuda_runtime", "hipModuleLoadData", "module loading"),
+        ("cuda_runtime", "hipModuleLaunchKernel", None),
+        ("xpu_runtime", "urUSMDeviceAlloc", "memory allocation"),
+        ("xpu_runtime", "zeModuleCreate", "module loading"),
+        ("cpu_op", "cudaMalloc", None),
+        ("overhead", "Lazy Function Loading", "module loading"),
+        ("overhead", "Runtime Triggered Module Loading", "module loading"),
+        ("overhead", "Command Buffer Full", "full launch queue"),
+        ("overhead", "Buffer Flush", "profiler"),
+        ("overhead", "Unrecognized", "other overhead"),
+    ],
+)  # fmt: skip
+def test_which_event_is_what(tmp_path: Path, category: str, name: str, kind: str | None) -> None:
+    found = capture(tmp_path, [span(name, 0, 9, category)]).interruptions
+    assert found.column("kind") == ([] if kind is None else [kind])
+
+
+def recorded(tmp_path: Path, step: Callable[[], Any], **options: Any) -> tuple[Capture, list[Any]]:
+    """A window of three steps, and the events of its file."""
+    with Session(active=3, output_dir=tmp_path, **options) as session:
+        for _ in range(3):
+            step()
+            session.step()
+    (made,) = session.captures
+    text = gzip.decompress(made.trace_path.read_bytes()).decode("utf-8", "replace")
+    return made, json.loads(text, strict=False)["traceEvents"]
+
+
+@pytest.mark.parametrize(("workers", "name"), [(0, SINGLE), (2, MULTI)])
+def test_the_loader_as_torch_records_it(tmp_path: Path, workers: int, name: str) -> None:
+    loader = iter(DataLoader(torch.ones(24, 2), batch_size=4, num_workers=workers))  # type: ignore[arg-type]
+    made, events = recorded(tmp_path, lambda: next(loader).sum())
+    (row,) = made.interruptions.where(kind="loader")
+    assert (row.name, row.calls, row.steps, row.workers) == (name, 3, 3, workers > 0)
+    assert row.cpu_ns == sum(round(e["dur"] * 1000) for e in events if e.get("name") == name)
+    assert row.step_ns == row.cpu_ns
+
+
+def test_garbage_collections_are_those_that_python_reports(tmp_path: Path) -> None:
+    reported = Counter[str]()
+
+    def count(phase: str, _: dict[str, int]) -> None:
+        reported[phase] += 1
+
+    def collects() -> None:
+        gc.callbacks.append(count)
+        for generation in (0, 1, 0):
+            gc.collect(generation)
+        gc.callbacks.remove(count)
+
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        made, _ = recorded(
+            tmp_path,
+            collects,
+            with_stack=True,
+            experimental_config={"record_python_gc_info": True},
+        )
+    finally:
+        if was_on:
+            gc.enable()
+    (row,) = made.interruptions.where(kind="garbage collection")
+    assert reported == {"start": 9, "stop": 9}
+    assert (row.calls, row.steps, row.threads) == (9, 3, 1)
+    assert 0 < row.max_ns <= row.step_ns <= row.cpu_ns
+
+
+def test_a_compilation_inside_a_window(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    sizes = iter((2, 2, 3))
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="eager")
+    made, events = recorded(tmp_path, lambda: compiled(torch.ones(next(sizes))))
+    (row,) = made.interruptions.where(name=COMPILE)
+    assert (row.kind, row.calls, row.steps) == ("compilation", 2, 2), "once for each size"
+    assert row.cpu_ns == sum(round(e["dur"] * 1000) for e in events if e.get("name") == COMPILE)
+    (guards,) = made.interruptions.where(kind="guards")
+    assert guards.calls == sum(e.get("name") == guards.name for e in events) >= 2
+
+
+def by_name(path: Path, *names: str) -> dict[str, tuple[int, int, int]]:
+    """Calls, time and longest call of events with these names, none of which nest."""
+    lengths = defaultdict(list)
+    for event in json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]:
+        if event.get("ph") == "X" and event["name"] in names:
+            lengths[event["name"]].append(round(event["dur"] * 1000))
+    return {name: (len(each), sum(each), max(each)) for name, each in lengths.items()}
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("v100_resnet50_workers0", {SINGLE: ("loader", False)}),
+        ("v100_resnet50_workers4", {MULTI: ("loader", True)}),
+        (
+            "b200_eager",
+            {
+                "Activity Buffer Request": ("profiler", None),
+                "Lazy Function Loading": ("module loading", None),
+                "TorchDynamo Cache Lookup": ("guards", None),
+            },
+        ),
+        (
+            "hta_simple_add",
+            dict.fromkeys(("cudaMalloc", "cudaFree", "cudaHostAlloc"), ("memory allocation", None)),
+        ),
+        (
+            "a100_megatron_tp8_rank1",
+            {MULTI: ("loader", True), "TorchDynamo Cache Lookup": ("guards", None)},
+        ),
+        ("mtia_rank0", {}),
+    ],
+)  # fmt: skip
+def test_real_traces(name: str, expected: dict[str, tuple[str, bool | None]]) -> None:
+    path = Path(str(TRACES)) / f"{name}.json.gz"
+    found = Capture.load(path).interruptions
+    assert {row.name: (row.kind, row.workers) for row in found} == expected
+    assert {row.name: (row.calls, row.cpu_ns, row.max_ns) for row in found} == by_name(
+        path, *expected
+    )
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "plugin_us"), [("v100_resnet50_workers0", 59262), ("v100_resnet50_workers4", 1186)]
+)
+def test_the_wait_for_the_loader_is_at_least_what_tensorboards_plugin_gives(
+    name: str, plugin_us: int
+) -> None:
+    """The plugin leaves out the time in which the device works; both traces have six steps."""
+    made = Capture.load(Path(str(TRACES)) / f"{name}.json.gz")
+    (row,) = made.interruptions
+    beside_the_device = sum(made.overview.column("loader_ns")) / 6
+    assert beside_the_device == pytest.approx(plugin_us * 1000, abs=500)
+    assert beside_the_device <= row.step_ns / 6
+    assert row.step_ns == row.cpu_ns, "each wait lies in one step"
