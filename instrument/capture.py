@@ -21,6 +21,9 @@ class Capture(Views):
             types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import annotation, kernels, span, steps, write_capture
+from builders import annotation, call, kernel, kernels, span, steps, write_capture, write_trace
 from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
@@ -133,7 +133,8 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     }
     for option, view in show.OPTIONS.items():
         table = attrgetter(view)(capture)
-        assert told(f"--{option}") == {view.split(".")[0]: [row._asdict() for row in table]}
+        key = "memory" if view == "memory.devices" else view
+        assert told(f"--{option}") == {key: [row._asdict() for row in table]}
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
     assert found.keys() == {"kernels", "operators"}
     assert found["operators"] == [
@@ -141,6 +142,33 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     assert main(["show", str(capture.folder), "--json", "--sort", "cals"]) == 2
     assert "The views cannot be sorted by 'cals'; did you mean 'calls'?" in capsys.readouterr().err
+
+
+def test_the_trace_of_a_capture_names_the_nodes_of_graphs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = [call("cudaGraphLaunch", 0, 2, 1), kernel("gemm", 5, 3, correlation=1)]
+    captured = [
+        call("cudaStreamBeginCapture", 0, 1, 1),
+        span("aten::mm", 2, 5),
+        call("cudaLaunchKernel", 3, 1, 2),
+        call("cudaStreamEndCapture", 9, 1, 3),
+    ]
+    (tmp_path / "capture").mkdir()
+    path, other = write_trace(tmp_path, replay), write_trace(tmp_path / "capture", captured)
+    options = ["--cuda-graphs", "--cuda-graph-nodes"]
+    assert main(["show", str(path), *options, "--json", "--graph-capture", str(other)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["names_from"] for row in found["cuda_graphs"]] == ["order"]
+    assert [row["operator"] for row in found["cuda_graphs.nodes"]] == ["aten::mm"]
+    assert main(["show", str(path), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "CUDA graphs\n" in printed
+    assert "CUDA graphs: nodes\n" in printed
+    assert main(["show", str(path), "--kernels", "--graph-capture", str(other)]) == 2
+    assert "add --cuda-graph-nodes" in capsys.readouterr().err
+    assert main(["show", str(path), *options, "--graph-capture", str(tmp_path / "none")]) == 2
+    assert f"no capture at {tmp_path / 'none'}" in capsys.readouterr().err
 
 
 def test_the_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

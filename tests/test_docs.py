@@ -137,6 +137,19 @@ def test_what_is_shown_of_a_device_is_printed(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
 )
+def test_what_is_shown_of_efficiency_is_printed(tmp_path: Path) -> None:
+    page = "docs/efficiency.md"
+    command = re.search(r"`instrument show TRACE (--efficiency [^`]+)`", PAGES[page])
+    assert command
+    trace = Path(os.environ["INSTRUMENT_TRACES"]) / "a100_megatron_tp8_rank0.json.gz"
+    printed = run(f"instrument show {trace} {command[1]}", tmp_path)
+    shown = next(block.body for block in BLOCKS[page] if block.body.startswith("Efficiency"))
+    assert shown == printed.partition("\n\n")[2]
+
+
+@pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of real traces"
+)
 def test_what_is_shown_of_eight_ranks_is_printed(tmp_path: Path) -> None:
     traces = Path(os.environ["INSTRUMENT_TRACES"])
     files = [str(traces / f"a100_megatron_tp8_rank{rank}.json.gz") for rank in range(8)]

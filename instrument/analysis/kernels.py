@@ -215,8 +215,9 @@ def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
     ran = Groups(work.call[known], len(events)).sum(events.duration_ns[work.event[known]])
-    _, first = np.unique(work.call, return_index=True)
-    counts = np.isin(np.arange(len(launch_ns)), first) | (launch_ns < 0)
+    by_start = np.argsort(work.start_ns, kind="stable")
+    _, first = np.unique(work.call[by_start], return_index=True)
+    counts = np.isin(np.arange(len(launch_ns)), by_start[first]) | (launch_ns < 0)
     return np.where(counts, launch_ns, 0), (launch_ns >= 0) & (ran[work.call] < launch_ns)
 
 

@@ -59,7 +59,7 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     if not (events.shapes >= 0).any():
         return _unknown(calls)
     used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = intern(_shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
+    codes, labels = intern(shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
     return codes[code], labels
 
 
@@ -181,9 +181,12 @@ def _unknown(calls: Calls) -> Grouping:
     return np.zeros(len(calls.event), np.int64), [None]
 
 
-def _shape_text(text: bytes) -> str:
+def shape_text(text: bytes) -> str:
     """Shapes as torch prints them: a list of tensors is written as []."""
     shapes = decoded(text)
     if not isinstance(shapes, list):
         return str(shapes)
-    return str([[] if any(isinstance(n, list) for n in shape) else shape for shape in shapes])
+    lists = (
+        isinstance(shape, list) and any(isinstance(n, list) for n in shape) for shape in shapes
+    )
+    return str([[] if is_list else shape for shape, is_list in zip(shapes, lists)])

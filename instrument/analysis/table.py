@@ -446,7 +446,7 @@ def unit_of(column: str) -> str:
 
     The unit is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
     """
-    if column.endswith(("share", "_covered")):
+    if column.endswith(("share", "_covered")) or column == "mfu":
         return "share"
     if column.endswith("_ns") or "_ns_" in column:
         return "ns"

@@ -6,6 +6,7 @@ that `instrument show --help` reads the list without numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
+from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
 from instrument.range_names import REGION
 
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.cuda_graphs import CudaGraphTable
+    from instrument.analysis.efficiency import EfficiencyTable
     from instrument.analysis.launch_queue import QueueTable
     from instrument.analysis.memory_categories import Categories
     from instrument.analysis.memory_timeline import MemoryView
     from instrument.analysis.operators import OperatorTable
+    from instrument.analysis.peak_rates import PeakFlops
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
@@ -117,11 +122,31 @@ VIEWS = {
         "breakdown",
         "the device's time: compute, communication, copies, idle",
     ),
+    "efficiency": View(
+        "efficiency:EFFICIENCY",
+        "efficiency",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+    ),
+    "efficiency.steps": View(
+        "efficiency:EFFICIENCY_STEPS",
+        "efficiency-steps",
+        "the model FLOPs utilization (MFU) of each step",
+    ),
     "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
     "launches": View(
         "kernels:LAUNCHES",
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
+    ),
+    "cuda_graphs": View(
+        "cuda_graphs:CUDA_GRAPHS",
+        "cuda-graphs",
+        "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+    ),
+    "cuda_graphs.nodes": View(
+        "cuda_graphs:CUDA_GRAPH_NODES",
+        "cuda-graph-nodes",
+        "the nodes of the graphs, with the operators and ranges that were captured",
     ),
     "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
     "queue": View(
@@ -161,6 +186,9 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
+        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
+            CUDA graphs of this trace were captured.
+        peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     def __init__(
@@ -169,15 +197,26 @@ class Views:
         folder: Path | None,
         metadata: dict[str, Any],
         communication: str | None = None,
+        graph_captures: Sequence[Views] = (),
+        peak_flops: PeakFlops | None = None,
     ) -> None:
         self.trace_path = trace_path
         self.folder = folder
         self.metadata = metadata
         self.communication = communication
+        self.graph_captures = tuple(graph_captures)
+        self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, communication: str | None = None) -> Self:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        communication: str | None = None,
+        graph_captures: Iterable[str | PathLike[str]] = (),
+        peak_flops: PeakFlops | None = None,
+    ) -> Self:
         """Open a capture folder, or a trace file; the first view reads its events.
 
         Args:
@@ -186,12 +225,18 @@ class Views:
             communication: a regular expression; kernels whose name it matches are communication.
                 None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
+            graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
+                SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
+            peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
+                is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
+                recording.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, or the URL's protocol is
-                unknown.
+            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+                or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
@@ -201,11 +246,13 @@ class Views:
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
             check_names(communication)
+        others = [cls.load(each) for each in graph_captures]
+        peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
             about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication)
+            capture = cls(trace, path, about, communication, others, peak_flops)
             if communication is None:
                 capture._added = _added_names(path, capture)
             return capture
@@ -217,7 +264,7 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication)
+        return cls(path, None, {}, communication, others, peak_flops)
 
     @property
     def about(self) -> Metadata:
@@ -335,6 +382,19 @@ class Views:
         return kernels(self.events, self.work)
 
     @cached_property
+    def efficiency(self) -> EfficiencyTable:
+        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+
+        `efficiency.steps` has the model FLOPs utilization of each step.
+        """
+        from instrument.analysis.efficiency import efficiency
+
+        given = self.peak_flops
+        if given is None:
+            given = self.about.config.peak_flops
+        return efficiency(self.links, self.work, given)
+
+    @cached_property
     def copies(self) -> Table:
         """The copies and memsets by kind, with their bandwidth; see `analysis.kernels`."""
         from instrument.analysis.kernels import copies
@@ -347,6 +407,13 @@ class Views:
         from instrument.analysis.kernels import launches
 
         return launches(self.events, self.work)
+
+    @cached_property
+    def cuda_graphs(self) -> CudaGraphTable:
+        """The CUDA graphs, and their nodes as `cuda_graphs.nodes`; see `analysis.cuda_graphs`."""
+        from instrument.analysis.cuda_graphs import cuda_graphs
+
+        return cuda_graphs(self.links, self.work, [each.links for each in self.graph_captures])
 
     @cached_property
     def streams(self) -> Table:

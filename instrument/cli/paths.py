@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 _OTHERS = 10
 
 
-def newest_capture(path: Path | str) -> Capture:
-    """Return the newest capture at a path or URL; if there are several, list them on stderr."""
+def newest_capture(path: Path | str, graph_captures: Sequence[Path | str] = ()) -> Capture:
+    """Return the newest capture at a path or URL; if there are several, list them on stderr.
+
+    `graph_captures` is the argument of `Capture.load`.
+    """
     from instrument.capture import Capture
 
     *others, newest = captures_at(path)
     tell_others(newest, others, "captures")
-    return Capture.load(newest)
+    return Capture.load(newest, graph_captures=graph_captures)
 
 
 def captures_at(path: Path | str) -> Sequence[Path | str]:

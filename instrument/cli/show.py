@@ -64,6 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
+    add(
+        "--graph-capture",
+        metavar="TRACE",
+        type=path_or_url,
+        action="extend",
+        nargs="+",
+        default=[],
+        help="with --cuda-graph-nodes: traces in which the graphs were captured, to take the names "
+        "of the nodes from",
+    )
     timings = "only the timings of the whole run by profiler.timings; PATH may be their file"
     add("--timings", action="store_true", help=timings)
     add(
@@ -89,9 +99,14 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         raise ConfigError(
             f"--by {arguments.by} groups operators, which are not shown: add --ops, or remove --by."
         )
+    if arguments.graph_capture and not any(view.startswith("cuda_graphs") for view in chosen):
+        raise ConfigError(
+            "--graph-capture names the nodes of CUDA graphs, which are not shown: add "
+            "--cuda-graph-nodes, or remove --graph-capture."
+        )
     if timings:
         return _timings(arguments)
-    capture = newest_capture(arguments.path)
+    capture = newest_capture(arguments.path, arguments.graph_capture)
     if arguments.json:
         grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
         return as_json(

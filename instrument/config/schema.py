@@ -32,6 +32,7 @@ from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
 from instrument.errors import ConfigError, need_package, suggestion
 from instrument.patterns import check_pattern
+from instrument.peak_flops import check_peak_flops
 from instrument.redact import public, redact
 
 
@@ -117,6 +118,10 @@ class ProfilerConfig(BaseModel):
             they can be grouped by overload. Tables show operators without it.
         communication: regular expressions for kernel names, ignoring case. Kernels that match count
             as communication, in addition to the known ones. The capture stores the expressions.
+        peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
+            precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
+            float32, tf32, float16, bfloat16, float8 and int8. The capture stores it. Peaks that are
+            not given come from a table of devices. None: all of them.
         memory_snapshot: write the snapshot of CUDA's allocator, with its allocations and frees
             during the window, to the capture as memory_snapshot.pickle, which
             pytorch.org/memory_viz opens. If the program records a memory history with
@@ -190,6 +195,7 @@ class ProfilerConfig(BaseModel):
     with_modules: bool = False
     capture_overload_names: bool = False
     communication: list[str] = Field(default_factory=list)
+    peak_flops: float | dict[str, float] | None = None
     memory_snapshot: bool = False
     execution_trace: bool = False
     experimental_config: dict[str, Any] = Field(default_factory=dict)
@@ -280,6 +286,11 @@ class ProfilerConfig(BaseModel):
         for names in communication:
             check_pattern(names)
         return communication
+
+    @field_validator("peak_flops", mode="before")
+    @classmethod
+    def _valid_peaks(cls, peak_flops: Any) -> Any:
+        return check_peak_flops(peak_flops, "profiler.peak_flops")
 
     @field_validator("sinks", "triggers", mode="before")
     @classmethod

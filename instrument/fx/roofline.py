@@ -1,20 +1,19 @@
 """What limits each node on a machine, and how long the node would take at that limit.
 
-The roofline model (Williams, Waterman, Patterson 2009) assumes two limits. No node computes faster
-than the machine multiplies matrices. No node moves bytes faster than the machine copies memory.
+See `instrument.analysis.peak_rates` for the roofline model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from instrument.analysis.peak_rates import roof
 from instrument.analysis.table import Table
 from instrument.fx.machine import MEASURED, Machine
 
 #: The columns that `roofline` adds.
 COLUMNS = ("bound_by", "bound_ns", "bound_share")
-Bound = Literal["compute", "bandwidth"]
 
 
 def roofline(nodes: Table, machine: Machine) -> Table:
@@ -53,12 +52,7 @@ def dtype_of(row: Any) -> str | None:
 
 def _bound(row: Any, machine: Machine) -> Mapping[str, Any]:
     rate = machine.flops_per_second.get(dtype_of(row) or "")
-    moving_ns = (row.moved_bytes or 0) * 1e9 / machine.bytes_per_second
-    computing_ns = row.flops * 1e9 / rate if row.flops and rate else 0.0
-    bound_ns = max(moving_ns, computing_ns)
-    bound_by: Bound | None = "compute" if computing_ns >= moving_ns else "bandwidth"
-    if not bound_ns or (row.flops and not rate):
-        bound_by = None
+    bound_by, bound_ns = roof(row.flops or 0, row.moved_bytes or 0, rate, machine.bytes_per_second)
     return {
         "bound_by": bound_by,
         "bound_ns": round(bound_ns) if bound_ns else None,

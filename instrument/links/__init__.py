@@ -2,6 +2,8 @@
 
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
+- `cuda_graphs`: which device events a launch of a CUDA graph replayed.
+- `stream_capture`: which captured launch became which node of a CUDA graph.
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: ranges with the same name inside ranges with the same names, as one path.

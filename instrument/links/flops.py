@@ -2,25 +2,32 @@
 
 A multiplication and the addition after it count as two operations. If an operator with a rule calls
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
-counts. Operators without a rule are not counted: elementwise operators, norms, pooling, embeddings.
-`capture.operators.ops_without_flops` lists the operators of a trace that are not counted.
+counts. If an operator calls itself again with other types, as under autocast, only the inner call
+counts: it has the types that are multiplied. Operators without a rule are not counted: elementwise
+operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the operators of
+a trace that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`, and the totals
 equal those of `FlopCounterMode`. The totals differ in two cases. `FlopCounterMode` has no rule for
 attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors. And
 its count for the weight gradient of a grouped convolution is too high, by a factor of the number of
 groups.
+
+With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts,
+and fused kernels compute only these. `needed_flops` counts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from instrument.links.call_tree import CallTree
+from instrument.links.groupby import intern
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded, is_step, split_overload
 
 Shapes = list[list[int]]
@@ -48,7 +55,24 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     values = np.array([_evaluate(events, *key) for key in distinct.T.tolist()], np.int64)
     flops = np.full(len(call_tree), UNKNOWN)
     flops[nodes] = values[code.reshape(-1)]
-    return _outermost(call_tree, flops)
+    return _outermost(call_tree, _without_outer_calls(events, call_tree, flops))
+
+
+def needed_flops(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
+    """The FLOPs of each node without the products that a causal mask makes unnecessary.
+
+    `flops` is the result of `node_flops`. A node is `UNKNOWN` if the trace does not say whether its
+    attention is causal.
+    """
+    index = call_tree.index
+    nodes = np.flatnonzero(events.named(is_fused_attention)[index] & (flops != UNKNOWN))
+    keys = np.stack([events.name[index[nodes]], events.shapes[index[nodes]]])
+    keys = np.concatenate([keys, events.concrete[index[nodes]][None], flops[nodes][None]])
+    distinct, code = np.unique(keys, axis=1, return_inverse=True)
+    values = np.array([_unmasked(events, *key) for key in distinct.T.tolist()], np.int64)
+    needed = flops.copy()
+    needed[nodes] = values[code.reshape(-1)]
+    return needed
 
 
 def has_rule(name: str) -> bool:
@@ -74,6 +98,23 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
     return found
 
 
+def is_fused_attention(name: str) -> bool:
+    """Whether the operator of this name computes attention in one kernel."""
+    return split_overload(name)[0] in FUSED_ATTENTION
+
+
+def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
+    """Replace the FLOPs of a node by `UNKNOWN` if the node calls its own operator once again."""
+    codes, _ = intern([split_overload(name)[0] for name in events.names])
+    name = codes[events.name[call_tree.index]]
+    nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
+    inner = np.flatnonzero(flops != UNKNOWN)
+    outer = nearest[call_tree.parent[inner]]
+    same = (outer >= 0) & (name[outer] == name[inner]) & (flops[outer] == flops[inner])
+    repeated = np.bincount(outer[same], minlength=len(call_tree)) == 1
+    return np.where(repeated, UNKNOWN, flops)
+
+
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
     """Replace the FLOPs of each node below a node with known FLOPs by `UNKNOWN`."""
     counted = call_tree.nearest(flops != UNKNOWN)
@@ -85,9 +126,14 @@ def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
     """The FLOPs by rule; `UNKNOWN` if the shapes do not fit the rule, as for nested tensors."""
     dims = decoded(events.texts[shapes])
     arguments = decoded(events.texts[concrete]) if concrete >= 0 else []
+    return evaluated(RULES[split_overload(events.names[name])[0]], dims, arguments)
+
+
+def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
+    """The result of a rule; `UNKNOWN` if the arguments do not fit it, or the result is absurd."""
     try:
-        count = RULES[split_overload(events.names[name])[0]](dims, arguments)
-    except (ValueError, IndexError, TypeError, ArithmeticError, msgspec.DecodeError):
+        count = rule(*arguments)
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         return UNKNOWN
     return count if isinstance(count, int) and 0 <= count < _TOO_MANY else UNKNOWN
 
@@ -116,14 +162,30 @@ def _convolution(dims: Shapes, arguments: list[str]) -> int:
     of the output, so it is computed from the inputs (the formula of torch.nn.Conv2d).
     """
     image, weight = dims[0], dims[1]
-    if arguments[6] == "True":  # transposed
-        return _applications(image, weight)
+    is_transposed = arguments[6] == "True"
+    return _applications(image if is_transposed else convolution_output(dims, arguments), weight)
+
+
+def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
+    """The shape of the output of `aten::convolution`, by the formulas of torch.nn.Conv2d.
+
+    The formula for a transposed convolution is that of torch.nn.ConvTranspose2d.
+    """
+    image, weight = dims[0], dims[1]
     stride, padding, dilation = (_numbers(text, len(image) - 2) for text in arguments[3:6])
+    sizes = zip(image[2:], weight[2:], stride, padding, dilation)
+    if arguments[6] != "True":
+        output = [
+            (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, pad, dil in sizes
+        ]
+        return [image[0], weight[0], *output]
+    extra = _numbers(arguments[7], len(image) - 2)
     output = [
-        (size + 2 * pad - dil * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, dil in zip(image[2:], weight[2:], stride, padding, dilation)
+        (size - 1) * step - 2 * pad + dil * (kernel - 1) + more + 1
+        for (size, kernel, step, pad, dil), more in zip(sizes, extra)
     ]
-    return _applications([image[0], 0, *output], weight)
+    return [image[0], weight[1] * int(arguments[8]), *output]
 
 
 def _applications(points: list[int], weight: list[int]) -> int:
@@ -162,6 +224,30 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
     return 2 * batch * heads * rows * columns * (3 * width + 2 * value[3])
 
 
+def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
+    """The FLOPs of the products that a causal mask leaves, or all FLOPs without such a mask.
+
+    Row i of the scores, counted from 1, needs the first i columns, as in
+    torch.nn.functional.scaled_dot_product_attention.
+    """
+    dims: Shapes = decoded(events.texts[shapes])
+    arguments: list[str] = decoded(events.texts[concrete]) if concrete >= 0 else []
+    operator = split_overload(events.names[name])[0]
+    at, is_backward = FUSED_ATTENTION[operator], operator.endswith("_backward")
+
+    def needed() -> int:
+        is_causal = [text for text in arguments if text in ("True", "False")][at]
+        if is_causal == "False":
+            return flops
+        query, key = dims[1:3] if is_backward else dims[:2]
+        rows, columns = query[2], key[2]
+        square = min(rows, columns)
+        pairs = square * (square + 1) // 2 + (rows - square) * columns
+        return flops // (rows * columns) * pairs
+
+    return evaluated(needed)
+
+
 def _recurrent(times: int) -> Rule:
     """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
 
@@ -192,7 +278,22 @@ def _recurrent_stack(times: int) -> Rule:
     return rule
 
 
-_FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+# For each fused attention, the position of `is_causal` among the arguments of the operator that are
+# True or False, from the last one: of the forward, and of the backward. Versions of torch differ in
+# the arguments before it.
+_FUSED = {
+    "flash_attention": (-2, -1),
+    "flash_attention_for_cpu": (-1, -1),
+    "efficient_attention": (-1, -1),
+    "cudnn_attention": (-2, -1),
+    "fused_attention_overrideable": (-2, -1),
+}
+#: The operators that compute attention in one kernel, and this position.
+FUSED_ATTENTION = {
+    f"aten::_scaled_dot_product_{kind}{suffix}": positions[backward]
+    for kind, positions in _FUSED.items()
+    for backward, suffix in enumerate(("", "_backward"))
+}
 
 RULES: dict[str, Rule] = {
     "aten::mm": _matrix_product(0),

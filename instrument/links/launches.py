@@ -14,6 +14,9 @@ So a launch belongs to the innermost operator or annotation around its runtime c
 of the call. The external id decides only if nothing lies around the call, or if the trace does not
 have the call. torch itself uses the external id (`_parse_kineto_results` in
 torch/autograd/profiler.py).
+
+All device events that a CUDA graph replays have the correlation of the call that launched the
+graph. So they belong to the operator or annotation around that call.
 """
 
 from __future__ import annotations

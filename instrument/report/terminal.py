@@ -26,7 +26,8 @@ _LEAST_MISSED = (
     "overlap_ns", "copy_ns", "unknown_wait_ns", "gap_wait_ns", "min_ns", "occupancy",
     "cpu_ns_per_step", "cpu_ns_per_call", "forward_ns", "recompute_ns", "self_cpu_bytes",
     "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
-    "self_total_ns", "total_ns", "start_ns",
+    "self_total_ns", "total_ns", "start_ns", "graph", "graph_node", "streams", "max_replay_ns",
+    "device_number", "peak_share", "precision",
 )  # fmt: skip
 # The least width of names, the least width of other text, and the most width of both. If half of
 # the terminal is wider, this half is the most width.

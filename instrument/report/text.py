@@ -24,7 +24,7 @@ from instrument.analysis.table import (
     names_of,
     to_text,
 )
-from instrument.analysis.views import Grouping, Views
+from instrument.analysis.views import VIEWS, Grouping, Views
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
@@ -71,14 +71,11 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_OTHERS = (
-    "occupancy_covered",
-    "block",
-    "grid",
-    "blocks_per_sm",
-    "recorded_calls",
-    "known_calls",
-    "waiting_stream",
+_LEAST_MISSED_OF_VIEWS = (
+    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    *("recorded_calls", "known_calls", "waiting_stream"),
+    *("max_delay_ns", "max_replay_ns", "streams", "graph", "graph_node"),
+    *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
 )
 _NARROWEST_NAME = 28
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
@@ -88,6 +85,9 @@ _WITHOUT = {
     "memory.devices": "not recorded; profile_memory=true records it",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "none were marked",
+    "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
+    "efficiency.steps": "no finished step with known FLOPs; profiler.record_shapes=true records "
+    "input shapes",
     "interruptions": "the trace holds none",
 }
 # What a grouping needs in the trace, and how to record it; threads are always known.
@@ -223,7 +223,7 @@ def view_part(
                 f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
             )
     title, first = (
-        view.split(".")[0].capitalize().replace("_", " "),
+        _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
@@ -240,9 +240,15 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_OTHERS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
         key=sort and TORCH_NAMES.get(sort, sort),
     )
+
+
+def _key(view: str) -> str:
+    """The name of a view, up to the first dot if that is not another view."""
+    whole = view.split(".")[0]
+    return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
@@ -275,8 +281,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name up to the first dot. A view without the column `sort` is not
-    sorted.
+    The key of a view is its name up to the first dot, or its whole name if that part is the name of
+    another view. A view without the column `sort` is not sorted.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.
@@ -294,8 +300,7 @@ def as_json(
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
     tables = {
-        view.split(".")[0]: [row._asdict() for row in table.head(rows)]
-        for view, table in ordered.items()
+        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
     }
     return json.dumps({"name": capture.name, **tables}, indent=2)
 

@@ -291,6 +291,8 @@ static const struct member ARGS_MEMBERS[] = {
     {"graph id", KEPT, 0, 0}, {"graph node id", KEPT, 0, 0},
     {"cuda_sync_kind", KEPT, 0, 0}, {"wait_on_cuda_event_record_corr_id", KEPT, 0, 0},
     {"wait_on_stream", KEPT, 0, 0}, {"wait_on_cuda_event_id", KEPT, 0, 0},
+    {"kernel", KEPT, 0, 0}, {"name", KEPT, 0, 0}, {"str", KEPT, 0, 0},
+    {"annotation", KEPT, 0, 0},
     /* Frequent, and listed only to recognise them faster. */
     {"Ev Idx", SKIPPED, 0, 0}, {"Record function id", SKIPPED, 0, 0},
     {"Input Strides", SKIPPED, 0, 0}, {"cbid", SKIPPED, 0, 0},

@@ -28,6 +28,8 @@ Rank = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 # A count, or a time in nanoseconds. A sum of thousands of such numbers fits into 64 bits.
 Number = Annotated[int, Meta(ge=-(2**50), le=2**50)]
+# Floating-point operations per second.
+Rate = Annotated[float, Meta(gt=0, le=1e24)]
 # The host name becomes a part of file names.
 Host = Annotated[str, Meta(max_length=255, pattern=r"^[^/\x00-\x1f\x7f-\x9f]*\Z")]
 
@@ -65,6 +67,7 @@ class Config(Struct):
     profile_memory: bool | None = None
     with_flops: bool | None = None
     communication: list[str] = field(default_factory=list)
+    peak_flops: Rate | dict[str, Rate] | None = None
     ranks: str | list[Rank] | None = None
     sinks: dict[str, Any] = field(default_factory=dict)
     upload_to: str | None = None

@@ -25,7 +25,7 @@ from instrument.trace import reader
 from instrument.trace.capture_json import own_version
 from instrument.trace.events import Codes, Events, Flags, Floats, Ints, Memory
 
-FORMAT = 4
+FORMAT = 5
 KEPT_FROM_EVENTS = 100_000
 _DTYPES: list[tuple[Any, type[np.generic]]] = [
     (Ints, np.int64),

@@ -126,7 +126,7 @@ class Memory:
 
 
 class Details(NamedTuple):
-    """Arguments that few events have: those of collectives, of CUDA graphs and of waits.
+    """Arguments of few kinds of events: those of collectives, of CUDA graphs, of waits, of launches.
 
     A value is None if the trace does not have it.
 
@@ -145,6 +145,9 @@ class Details(NamedTuple):
         sync_kind: what a `cuda_sync` event is, such as "Stream Wait Event".
         waits_for_stream, waits_for_event: the stream and the CUDA event that it waits for.
         waits_for_correlation: the correlation of the call that recorded this CUDA event.
+        launched_kernel: the name of the kernel that a call launches; ROCm has it, CUDA does not.
+        annotation: the name given to `torch.cuda._graph_annotations.mark_kernels` around the node
+            of a CUDA graph, if torch's tool wrote it into the trace.
     """
 
     collective: str | None = None
@@ -164,6 +167,8 @@ class Details(NamedTuple):
     waits_for_stream: int | None = None
     waits_for_event: int | None = None
     waits_for_correlation: int | None = None
+    launched_kernel: str | None = None
+    annotation: str | None = None
 
 
 class Device(NamedTuple):

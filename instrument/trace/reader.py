@@ -187,7 +187,7 @@ class _Columns:
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
             **self._device_columns(category, arg),
-            "detail": self._codes_of_details(category, name, event["args"]),
+            "detail": self._codes_of_details(category, name, event["args"], arg["launched_kernel"]),
         }
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
@@ -214,10 +214,15 @@ class _Columns:
             for name, (values, missing) in columns.items()
         }
 
-    def _codes_of_details(self, category: Codes, name: Codes, args: Sequence[Args]) -> Codes:
+    def _codes_of_details(
+        self, category: Codes, name: Codes, args: Sequence[Args], kernels: Sequence[Any]
+    ) -> Codes:
         """Intern the details of the events that can have some; -1 for all others."""
         can_have = flags(_has_details, tuple(self._categories))[category]
         can_have |= name == self._names.get(_COLLECTIVE_ON_CPU, -1)
+        if kernels.count(None) < len(kernels):
+            is_call = flags(is_runtime, tuple(self._categories))[category]
+            can_have |= is_call & flags(lambda kernel: kernel is not None, tuple(kernels))
         at = np.flatnonzero(can_have)
         codes = self._details.codes((_details(args[k]) for k in at.tolist()), len(at))
         return _scattered(at, codes - np.int32(1), -1, len(category))
@@ -355,10 +360,21 @@ def _details(args: Args) -> Details:
     ranks = found.ranks
     if ranks is not None and not isinstance(ranks, str):
         ranks = json.dumps(ranks)
+    kernel = found.launched_kernel
     # Kineto writes 0 for a kernel that no graph launched.
     return found._replace(
-        ranks=ranks, graph=found.graph or None, graph_node=found.graph_node or None
+        ranks=ranks,
+        graph=found.graph or None,
+        graph_node=found.graph_node or None,
+        launched_kernel=kernel if isinstance(kernel, str) else None,
+        annotation=_annotation(args) if found.graph_node else None,
     )
+
+
+def _annotation(args: Args) -> str | None:
+    """The annotation of a node of a CUDA graph; torch 2.13 writes it under the key `str`."""
+    keys = (args.annotation_name, args.annotation_text, args.annotation)
+    return next((text for text in keys if isinstance(text, str) and text), None)
 
 
 def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> NDArray[Any]:

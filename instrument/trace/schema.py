@@ -31,6 +31,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     "graph": "graph id", "graph_node": "graph node id", "sync_kind": "cuda_sync_kind",
     "waits_for_correlation": "wait_on_cuda_event_record_corr_id",
     "waits_for_stream": "wait_on_stream", "waits_for_event": "wait_on_cuda_event_id",
+    "launched_kernel": "kernel", "annotation_name": "name", "annotation_text": "str",
 }):  # fmt: skip
     """The arguments of an event that become columns."""
 
@@ -77,6 +78,11 @@ class Args(Struct, gc=False, frozen=True, rename={
     waits_for_stream: int | None = None
     waits_for_event: int | None = None
     waits_for_correlation: int | None = None
+    launched_kernel: Any = None
+    annotation: Any = None
+    # Other keys of the annotation of a node, which depend on the version of torch.
+    annotation_name: Any = None
+    annotation_text: Any = None
 
 
 NO_ARGS = Args()

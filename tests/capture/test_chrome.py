@@ -17,6 +17,7 @@ import pytest
 from builders import (
     allocation,
     annotation,
+    call,
     kernel,
     read,
     span,
@@ -177,7 +178,7 @@ def test_arguments_become_columns(tmp_path) -> None:
     assert events.duration_ns.tolist()[-1] == 0
 
 
-def test_details_are_kept_of_collectives_graphs_and_waits_alone(tmp_path) -> None:
+def test_details_are_kept_of_collectives_graphs_waits_and_launches_alone(tmp_path) -> None:
     """A trace of torch's own layout is scanned, not decoded; the fourth kernel is in no graph."""
     collective = {
         "Collective name": "allreduce",
@@ -202,6 +203,9 @@ def test_details_are_kept_of_collectives_graphs_and_waits_alone(tmp_path) -> Non
         kernel("gemm", 30, 5, correlation=4, **{"graph id": 3, "graph node id": 2**33 + 1}),
         kernel("gemm", 40, 5, correlation=5, **{"graph id": 0, "graph node id": 0}),
         synchronisation("Stream Wait Event", 50, 1, **waits),
+        call("hipLaunchKernel", 60, 1, 6, kernel="gemm"),
+        call("hipLaunchKernel", 70, 1, 7, kernel=5),
+        span("aten::mm", 80, 2, kernel="gemm"),
     ]
     devices = [
         {"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 2**36, "numSms": 132},
@@ -213,7 +217,7 @@ def test_details_are_kept_of_collectives_graphs_and_waits_alone(tmp_path) -> Non
         file.mkdir()
         path = write_trace(file, events * copies, deviceProperties=devices, INFO=info, ERROR="no")
         found = reader.read(path)
-        rows = [event.details for event in found][:6]
+        rows = [event.details for event in found][:9]
         assert (
             rows[0] == rows[2] == Details("allreduce", "Float", 6, 6, "[0, 1]", 2, "1", "data", 4)
         )
@@ -225,7 +229,9 @@ def test_details_are_kept_of_collectives_graphs_and_waits_alone(tmp_path) -> Non
             waits_for_event=1,
             waits_for_correlation=5170,
         )
-        assert len(found.details) == 3
+        assert rows[6] == Details(launched_kernel="gemm")
+        assert rows[7] is rows[8] is None
+        assert len(found.details) == 4
         assert found.devices == (
             Device(0, "NVIDIA H100", 2**36, 132),
             Device(None, None, None, None),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
+from capture.by_hand import backward_by_flows, device_backward_by_flows, ns, raw, top_level_ns
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.analysis.ranges import NO_RANGE
 from instrument.capture import Capture
@@ -187,3 +187,140 @@ def test_stacks_hold_all_device_time(name) -> None:
     assert sum(stack.value_ns for stack in capture.stacks("device")) == sum(
         capture.operators.column("self_device_ns")
     )
+
+
+def test_graphs_are_what_a_plain_loop_over_the_file_finds() -> None:
+    """25 launches of HIP graphs: one for the first layer, 23 that look alike, one for the last layer."""
+    events = raw(FOLDER / "mi300x_vllm_graph.json.gz")
+    launched = {
+        event["args"]["correlation"]: ns(event)
+        for event in events
+        if event.get("name") == "hipGraphLaunch"
+    }
+    replays: dict[int, list[dict]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "kernel" and event["args"]["correlation"] in launched:
+            replays[event["args"]["correlation"]].append(event)
+    expected: dict[tuple[str, ...], list[tuple[int, ...]]] = defaultdict(list)
+    for correlation, kernels in replays.items():
+        kernels.sort(key=lambda event: event["ts"])
+        (called, returned), times = launched[correlation], [ns(event) for event in kernels]
+        until, idle = times[0][0], 0
+        for start, end in times:
+            idle, until = idle + max(start - until, 0), max(until, end)
+        expected[tuple(event["name"] for event in kernels)].append(
+            (sum(b - a for a, b in times), idle, returned - called, times[0][0] - returned)
+        )
+    load_ = load("mi300x_vllm_graph")
+    found = {
+        (row.replays, row.nodes): (
+            row.device_ns,
+            row.idle_ns,
+            row.launch_ns,
+            row.median_delay_ns,
+            row.max_delay_ns,
+        )
+        for row in load_.cuda_graphs
+    }
+    assert found == {
+        (len(rows), len(names)): (
+            *(sum(row[k] for row in rows) for k in range(3)),
+            sorted(row[3] for row in rows)[(len(rows) - 1) // 2],
+            max(row[3] for row in rows),
+        )
+        for names, rows in expected.items()
+    }
+    assert sum(row[0] for row in found.values()) == 149_919_755
+    assert sorted(found) == [(1, 4), (1, 12), (23, 15)]
+    assert {row.range for row in load_.cuda_graphs} == {load_.ranges[0].path}
+
+
+def test_the_capture_of_vllm_names_the_nodes_of_its_graphs() -> None:
+    """The names of the kernels of all 361 launches agree with those of the captured calls."""
+    path = FOLDER / "mi300x_vllm_graph_capture.json.gz"
+    if not path.is_file():
+        pytest.skip(f"{FOLDER} has no {path.name}")
+    graphs = Capture.load(FOLDER / "mi300x_vllm_graph.json.gz", graph_captures=[path]).cuda_graphs
+    assert {row[-2:] for row in graphs} == {("kernel names", None)}
+    by_operator = {row.operator: row.device_ns for row in graphs.nodes.by("operator")}
+    assert None not in by_operator
+    calls = [e for e in raw(path) if e.get("cat") in ("cuda_runtime", "cuda_driver")]
+    begin = [ns(e)[1] for e in calls if e["name"] == "hipStreamBeginCapture"]
+    end = [ns(e)[0] for e in calls if e["name"] == "hipStreamEndCapture"]
+    operators = [e for e in raw(path) if e.get("cat") == "cpu_op"]
+    launches = sorted((ns(e)[0], e["args"]["kernel"]) for e in calls if "kernel" in e["args"])
+    expected: dict[str, set[str]] = defaultdict(set)
+    for at, kernel in launches:
+        if any(a <= at <= b for a, b in zip(begin, end)):
+            around = [(ns(e), e["name"]) for e in operators if ns(e)[0] <= at <= ns(e)[1]]
+            expected[kernel].add(max(around)[1])
+    assert all(row.operator in expected[row.kernel] for row in graphs.nodes)
+
+
+# Sums of TraceLens's performance model over the calls of an operator: GFLOPS, kernel time in µs, MiB moved. For the
+# others it has another definition: it counts the additions of `addmm` and `baddbmm`, half of the square of causal
+# attention, for a backward convolution the gradient of the output twice, and no memsets of MIOpen.
+TRACELENS = {
+    ("a100_megatron_tp8_rank0", "aten::mm"): (16922.171146, 67774, 16214.0),
+    ("a100_megatron_tp8_rank0", "aten::bmm"): (687.194767, 7373, 10880.0),
+    ("h100_timesformer_inference", "aten::bmm"): (2909.559620, 44998.353516, 46884.379395),
+    ("h100_qwen_0.5b_inference", "aten::mm"): (4164.037902, 6668.681641, 5999.0625),
+    ("mi300x_resnet_checkpoint_train", "aten::mm"): (0.061440, 44.474609, 6.032410),
+    ("mi300x_resnet_checkpoint_train", "aten::convolution"): (210.546524, None, 607.213989),
+    # without the gradient of the image, which the first convolution does not compute
+    ("mi300x_resnet_checkpoint_train", "aten::convolution_backward"): (
+        217.627361 - 3 * 2.360279,
+        None,
+        None,
+    ),
+    ("b200_eager", "aten::mm"): (0.144783, 33.503906, 138.129608),
+    ("mi300x_vllm_graph", "aten::mm"): (53.280276, 346.636719, 1122.505127),
+}
+
+
+@pytest.mark.parametrize(("name", "operator"), TRACELENS)
+def test_flops_times_and_traffic_are_those_of_tracelens(name, operator) -> None:
+    rows = load(name).efficiency.where(name=operator)
+    found = (
+        sum(rows.column("flops")) / 1e9,
+        sum(rows.column("device_ns")) / 1e3,
+        sum(rows.column("moved_bytes")) / 2**20,
+    )
+    expected = TRACELENS[name, operator]
+    for ours, theirs in zip(found, expected):
+        assert theirs is None or ours == pytest.approx(theirs, rel=2e-5)
+
+
+def test_causal_attention_is_that_of_tracelens_but_for_the_diagonal() -> None:
+    """TraceLens counts half of the square, of 559 rows and columns; the diagonal is not masked either."""
+    (row,) = load("h100_qwen_0.5b_inference").efficiency.where(
+        name="aten::_scaled_dot_product_flash_attention"
+    )
+    assert row.flops / 560 * 559 == pytest.approx(245.745058e9, rel=1e-6)
+    assert row.device_ns == pytest.approx(2722.704e3, rel=1e-5)
+    assert row.moved_bytes == 1677 * 2**20
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nothing_is_faster_than_its_device(name) -> None:
+    capture = load(name)
+    for row in capture.efficiency:
+        assert (row.bound_share or 0) < 1, row
+        assert (row.peak_share or 0) < 1, row
+        assert row.device_ns is None or row.device_ns >= 0
+    for row in capture.efficiency.steps:
+        assert (row.mfu or 0) < 1
+        assert (row.flops_covered or 0) <= 1
+    counted = sum(row.device_ns or 0 for row in capture.efficiency)
+    assert counted <= sum(row.device_ns for row in capture.kernels) + sum(
+        row.device_ns for row in capture.copies
+    )
+
+
+def test_checkpointing_computes_all_but_the_first_convolution_again() -> None:
+    """The forward of 20 convolutions of a ResNet-18, 19 of them in checkpoints."""
+    steps = load("mi300x_resnet_checkpoint_train").efficiency.steps
+    first = 2 * 10 * 112 * 112 * 64 * 3 * 7 * 7
+    forward = load("mi300x_resnet_checkpoint_train").efficiency.where(name="aten::convolution")
+    per_step = sum(forward.column("flops")) // 3
+    assert set(steps.column("recomputed_flops")) == {(per_step - first) // 2}

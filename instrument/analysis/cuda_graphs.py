@@ -1,0 +1,451 @@
+"""CUDA graphs: their replays, and their nodes with the names of the launches that were captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from instrument.analysis.breakdown import COPY, KINDS, MEMSET, Work
+from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
+from instrument.errors import ConfigError
+from instrument.links import stream_capture
+from instrument.links.cuda_graphs import graph_ids as ids_of
+from instrument.links.cuda_graphs import replayed
+from instrument.links.groupby import Groups, at, cells, groupby, intern
+from instrument.links.intervals import sweep
+from instrument.links.links import Links
+from instrument.links.step_index import step_at
+from instrument.links.stream_capture import (
+    NO_ORDER,
+    CapturedNames,
+    GraphNodes,
+    NodeNames,
+    captured_graphs,
+    surroundings,
+)
+from instrument.trace.events import Events, Flags, Ints
+
+CUDA_GRAPHS: Schema = schema(
+    name="graph and its id in the trace; without an id, # and a number in the order of the first "
+    "replays. Without ids, launches inside the same operator and range count as one graph if their "
+    "replays run the same kernels in the same order",
+    graph="the id of the graph; None if the trace has none, as on ROCm",
+    operator="the innermost operator around the launches; None if there is none, or if several "
+    "operators launched the graph",
+    range="the path of the range that launched the graph; None if there is none, or if several "
+    "ranges launched the graph",
+    steps="the number of finished steps that launched the graph; None if no step is finished",
+    replays="launches of the graph whose work is in the trace",
+    nodes="kernels, copies and memsets of a replay; if replays differ, of the median replay",
+    device_ns="device time of all replays, summed over their kernels, copies and memsets",
+    idle_ns="time between start and end of a replay in which nothing of it ran, summed over all "
+    "replays; a replay lasts from the start of its first node to the end of its last node",
+    launch_ns="CPU time of the calls that launched the graph; None if the trace holds none of them",
+    median_delay_ns="the median time from the end of a launch to the start of the replay (the "
+    "lower one of two middle delays); 0 if the replay started before the call returned",
+    max_delay_ns="the longest of these times",
+    median_replay_ns="the median time from start to end of a replay",
+    max_replay_ns="the longest of these times",
+    streams="the number of streams on which the replays ran",
+    names_from="how the nodes were joined to the launches of a capture: by kernel names, or by "
+    "order alone, as the trace does not name the kernels of captured launches; None if no capture "
+    "fits",
+    no_names="why names are missing. no capture: the traces hold none from before the launch. "
+    "other launches: the number or the kinds of the captured launches differ. other kernels: their "
+    "kernels differ. unknown order: the graph has branches or its replays differ, and the names of "
+    "the kernels do not tell the nodes apart. several captures: those that fit have other names. "
+    "None if no name is missing",
+)
+CUDA_GRAPH_NODES: Schema = schema(
+    name="the graph, as in `cuda_graphs`",
+    node="the number of the node in the order in which each replay started the nodes; None if "
+    "replays differ in this order",
+    graph_node="the id of the node; None if the trace has none, as on ROCm",
+    kernel="the name of the kernel, copy or memset; if neither `node` nor `graph_node` is known, a "
+    "row holds all nodes of the graph with the same name",
+    kind="kernel, communication, copy or memset",
+    operator="the innermost operator around the launch that was captured into the node; None if "
+    "it is not known or if there is none",
+    range="the path of the range that this launch belongs to; a launch of the backward belongs to "
+    "the range of its forward operator. None if it is not known or if there is none",
+    annotation="the name that `mark_kernels` of `torch.cuda._graph_annotations` gave to the node, "
+    "if torch's tool wrote it into the trace",
+    calls="how often the node ran",
+    device_ns="device time of all its runs",
+)
+
+# ROCm can run the copies and memsets of a graph as these kernels.
+_COPIES, _MEMSETS = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
+# The columns by which nodes can be grouped, and those that are then summed.
+_GROUPINGS = ("name", "kernel", "kind", "operator", "range", "annotation")
+_SUMMED = ("calls", "device_ns")
+
+
+class CudaGraphNodeTable(GroupableTable):
+    """One row for each node of each CUDA graph, in the order of the graphs and of the nodes.
+
+    See `CUDA_GRAPH_NODES`.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        super().__init__(columns, range(len(columns["name"])))
+
+    def by(
+        self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
+    ) -> Table:
+        """Sum `calls` and `device_ns` of all rows with equal cells in a column, the costliest first.
+
+        Raises:
+            ConfigError: there is no such grouping.
+        """
+        if what not in _GROUPINGS:
+            *most, last = _GROUPINGS
+            raise ConfigError(
+                f"Nodes cannot be grouped by {what!r}; choose {', '.join(most)} or {last}."
+            )
+        codes, values = intern(self.column(what))
+        groups = Groups(codes, len(values))
+        sums = {
+            name: groups.sum(np.array(self.column(name), np.int64)).tolist() for name in _SUMMED
+        }
+        return Table({what: values, "nodes": groups.size.tolist(), **sums}).sort("device_ns")
+
+
+class CudaGraphTable(Table):
+    """One row for each CUDA graph that was replayed, the costliest first; see `CUDA_GRAPHS`.
+
+    The graphs of HIP count too. In a trace of ROCm, graphs have no ids, so graphs that look alike,
+    such as those of equal layers, are one row.
+
+    Attributes:
+        nodes: one row for each node of each graph; see `CUDA_GRAPH_NODES`.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]], nodes: CudaGraphNodeTable) -> None:
+        super().__init__({name: columns[name] for name in names_of(CUDA_GRAPHS)})
+        self.nodes = nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Replays:
+    """The device events that graphs replayed, sorted by replay and start.
+
+    Attributes:
+        event, kind: as in `Work`, for each device event.
+        name: the index of its name in `Events.names`.
+        node_kind: KERNEL, COPY or MEMSET of `stream_capture`.
+        node_id: the index of the id of its node; -1 for none.
+        replay, ordinal: its replay, and its position in the replay.
+        first, size: where each replay begins in these columns, and how many events it has.
+        work: the position in `Work` of the first event of each replay.
+        graph_id: the index of the id of the graph of each replay; -1 for none.
+        is_one: whether the correlation shows that the events are of one replay.
+    """
+
+    event: Ints
+    kind: Ints
+    name: Ints
+    node_kind: Ints
+    node_id: Ints
+    replay: Ints
+    ordinal: Ints
+    first: Ints
+    size: Ints
+    work: Ints
+    graph_id: Ints
+    is_one: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of the graphs, sorted by graph, then by order.
+
+    Attributes:
+        of: the node of each device event.
+        first: a device event of each node, as an index into the columns of `_Replays`.
+        graph: the graph of each node.
+        position: the number of each node in its graph; -1 if it is not known.
+        in_order: whether the replays of each graph start the nodes in one order.
+        is_alike: whether the replays of each graph run the same kernels, in any order.
+        longest: the replay of each graph that has the most device events.
+    """
+
+    of: Groups
+    first: Ints
+    graph: Ints
+    position: Ints
+    in_order: Flags
+    is_alike: Flags
+    longest: Ints
+
+
+def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
+    """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
+
+    The nodes get their names from the captures in the trace and in the traces `captured`; see
+    `instrument.links.stream_capture`.
+
+    Cost: a sort of the device events of graphs, and the call tree of each trace.
+    """
+    events = links.events
+    replays, graph_ids, node_ids = _replays(events, work)
+    places = surroundings(links, links.launched[1][replays.work])
+    graphs, ids, labels = _graphs(events, replays, *places, graph_ids)
+    nodes = _nodes(replays, graphs)
+    launch = np.where(work.call >= 0, work.call, work.operator)[replays.work]
+    launched_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns[replays.work])
+    others = [graph for other in captured for graph in captured_graphs(other)]
+    captures = CapturedNames(captured_graphs(links), others)
+    longest = [
+        _longest(events, replays, nodes, graph, first_ns)
+        for graph, first_ns in enumerate(graphs.min(launched_ns).tolist())
+    ]
+    names = [
+        _names(ran, is_alike, captures) for ran, is_alike in zip(longest, nodes.is_alike.tolist())
+    ]
+    columns: dict[str, list[Any]] = {
+        "name": labels,
+        "graph": ids,
+        **_launching(links, graphs, places, launch, launched_ns),
+        **_times(events, work, replays, graphs),
+        "names_from": [found.source for found in names],
+        "no_names": [found.reason for found in names],
+    }
+    found = list(zip(labels, longest, names))
+    return CudaGraphTable(columns, _node_table(events, replays, nodes, found, node_ids))
+
+
+def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
+    """The replays, and the ids of graphs and nodes in the trace."""
+    chosen = np.flatnonzero(replayed(events, work.event, work.call))
+    event = work.event[chosen]
+    graph, node, graph_ids, node_ids = ids_of(events, event)
+    is_one = events.correlation[event] != 0
+    _, launches = groupby(events.correlation[event])
+    _, of = groupby(np.where(is_one, launches.of, launches.count + 1 + graph))
+    by_start = of.sorted_by(events.start_ns[event], events.end_ns[event])
+    order, first = by_start.order, by_start.start
+    event, kind, replay = event[order], work.kind[chosen[order]], of.of[order]
+    return (
+        _Replays(
+            event=event,
+            kind=kind,
+            name=events.name[event].astype(np.int64),
+            node_kind=_node_kinds(events, event, kind),
+            node_id=node[order],
+            replay=replay,
+            ordinal=np.arange(len(order)) - first[replay],
+            first=first,
+            size=by_start.size,
+            work=chosen[order[first]],
+            # One launch can have several ids if its graph holds other graphs.
+            graph_id=np.maximum.reduceat(graph[order], first),
+            is_one=is_one[order[first]],
+        ),
+        graph_ids,
+        node_ids,
+    )
+
+
+def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
+    is_copy, is_memset = (
+        events.named(lambda name, start=start: name.startswith(start))[event]  # type: ignore[misc]
+        for start in (_COPIES, _MEMSETS)
+    )
+    return np.select(
+        [(kind == COPY) | is_copy, (kind == MEMSET) | is_memset],
+        [stream_capture.COPY, stream_capture.MEMSET],
+        stream_capture.KERNEL,
+    )
+
+
+def _graphs(
+    events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
+) -> tuple[Groups, list[int | None], list[str]]:
+    """The graph of each replay, the costliest graph first; and each graph's id and label."""
+    first, last = replays.first, replays.first + replays.size
+    by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
+    thread = events.thread[replays.event]
+    on_one_stream = np.minimum.reduceat(thread, first) == np.maximum.reduceat(thread, first)
+    runs = np.where(on_one_stream[replays.replay], replays.name, _sorted_names(replays))
+    keys: list[Any] = [
+        int(replays.graph_id[k])
+        if replays.graph_id[k] >= 0
+        else (int(operator[k]), int(path[k]), runs[first[k] : last[k]].tobytes())
+        for k in by_time.tolist()
+    ]
+    codes, distinct = intern(keys)
+    graph = np.empty(len(codes), np.int64)
+    graph[by_time] = codes
+    spent = Groups(graph[replays.replay], len(distinct)).sum(events.duration_ns[replays.event])
+    order = np.argsort(-spent, kind="stable")
+    ids = [None if isinstance(key, tuple) else graph_ids[key] for key in distinct]
+    labels = [f"#{k}" if id is None else f"graph {id}" for k, id in enumerate(ids, 1)]
+    return (
+        Groups(graph, len(distinct)).renumbered(order),
+        [ids[k] for k in order.tolist()],
+        [labels[k] for k in order.tolist()],
+    )
+
+
+def _sorted_names(replays: _Replays) -> Ints:
+    """The names of the device events of each replay, in an order that does not depend on time."""
+    found: Ints = replays.name[np.lexsort((replays.name, replays.replay))]
+    return found
+
+
+def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
+    """Tell the nodes apart by their ids; without ids by their order, or else by their names.
+
+    The order is that of the longest replay of a graph, because the window can cut off a replay.
+    """
+    graph, name = graphs.of[replays.replay], replays.name
+    by_graph = Groups(graph, graphs.count)
+    has_ids = (by_graph.number(replays.node_id < 0) == 0)[graph]
+    label = np.where(has_ids, replays.node_id, name)
+    longest = graphs.sorted_by(-replays.size).row(0)
+    rank = _ranks(replays, graph, label, longest)
+    rises = (replays.ordinal == 0) | (rank > np.append(-1, rank[:-1]))
+    same_size = (replays.size == replays.size[longest][graphs.of])[replays.replay]
+    model = np.where(same_size, replays.first[longest][graph] + replays.ordinal, 0)
+    same = same_size & (label[model] == label)
+    in_order = by_graph.number(~np.where(has_ids, (rank >= 0) & rises, same)) == 0
+    sorted_name = _sorted_names(replays)
+    is_alike = by_graph.number(~same_size | (sorted_name[model] != sorted_name)) == 0
+    position = np.where(in_order[graph], np.where(has_ids, rank, replays.ordinal), -1)
+    key = np.where(position >= 0, position, label)
+    width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1
+    _, nodes = groupby((graph * width + key) * names + name)
+    first = nodes.sorted_by().row(0)
+    return _Nodes(nodes, first, graph[first], position[first], in_order, is_alike, longest)
+
+
+def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
+    """The position of each device event's node in the longest replay of its graph.
+
+    -1 if the node is not in that replay, or ran there more than once.
+    """
+    _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
+    model = np.flatnonzero(longest[graph] == replays.replay)
+    rank = np.full(node.count, -1)
+    rank[node.of[model]] = replays.ordinal[model]
+    rank[np.bincount(node.of[model], minlength=node.count) > 1] = -1
+    return rank[node.of]
+
+
+def _longest(
+    events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
+) -> GraphNodes:
+    """What the longest replay of a graph ran."""
+    first = int(replays.first[nodes.longest[graph]])
+    rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
+    return GraphNodes(
+        kind=replays.node_kind[rows],
+        kernel=[events.names[code] for code in replays.name[rows].tolist()],
+        in_order=bool(nodes.in_order[graph]),
+        launched_ns=launched_ns,
+    )
+
+
+def _names(ran: GraphNodes, is_alike: bool, captures: CapturedNames) -> NodeNames:
+    """The names of what the longest replay of a graph ran."""
+    if ran.in_order or is_alike:
+        return captures.of(ran)
+    unknown: list[str | None] = [None] * len(ran.kernel)
+    return NodeNames(unknown, unknown, None, NO_ORDER)
+
+
+def _launching(
+    links: Links, graphs: Groups, places: tuple[Ints, Ints], launch: Ints, launched_ns: Ints
+) -> dict[str, list[Any]]:
+    """What launched each graph: the operator, the range, and how many steps."""
+    events, steps = links.events, links.steps
+    known = launch >= 0
+    operator, path = (_agreed(graphs, values, known) for values in places)
+    step = np.where(known, step_at(events, steps, launched_ns), -1)
+    pairs = np.unique((graphs.of * (len(steps) + 1) + step)[step >= 0])
+    number = np.bincount(pairs // (len(steps) + 1), minlength=graphs.count)
+    texts, paths = [*events.names, None], [*links.scopes.paths.texts, None]
+    return {
+        "operator": [texts[k] for k in operator.tolist()],
+        "range": [paths[k] for k in path.tolist()],
+        "steps": graphs.cells(number if len(steps) else None),
+    }
+
+
+def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
+    """The value of each group if all its rows at which `known` is True have the same; else -1."""
+    chosen = Groups(groups.of[known], groups.count)
+    least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
+    return np.where(least == greatest, least, -1)
+
+
+def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
+    """The columns of numbers; None for a graph if the trace does not tell its replays apart."""
+    is_one = graphs.number(~replays.is_one) == 0
+    start, end = events.start_ns[replays.event], events.end_ns[replays.event]
+    began = start[replays.first]
+    lasted = np.maximum.reduceat(end, replays.first) - began
+    timeline = sweep([(start, end)], [replays.replay])
+    idle = lasted - timeline.total_ns(timeline.active[0], len(replays.first))
+    spent = Groups(replays.replay, len(replays.first)).sum(end - start)
+    call = work.call[replays.work]
+    known = call >= 0
+    delay = np.maximum(began - events.end_ns[call], 0)[known]
+    by_delay = Groups(graphs.of[known], graphs.count).sorted_by(delay)
+    by_time, by_size = graphs.sorted_by(lasted), graphs.sorted_by(replays.size)
+    streams = np.unique(
+        graphs.of[replays.replay] * len(events.threads) + events.thread[replays.event]
+    )
+    return {
+        "replays": graphs.cells(graphs.size, is_one),
+        "nodes": graphs.cells(replays.size[by_size.row(50)], is_one),
+        "device_ns": graphs.sum(spent).tolist(),
+        "idle_ns": graphs.cells(graphs.sum(idle), is_one),
+        "launch_ns": graphs.sums(events.duration_ns[call], known),
+        "median_delay_ns": at(delay, by_delay.row(50)),
+        "max_delay_ns": at(delay, by_delay.row(100)),
+        "median_replay_ns": graphs.cells(lasted[by_time.row(50)], is_one),
+        "max_replay_ns": graphs.cells(lasted[by_time.row(100)], is_one),
+        "streams": np.bincount(streams // len(events.threads), minlength=graphs.count).tolist(),
+    }
+
+
+def _node_table(
+    events: Events,
+    replays: _Replays,
+    nodes: _Nodes,
+    graphs: list[tuple[str, GraphNodes, NodeNames]],
+    node_ids: list[int],
+) -> CudaGraphNodeTable:
+    """The table of the nodes; `graphs` has each graph's label, longest replay and names."""
+    first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
+    kernels = [events.names[k] for k in events.name[event].tolist()]
+    # If the order of the nodes is not known, all nodes of one kernel have the same names.
+    rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
+    rows = [
+        position if position >= 0 else rows_of_kernels[of].get(kernel)
+        for of, position, kernel in zip(graph, nodes.position.tolist(), kernels)
+    ]
+    names = [
+        (None, None) if row is None else (graphs[of][2].operator[row], graphs[of][2].range[row])
+        for of, row in zip(graph, rows)
+    ]
+    details = [events.details[k] if k >= 0 else None for k in events.detail[event].tolist()]
+    ids = [*node_ids, None]
+    columns = {
+        "name": [graphs[of][0] for of in graph],
+        "node": cells(nodes.position, nodes.position >= 0),
+        "graph_node": [ids[k] for k in replays.node_id[first].tolist()],
+        "kernel": kernels,
+        "kind": [KINDS[k] for k in replays.kind[first].tolist()],
+        "operator": [operator for operator, _ in names],
+        "range": [path for _, path in names],
+        "annotation": [each.annotation if each else None for each in details],
+        "calls": nodes.of.size.tolist(),
+        "device_ns": nodes.of.sum(events.duration_ns[replays.event]).tolist(),
+    }
+    return CudaGraphNodeTable({name: columns[name] for name in names_of(CUDA_GRAPH_NODES)})

@@ -1,0 +1,426 @@
+"""How fast matrix products, convolutions and attention ran, and how fast the device could be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import KERNEL, Work, by_group
+from instrument.analysis.operator_keys import shape_text
+from instrument.analysis.peak_rates import PeakFlops, PeakRates, peak_rates, roof
+from instrument.analysis.steps import launching_step
+from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.links.autograd import is_backward
+from instrument.links.call_tree import CallTree
+from instrument.links.flops import UNKNOWN, needed_flops
+from instrument.links.groupby import Groups, intern
+from instrument.links.links import Links
+from instrument.links.step_index import step_at, step_number
+from instrument.links.traffic import moved_bytes, operand_types
+from instrument.peak_flops import PRECISIONS
+from instrument.trace.events import (
+    Events,
+    Flags,
+    Ints,
+    is_runtime,
+    split_overload,
+    works_on_device,
+)
+
+EFFICIENCY: Schema = schema(
+    name="the operator",
+    input_shapes='the shapes of its inputs, such as "[[8, 3], [3, 4]]"',
+    dtype="the types of the tensors that it multiplies",
+    precision="the precision in which the device multiplies them, which decides the peak: that of "
+    "the types, or tf32 if the kernel's name says so; None if it is not known",
+    calls="how often it was called",
+    device_ns="device time of the work that the calls launched; None if they launched none, or if "
+    "the trace lacks a part of it",
+    flops_per_second="`flops` divided by `device_ns`",
+    bound_by="compute or bandwidth: which of them takes longer at the device's peak; None if a "
+    "peak is not known",
+    bound_share="`bound_ns` divided by `device_ns`: the share of the peak that limits the operator "
+    "(above 1 if the data was in a cache)",
+    bytes_per_second="`moved_bytes` divided by `device_ns`",
+    intensity="`flops` divided by `moved_bytes`",
+    flops="floating-point operations of the calls; with a causal mask only those that the mask "
+    "leaves, unlike `flops` of the operators",
+    moved_bytes="the least traffic of the calls: the bytes of all inputs and outputs, each once; "
+    "None if it is not known",
+    peak_share="`flops_per_second` as a fraction of the device's peak; None if the peak is not "
+    "known",
+    bound_ns="the shortest possible device time: that of `bound_by` at its peak",
+    device_number="the device that worked for the calls, as the trace numbers it; None if no device "
+    "did, or more than one",
+)
+EFFICIENCY_STEPS: Schema = schema(
+    number="the step's number, counted from 0",
+    duration_ns="the duration of the step on the CPU",
+    busy_ns="time in which work that the step launched ran on any device; None without device "
+    "events",
+    flops="floating-point operations of the operators of the step in `efficiency` that worked on "
+    "a device",
+    recomputed_flops="the part of `flops` that activation checkpointing computed again",
+    precision="the precision of most of `flops`; None if it is not known",
+    peak_flops_per_second="the peak of this precision, of all devices that worked for these "
+    "operators; None if it is not known",
+    mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by the peak and by "
+    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1",
+    flops_covered="share of the time of the step's kernels, without communication, that belongs to "
+    "operators with known FLOPs",
+)
+
+# What the name of a kernel says of float32 operands: that it multiplies them as TF32, or in full
+# precision. The names are those of cuBLAS, cuDNN, CUTLASS and of AMD's Tensile.
+_TF32 = re.compile(r"tf32|tensorop_s1688(gemm|fprop|dgrad|wgrad)|Cijk_\w{4}_\w{4}_S_MX_B_", re.I)
+_FULL = re.compile(
+    r"(?<![a-z0-9])sgemm|scudnn|_simt_|gemv|gemmSN|gemmk1|dot_kernel|convolve_sgemm"
+    r"|[dw]grad\w*_engine<float|Cijk_\w{4}_\w{4}_S_?B_",
+    re.I,
+)
+# Kernels that compute a convolution with fewer products than its formula counts: by Winograd's
+# algorithm (Sp3Asm is MIOpen's) or by Fourier transforms, which multiply complex matrices.
+_FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
+_SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
+_SEVERAL, _NO_DEVICE = -2, -1
+
+
+class EfficiencyTable(Table):
+    """One row for each operator, its shapes, types and device, the costliest first.
+
+    See `EFFICIENCY`. The rows hold matrix products, convolutions, attention and recurrent layers:
+    the operators whose FLOPs are known (`instrument.links.flops`). An operator inside another one of
+    them is not counted again. The table is empty if the trace has no input shapes.
+
+    `flops` and `moved_bytes` are what the operator must compute and move at least. So
+    `flops_per_second` is what a user gets from the device, and not what its kernels execute: a
+    kernel may compute and move more. `bound_share` above 1 means that the data was in a cache.
+
+    Lost: the device time of calls that launched a kernel which is not in the trace. Such calls have
+    a row without device time.
+
+    Attributes:
+        steps: one row for each finished step, with its model FLOPs utilization; see
+            `EFFICIENCY_STEPS`.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]], steps: Table) -> None:
+        super().__init__({name: [row[name] for row in rows] for name in names_of(EFFICIENCY)})
+        self.steps = steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of operators with known FLOPs, as parallel columns.
+
+    Attributes:
+        node: the node of the call tree.
+        flops: the least FLOPs of the call.
+        moved_bytes: its least traffic; `UNKNOWN` if it is not known.
+        dtype: an index into `dtypes`.
+        precision: an index into `precisions`.
+        device: an index into `rates`; `_NO_DEVICE` for none, `_SEVERAL` for more than one.
+        device_ns: the device time of the work that it launched.
+        owner: for each device event, the index of the call that launched it; -1 for none.
+        dtypes: the types of the operands as text.
+        precisions: the precisions, and None for an unknown one.
+        rates: each process of the trace, which is a device for device events, and its peak rates.
+        cpu: the peak rates of calls without a device.
+    """
+
+    node: Ints
+    flops: Ints
+    moved_bytes: Ints
+    dtype: Ints
+    precision: Ints
+    device: Ints
+    device_ns: Ints
+    owner: Ints
+    dtypes: list[str]
+    precisions: list[str | None]
+    rates: list[tuple[Any, PeakRates]]
+    cpu: PeakRates
+
+    def rates_of(self, device: int) -> PeakRates:
+        """The peak rates of a value of `device`."""
+        if device == _SEVERAL:
+            return PeakRates()
+        return self.cpu if device == _NO_DEVICE else self.rates[device][1]
+
+
+def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> EfficiencyTable:
+    """Return the efficiency of the operators and of the steps; see `EfficiencyTable`.
+
+    `given` is the value of `profiler.peak_flops`: peaks that replace those of known devices.
+
+    Cost: one evaluation of formulas for each distinct call, and some passes over the call tree.
+    """
+    calls = _calls(links, given)
+    if calls is None:
+        empty = Table.of(EFFICIENCY_STEPS, {name: [] for name in names_of(EFFICIENCY_STEPS)})
+        return EfficiencyTable([], empty)
+    return EfficiencyTable(_rows(links.events, links.call_tree, calls), _steps(links, work, calls))
+
+
+def _rows(events: Events, call_tree: CallTree, calls: _Calls) -> list[dict[str, Any]]:
+    index = call_tree.index[calls.node]
+    name, names = intern(split_overload(each)[0] for each in events.names)
+    operator, shapes = name[events.name[index]], events.shapes[index].astype(np.int64)
+    keys = np.stack([operator, shapes, calls.dtype, calls.precision, calls.device])
+    distinct, code = np.unique(keys, axis=1, return_inverse=True)
+    groups = Groups(code.reshape(-1), distinct.shape[1])
+    moved = groups.sum(np.maximum(calls.moved_bytes, 0))
+    totals = zip(
+        groups.size.tolist(),
+        groups.sum(calls.flops).tolist(),
+        groups.cells(moved, groups.number(calls.moved_bytes == UNKNOWN) == 0),
+        groups.sum(calls.device_ns).tolist(),
+    )
+    rows = []
+    for (code_of_name, text, dtype, of, device), total in zip(distinct.T.tolist(), totals):
+        precision = calls.precisions[of]
+        row = {
+            "name": names[code_of_name],
+            "input_shapes": shape_text(events.texts[text]),
+            "dtype": calls.dtypes[dtype],
+            "precision": precision,
+            "device_number": calls.rates[device][0] if device >= 0 else None,
+        }
+        rates = calls.rates_of(device)
+        rows.append(row | _quantities(*total, device != _NO_DEVICE, rates, precision))
+    return sorted(rows, key=lambda row: (-(row["device_ns"] or 0), -row["flops"]))
+
+
+def _quantities(
+    calls: int,
+    flops: int,
+    moved: int | None,
+    device_ns: int,
+    has_device: bool,
+    rates: PeakRates,
+    precision: str | None,
+) -> dict[str, Any]:
+    """The numbers of one row."""
+    peak = rates.flops(precision)
+    seconds = device_ns / 1e9 if has_device and device_ns else None
+    bound_by, bound_ns = None, 0.0
+    if seconds and moved is not None:
+        bound_by, bound_ns = roof(flops, moved, peak, rates.bytes_per_second)
+    return {
+        "calls": calls,
+        "flops": flops,
+        "moved_bytes": moved,
+        "device_ns": device_ns if has_device else None,
+        "flops_per_second": round(flops / seconds) if seconds else None,
+        "bytes_per_second": None if moved is None or not seconds else round(moved / seconds),
+        "intensity": flops / moved if moved else None,
+        "peak_share": flops / seconds / peak if seconds and peak else None,
+        "bound_by": bound_by,
+        "bound_ns": round(bound_ns) if bound_by else None,
+        "bound_share": bound_ns / device_ns if bound_by else None,
+    }
+
+
+def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
+    """The calls with known FLOPs; None if there are none."""
+    events, call_tree = links.events, links.call_tree
+    if links.flops is None:
+        return None
+    flops = needed_flops(events, call_tree, links.flops)
+    node = np.flatnonzero(flops != UNKNOWN)
+    if not len(node):
+        return None
+    moved, dtype, dtypes, operands = _types(events, call_tree.index[node])
+    around = _around(links, node)
+    owner = around[links.launched[1]]
+    on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
+    events_on = links.launches.device[on]
+    process, processes = intern(process for process, _ in events.threads)
+    by_id = {device.id: device for device in reversed(events.devices) if device.id is not None}
+    rates = [
+        (each, peak_rates(by_id.get(each) if type(each) is int else None, given))
+        for each in processes
+    ]
+    device = _one_device(launched, process[events.thread[events_on]])
+    device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
+    says = np.zeros(len(node), np.int64)
+    np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
+    # Peaks that were given hold for the CPU if the trace has no device.
+    cpu = peak_rates(None, None if len(owner) else given)
+    calls = _Calls(
+        node=node,
+        flops=flops[node],
+        moved_bytes=moved,
+        dtype=dtype,
+        precision=np.zeros(len(node), np.int64),
+        device=device,
+        device_ns=launched.sum(events.duration_ns[events_on]),
+        owner=owner,
+        dtypes=dtypes,
+        precisions=[],
+        rates=rates,
+        cpu=cpu,
+    )
+    distinct, code = np.unique(np.stack([dtype, says, device]), axis=1, return_inverse=True)
+    found = [
+        _precision(operands[kind], said, on_device, calls.rates_of(on_device))
+        for kind, said, on_device in distinct.T.tolist()
+    ]
+    precision, precisions = intern(found)
+    return replace(calls, precision=precision[code.reshape(-1)], precisions=precisions)
+
+
+def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
+    """The traffic of each call, the index of its operands' types, and these as text and lists."""
+    columns = (events.name, events.shapes, events.concrete, events.types)
+    keys = np.stack([column[index] for column in columns])
+    distinct, code = np.unique(keys, axis=1, return_inverse=True)
+    code, moved, operands = code.reshape(-1), [], []
+    for name, shapes, concrete, types in distinct.T.tolist():
+        given = events.texts[types] if types >= 0 else b"[]"
+        arguments = events.texts[concrete] if concrete >= 0 else None
+        moved.append(moved_bytes(events.names[name], events.texts[shapes], given, arguments))
+        operands.append(tuple(operand_types(events.names[name], given)))
+    dtype, found = intern(operands)
+    texts = [", ".join(each) for each in found]
+    return np.array(moved, np.int64)[code], dtype[code], texts, [list(each) for each in found]
+
+
+def _around(links: Links, node: Ints) -> Ints:
+    """For each node of the call tree, the index in `node` of the call around it; -1 for none.
+
+    One more entry, at the end, is for an unknown node.
+    """
+    counted = np.zeros(len(links.call_tree), np.bool_)
+    counted[node] = True
+    number = np.full(len(counted) + 1, -1)
+    number[node] = np.arange(len(node))
+    found: Ints = number[np.append(links.call_tree.nearest(counted), -1)]
+    return found
+
+
+def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
+    """A mask of the calls that launched a kernel which is not in the trace.
+
+    torch drops the kernels that still run when it stops recording.
+    """
+    events = links.events
+    launch = np.flatnonzero(events.among(is_runtime) & events.named(_is_launch))
+    lost = launch[~np.isin(launch, links.launches.call)]
+    position = np.full(len(events), -1)
+    position[links.call_tree.index] = np.arange(len(links.call_tree))
+    call = around[position[lost]]
+    found: Flags = np.bincount(call[call >= 0], minlength=count) > 0
+    return found
+
+
+def _is_launch(name: str) -> bool:
+    """Whether a runtime call of this name launches one kernel."""
+    return "LaunchKernel" in name or "LaunchCooperativeKernel" in name
+
+
+def _one_device(launched: Groups, process: Ints) -> Ints:
+    """The process of the device events of each call, if they have the same."""
+    first, last = launched.min(process), -launched.min(-process)
+    device = np.where(first == last, first, _SEVERAL)
+    return np.where(launched.size > 0, device, _NO_DEVICE)
+
+
+def _said(events: Events) -> Ints:
+    """What each name says of the precision of a kernel, as a sum of `_SAYS_…`."""
+    rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
+    device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
+    return np.array(
+        [
+            sum(value for rule, value in rules if rule.search(name)) if is_kernel else 0
+            for name, is_kernel in zip(events.names, device.tolist())
+        ],
+        np.int64,
+    )
+
+
+def _precision(operands: list[str], said: int, device: int, rates: PeakRates) -> str | None:
+    """The precision in which a device multiplies operands of these types; None if not known.
+
+    The device may multiply float32 as TF32. The trace does not have torch's setting, so the name of
+    the kernel decides; and if the device has no TF32, there is no doubt.
+    """
+    kinds = {"float8" if name.startswith("float8") else name for name in operands}
+    if len(kinds) != 1 or said & _SAYS_FEWER:
+        return None
+    (kind,) = kinds
+    if kind not in PRECISIONS:
+        return None
+    if kind != "float32" or device == _NO_DEVICE or said == _SAYS_FULL:
+        return kind
+    if said & _SAYS_TF32:
+        return "tf32"
+    has_only_full = "float32" in rates.flops_per_second and "tf32" not in rates.flops_per_second
+    return kind if has_only_full else None
+
+
+def _steps(links: Links, work: Work, calls: _Calls) -> Table:
+    events, steps = links.events, links.steps
+    count, has_device = len(steps), len(work.event) > 0
+    step = step_at(events, steps, links.call_tree.start_ns[calls.node])
+    chosen = np.flatnonzero((step >= 0) & ((calls.device != _NO_DEVICE) | (not has_device)))
+    groups, flops = Groups(step[chosen], count), calls.flops[chosen]
+    recomputed = groups.sum(flops, _recomputed(links, calls.node[chosen]))
+    kinds = len(calls.precisions)
+    by_precision = Groups(step[chosen] * kinds + calls.precision[chosen], count * kinds)
+    most = by_precision.sum(flops).reshape(count, kinds).argmax(axis=1)
+    launched_in = launching_step(events, work, steps)
+    found = by_group(work, launched_in, count)
+    busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
+    covered = _covered(work, launched_in, calls.owner, count)
+    rows = []
+    for at, (total, again, duration) in enumerate(
+        zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
+    ):
+        is_known = bool(groups.size[at])
+        precision = calls.precisions[most[at]] if is_known else None
+        devices = np.unique(calls.device[chosen[groups.of == at]]).tolist()
+        peaks = [calls.rates_of(device).flops(precision) for device in devices]
+        peak = None if not peaks or None in peaks else sum(filter(None, peaks))
+        seconds = max(duration, busy[at] or 0) / 1e9
+        rows.append(
+            {
+                "number": step_number(events, int(steps[at])),
+                "duration_ns": duration,
+                "busy_ns": busy[at],
+                "flops": total if is_known else None,
+                "recomputed_flops": again if is_known else None,
+                "precision": precision,
+                "peak_flops_per_second": None if peak is None else round(peak),
+                "mfu": (total - again) / seconds / peak if peak and seconds else None,
+                "flops_covered": covered[at],
+            }
+        )
+    return Table.of(
+        EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY_STEPS)}
+    )
+
+
+def _recomputed(links: Links, node: Ints) -> Flags:
+    """A mask of the calls that repeat a forward pass: inside a backward node, they record gradients.
+
+    See `instrument.links.autograd`.
+    """
+    events, call_tree = links.events, links.call_tree
+    backward = call_tree.nearest(is_backward(events)[call_tree.index])[node]
+    recording = call_tree.nearest(events.records_gradients[call_tree.index])[node]
+    inside: Flags = (backward >= 0) & (recording > backward)
+    return inside
+
+
+def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
+    """The share of the time of each step's kernels that belongs to calls with known FLOPs."""
+    computes = (work.kind == KERNEL) & (step >= 0)
+    groups = Groups(step, steps)
+    duration = work.end_ns - work.start_ns
+    whole = groups.sum(duration, computes).tolist()
+    known = groups.sum(duration, computes & (owner >= 0)).tolist()
+    return [part / total if total else None for part, total in zip(known, whole)]

@@ -1,0 +1,56 @@
+"""Which device events a launch of a CUDA graph replayed.
+
+All device events of a replay have the correlation of the call that launched the graph, on CUDA
+(`correlationId` of CUPTI's activity records) and on ROCm. If they have an External id, it is the
+one of that call. From CUDA 12, Kineto also writes the ids of the graph and of the node on each
+device event; on ROCm, it does not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.trace.events import Events, Flags, Ints, flags, is_runtime
+
+
+def is_graph_launch(name: str) -> bool:
+    """Whether a runtime call of this name launches a graph, such as `cudaGraphLaunch`."""
+    return "GraphLaunch" in name
+
+
+def replayed(events: Events, device: Ints, call: Ints) -> Flags:
+    """A mask of the device events that a launch of a CUDA graph replayed.
+
+    Args:
+        events: of the trace.
+        device: the device events.
+        call: for each, the call that launched it; -1 if it is not known.
+
+    Lost: on ROCm, replays whose launch is not in the trace.
+    """
+    launches_graph = events.among(is_runtime) & events.named(is_graph_launch)
+    in_graph = flags(
+        lambda details: details.graph is not None or details.graph_node is not None, events.details
+    )
+    found: Flags = np.append(launches_graph, False)[call]
+    found |= np.append(in_graph, False)[events.detail[device]]
+    return found
+
+
+def graph_ids(events: Events, device: Ints) -> tuple[Ints, Ints, list[int], list[int]]:
+    """The ids that the trace gives to the graph and the node of each device event.
+
+    Returns:
+        The graph of each event as an index into the list of graphs, and its node as an index into
+            the list of nodes, -1 for none; the ids of the graphs, and of the nodes, both sorted.
+    """
+    graphs = sorted({found.graph for found in events.details if found.graph is not None})
+    nodes = sorted({found.graph_node for found in events.details if found.graph_node is not None})
+    of_graph: dict[int | None, int] = {id: k for k, id in enumerate(graphs)}
+    of_node: dict[int | None, int] = {id: k for k, id in enumerate(nodes)}
+    codes = [
+        (of_graph.get(found.graph, -1), of_node.get(found.graph_node, -1))
+        for found in events.details
+    ]
+    graph, node = np.array([*codes, (-1, -1)], np.int64).T
+    return graph[events.detail[device]], node[events.detail[device]], graphs, nodes

@@ -1,0 +1,701 @@
+"""Rates of operators and steps: worked out by hand, and compared with torch's own tensors and counter."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from builders import (
+    call,
+    capture,
+    kernel,
+    launched,
+    made,
+    node,
+    span,
+    step,
+    write_capture,
+    write_trace,
+)
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from capture.conftest import record
+from instrument import peak_flops
+from instrument.analysis.peak_rates import _TABLE, peak_rates, roof
+from instrument.capture import Capture
+from instrument.cli.command import main
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import CaptureError, ConfigError
+from instrument.links.flops import FUSED_ATTENTION
+from instrument.report.text import render_view
+from instrument.trace.events import Device
+
+HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
+A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108}
+
+
+def product(name: str, at: float, shapes, kind: str, correlation: int, took: float, **more):
+    """An operator with one kernel."""
+    kernel_name = more.pop("kernel_name", "some_gemm")
+    on = more.pop("on", {})
+    given = {
+        "Input_Dims": shapes,
+        "Input_type": [kind if dims else "Scalar" for dims in shapes],
+        **more,
+    }
+    return [
+        span(name, at, 8, **given),
+        *launched(kernel_name, at + 1, at + 20, took, correlation, **on),
+    ]
+
+
+SQUARE = [[4096, 4096], [4096, 4096]]
+SKINNY = [[8192, 8192], [8192], [], []]
+SCORES = [[32, 2048, 2048], [32, 2048, 64], [32, 64, 2048], [], []]
+BY_HAND = [
+    # 2 · 4096³ = 137,438,953,472 FLOPs; 3 · 4096² · 2 = 100,663,296 bytes; twice
+    *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+    *product("aten::mm", 1000, SQUARE, HALF, 2, 600),
+    # a linear layer calls addmm: one row, for addmm
+    span("aten::linear", 2000, 50, Input_Dims=[[8, 3], [4, 3], [4]], Input_type=[FLOAT] * 3),
+    *product(
+        "aten::addmm", 2010, [[4], [8, 3], [3, 4], [], []], FLOAT, 3, 10,
+        kernel_name="ampere_sgemm_32x32_sliced1x4_tn", Concrete_Inputs=["", "", "", "1", "1"],
+    ),
+    # beta=0: what is added is not read
+    *product("aten::baddbmm", 3000, SCORES, HALF, 4, 300, Concrete_Inputs=["", "", "", "0.", "0.125"]),
+    # launched nothing: on the CPU
+    span("aten::mm", 4000, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),
+]  # fmt: skip
+COLUMNS = (
+    "name dtype precision device_number calls flops moved_bytes device_ns flops_per_second "
+    "bytes_per_second bound_by bound_ns"
+)
+ROWS = [
+    ("aten::mm", "float16", "float16", 0, 2, 2 * 137_438_953_472, 2 * 100_663_296, 1_100_000,
+     249_889_006_312_727, 183_024_174_545, "compute", 881_019),  # 2 · 137.4e9 / 312e12
+    ("aten::baddbmm", "float16", "float16", 0, 1, 2 * 32 * 2048 * 2048 * 64, 285_212_672, 300_000,
+     57_266_230_613_333, 950_708_906_667, "bandwidth", 139_879),  # 285,212,672 / 2039e9
+    ("aten::addmm", "float32", "float32", 0, 1, 2 * 8 * 3 * 4, 4 * (4 + 24 + 12 + 32), 10_000,
+     19_200_000, 28_800_000, "bandwidth", 0),
+    ("aten::mm", "float16", "float16", None, 1, 137_438_953_472, 100_663_296, None, None, None, None, None),
+]  # fmt: skip
+
+
+def test_rates_and_roofs_by_hand(tmp_path) -> None:
+    found = capture(tmp_path, BY_HAND, deviceProperties=[A100]).efficiency
+    rows = [tuple(getattr(row, name) for name in COLUMNS.split()) for row in found]
+    assert rows == ROWS
+    first, second, third, cpu = found
+    assert first.bound_share == first.peak_share == pytest.approx(249.889006312727 / 312)
+    assert first.intensity == pytest.approx(4096 / 3)  # 2 n³ / (3 · 2 n²)
+    assert second.bound_share == pytest.approx(139_879 / 300_000, rel=1e-5)
+    assert second.peak_share == pytest.approx(57.2662306 / 312)
+    assert third.input_shapes == "[[4], [8, 3], [3, 4], [], []]"
+    assert (cpu.peak_share, cpu.bound_share, cpu.intensity) == (None, None, first.intensity)
+
+
+def test_the_roof_is_the_longer_of_two_times() -> None:
+    assert roof(100, 10, 50, 1) == ("bandwidth", 10e9)
+    assert roof(100, 2, 50, 1) == ("compute", 2e9), "equal times"
+    assert roof(100, 1, None, 1) == roof(100, 1, 0, 1) == (None, 1e9)
+    assert roof(100, 1, 50, None) == (None, 2e9)
+    assert roof(0, 1, None, 1) == ("bandwidth", 1e9)
+    assert roof(0, 0, 50, 1) == (None, 0)
+
+
+# What torch itself computes with: the bytes of the tensors that go into an operator and come out of it.
+
+
+class Traffic(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket._qualified_op_name
+        outputs = result if isinstance(result, tuple) else (result,)
+        moved = [each for each in (*args, *outputs) if isinstance(each, torch.Tensor)]
+        if "attention" in name:  # without the sums that the forward keeps
+            moved = [each for each in moved if each.dim() == 4]
+        self.bytes[name] += sum(each.numel() * each.element_size() for each in moved)
+        return result
+
+
+def convolutions() -> Callable[[], None]:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 3, dilation=2, bias=False),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=2),
+    )  # fmt: skip
+    x = torch.randn(2, 4, 33, 31, requires_grad=True)
+    return lambda: model(x).sum().backward()
+
+
+def line() -> Callable[[], None]:
+    model = nn.Conv1d(3, 4, 3, padding=2).double()
+    x = torch.randn(2, 3, 40, dtype=torch.float64, requires_grad=True)
+    return lambda: model(x).sum().backward()
+
+
+def products() -> Callable[[], None]:
+    a, b = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 5, 6, requires_grad=True)
+    ints = torch.ones(17, 8, dtype=torch.int8)
+
+    def body() -> None:
+        torch.baddbmm(torch.randn(3, 4, 6), a, b).sum().backward()
+        torch.bmm(a, b).sum().backward()
+        torch.addmm(torch.randn(6), a[0], b[0], beta=0.5).sum().backward()
+        with torch.no_grad():
+            torch.addbmm(torch.randn(4, 6), a, b)
+            torch._int_mm(ints, ints[:8])
+
+    return body
+
+
+def vectors() -> Callable[[], None]:
+    a, x = torch.randn(4, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    return lambda: (a @ x, x @ x, torch.addmv(torch.ones(4, dtype=torch.float64), a, x))
+
+
+def attention(**options) -> Callable[[], None]:
+    q, k, v = (torch.randn(2, 3, n, 8, requires_grad=True) for n in (7, 9, 9))
+
+    def body() -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            nn.functional.scaled_dot_product_attention(q, k, v, **options).sum().backward()
+
+    return body
+
+
+@pytest.mark.parametrize("make", [convolutions, line, products, vectors, attention])
+def test_traffic_and_flops_are_those_of_torchs_own_tensors(tmp_path, make) -> None:
+    body = make()
+    with Traffic() as traffic:
+        body()
+    with FlopCounterMode(display=False) as counter:
+        body()
+    rows = record(tmp_path / "trace.json", body).capture.efficiency
+    moved, flops = Counter(), Counter()
+    for row in rows:
+        moved[row.name] += row.moved_bytes
+        flops[row.name] += row.flops
+        assert row.intensity == row.flops / row.moved_bytes
+        assert (row.device_number, row.device_ns, row.bound_by) == (None, None, None)
+    assert moved == {name: traffic.bytes[name] for name in moved}
+    by_torch = counter.get_flop_counts().get("Global", {})
+    expected = {str(op).replace("aten.", "aten::"): n for op, n in by_torch.items()}
+    if make is convolutions:  # torch counts the gradient of a grouped weight too often
+        del expected["aten::convolution_backward"]
+    assert expected.items() <= flops.items()
+    assert set(flops) >= {
+        convolutions: {"aten::convolution", "aten::convolution_backward"},
+        line: {"aten::convolution", "aten::convolution_backward"},
+        products: {"aten::baddbmm", "aten::bmm", "aten::addmm", "aten::mm", "aten::addbmm", "aten::_int_mm"},
+        vectors: {"aten::mv", "aten::dot", "aten::addmv"},
+        attention: {f"aten::_scaled_dot_product_flash_attention_for_cpu{s}" for s in ("", "_backward")},
+    }[make]  # fmt: skip
+
+
+def test_only_the_gradients_that_are_needed_move(tmp_path) -> None:
+    """The gradient of the image reads the weight, that of the weight reads the image, that of the bias neither."""
+    gradient, image, weight = [2, 6, 5, 5], [2, 4, 7, 7], [6, 4, 3, 3]
+    sizes = {"gradient": 2 * 300, "image": 2 * 392, "weight": 2 * 216, "bias": 2 * 6}
+    parts = {
+        "[True, False, False]": ["gradient", "weight", "image"],
+        "[False, True, False]": ["gradient", "image", "weight"],
+        "[False, False, True]": ["gradient", "bias"],
+        "[True, True, True]": ["gradient", "weight", "image", "image", "weight", "bias"],
+        "[False, False, False]": [],
+    }
+    for number, (mask, moved) in enumerate(parts.items()):
+        given = ["", "", "", "[6]", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1", mask]
+        events = [
+            span(
+                "aten::convolution_backward", 0, 5, Input_Dims=[gradient, image, weight, *([[]] * 8)],
+                Input_type=[HALF] * 3 + ["ScalarList"] * 8, Concrete_Inputs=given,
+            )
+        ]  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (row,) = capture(folder, events).efficiency
+        assert row.moved_bytes == sum(sizes[part] for part in moved), mask
+
+
+RESULT_TYPES = [
+    ("mm", [[8, 16], [16, 4]], [HALF, HALF, "Scalar"], ["", "", "6"], 2 * (128 + 64) + 4 * 32),
+    ("mm.out", [[8, 16], [16, 4], [8, 4]], [HALF] * 3, ["", "", ""], 2 * (128 + 64 + 32)),
+    ("addmm", [[4], [8, 16], [16, 4]], [HALF] * 3 + ["Scalar"] * 3, ["", "", "", "6", "1", "1"],
+     2 * (4 + 128 + 64) + 4 * 32),
+    ("addmm.out", [[4], [8, 16], [16, 4], [], [], [8, 4]], [HALF] * 3 + ["Scalar"] * 2 + [HALF],
+     ["", "", "", "1", "1", ""], 2 * (4 + 128 + 64 + 32)),
+    ("_addmm_activation", [[4], [8, 16], [16, 4]], [HALF] * 3 + ["Scalar"] * 3, ["", "", "", "1", "1", "True"],
+     2 * (4 + 128 + 64 + 32)),
+    ("_scaled_mm", [[8, 16], [16, 4], [1], [1], [], [], [], []],
+     ["c10::Float8_e4m3fn"] * 2 + [FLOAT] * 2 + ["", "", "Scalar", "Scalar"], ["", "", "", "", "", "", "15", "False"],
+     128 + 64 + 4 + 4 + 2 * 32),
+    ("addmm", [[4], [8, 16], [16, 4]], [FLOAT] * 3, None, 4 * (128 + 64 + 32)),  # whether beta is 0 is not known
+    ("mm", [[8, 16], [16, 4]], ["Odd", "Odd"], None, None),
+    ("mm", [[8, 16], [16, 4]], None, None, None),
+    ("mkldnn_rnn_layer", [[3, 2, 5], [24, 5], [24, 6]], [FLOAT] * 3, None, None),  # no rule
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dims", "types", "concrete", "moved"), RESULT_TYPES)
+def test_traffic_depends_on_types_and_arguments(
+    tmp_path, name, dims, types, concrete, moved
+) -> None:
+    if types is not None:
+        dims = dims + [[]] * (len(types) - len(dims))
+    given = {"Input_type": types, "Concrete_Inputs": concrete}
+    known = {key: value for key, value in given.items() if value is not None}
+    (row,) = capture(tmp_path, [span(f"aten::{name}", 0, 5, Input_Dims=dims, **known)]).efficiency
+    assert (row.moved_bytes, row.flops > 0) == (moved, True)
+    if name == "_scaled_mm":
+        assert (row.dtype, row.precision) == ("float8_e4m3fn", "float8")
+
+
+# Attention with a causal mask.
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 7), (5, 9), (9, 5)])
+def test_a_causal_mask_leaves_the_products_that_torchs_mask_leaves(tmp_path, rows, columns) -> None:
+    q, k = [2, 8, rows, 4], [2, 2, columns, 4]
+    pairs = int(torch.ones(rows, columns).tril().sum())
+    for number, name in enumerate(FUSED_ATTENTION):
+        flags = ["False", "True", *["False"] * (-1 - FUSED_ATTENTION[name])]
+        backward = name.endswith("_backward")
+        dims = [q, q, k, k] if backward else [q, k, k]
+        events = [
+            span(name, 0, 5, Input_Dims=dims, Input_type=[HALF] * len(dims), Concrete_Inputs=flags)
+        ]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = capture(folder, events)
+        (row,), (operator,) = found.efficiency, found.operators
+        assert row.flops == 2 * 2 * 8 * pairs * 4 * (5 if backward else 2)
+        assert operator.flops == row.flops // pairs * rows * columns, "as torch's counter"
+
+
+def test_the_position_of_is_causal_is_that_of_torchs_schema() -> None:
+    for name, position in FUSED_ATTENTION.items():
+        operator = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+        if operator is None:  # not in every version of torch
+            continue
+        arguments = operator.default._schema.arguments
+        flags = [each.name for each in arguments if str(each.type) == "bool"]
+        assert flags[position] == "is_causal", name
+
+
+def test_attention_is_left_out_if_it_is_not_known_whether_it_is_causal(tmp_path) -> None:
+    name, q = "aten::_scaled_dot_product_flash_attention", [2, 8, 7, 4]
+    found = capture(tmp_path, [span(name, 0, 5, Input_Dims=[q, q, q], Input_type=[HALF] * 3)])
+    assert len(found.efficiency) == 0
+    assert found.operators[0].flops == 2 * 2 * 2 * 8 * 7 * 7 * 4
+
+
+def test_a_causal_attention_of_torch_itself(tmp_path) -> None:
+    found = record(tmp_path / "trace.json", attention(is_causal=True)).capture.efficiency
+    pairs = sum(min(row, 9) for row in range(1, 8))
+    assert {row.name.rpartition("_")[2]: row.flops for row in found} == {
+        "cpu": 2 * 2 * 2 * 3 * pairs * 8, "backward": 5 * 2 * 2 * 3 * pairs * 8,
+    }  # fmt: skip
+
+
+# Types and precisions.
+
+
+def test_autocast_counts_the_call_with_the_types_that_are_multiplied(tmp_path) -> None:
+    """Under autocast an operator casts its inputs, and calls itself again."""
+    a, b, model = torch.randn(8, 16), torch.randn(16, 4), nn.Linear(16, 4)
+
+    def body() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.mm(a, b)
+            torch.baddbmm(torch.randn(2, 3, 3), torch.randn(2, 3, 5), torch.randn(2, 5, 3))
+            model(a).float().sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        body()
+    found = record(tmp_path / "trace.json", body).capture
+    expected = {
+        str(op).replace("aten.", "aten::"): n
+        for op, n in counter.get_flop_counts()["Global"].items()
+    }
+    by_name = defaultdict(int)
+    for row in found.efficiency:
+        assert row.dtype == row.precision == "bfloat16"
+        by_name[row.name] += row.flops
+    assert by_name == expected
+    assert {row.name: row.flops for row in found.operators if row.flops is not None} == expected
+
+
+NVJET, TENSILE = "nvjet_sss_tf32_128x256_TNT", "Cijk_Ailk_Bljk_{}_MT64x64x64_MI16x16x1"
+MI300X = {"id": 0, "name": "AMD Instinct MI300X", "numSms": 304}
+V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "numSms": 80}
+PRECISIONS = [
+    (FLOAT, A100, "ampere_sgemm_32x32_sliced1x4_tn", "float32"),
+    (FLOAT, A100, "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>", "float32"),
+    (FLOAT, A100, "void gemv2T_kernel_val<int, int, float, float>", "float32"),
+    (FLOAT, A100, "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>", "tf32"),
+    (FLOAT, A100, "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64", "tf32"),
+    (FLOAT, A100, NVJET, "tf32"),
+    (FLOAT, A100, "an_unknown_gemm", None),
+    (FLOAT, A100, "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", None),
+    (FLOAT, V100, "an_unknown_gemm", "float32"),  # no TF32
+    (FLOAT, MI300X, TENSILE.format("SB"), "float32"),
+    (FLOAT, MI300X, TENSILE.format("S_B"), "float32"),
+    (FLOAT, MI300X, TENSILE.format("S_MX_B"), "tf32"),
+    (FLOAT, {"id": 0, "name": "Another GPU"}, "an_unknown_gemm", None),
+    ("double", A100, "an_unknown_gemm", "float64"),
+    (BFLOAT, A100, "an_unknown_gemm", "bfloat16"),
+    ("signed char", A100, "an_unknown_gemm", "int8"),
+    ("c10::complex<float>", A100, "an_unknown_gemm", None),
+    ("Odd", A100, "an_unknown_gemm", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "device", "name", "precision"), PRECISIONS)
+def test_the_precision_follows_from_types_device_and_kernel(
+    tmp_path, kind, device, name, precision
+) -> None:
+    events = product("aten::mm", 0, SQUARE, kind, 1, 500, kernel_name=name)
+    (row,) = capture(tmp_path, events, deviceProperties=[device]).efficiency
+    assert row.precision == precision
+    assert row.flops_per_second == round(137_438_953_472 / 500e-6)
+    assert (row.bound_share is None) == (row.peak_share is None) == (precision is None)
+
+
+def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> None:
+    on_1 = {"pid": 1}
+    events = [
+        *product("aten::mm", 0, SQUARE, FLOAT, 1, 500, kernel_name="ampere_sgemm_32x32"),
+        *product("aten::mm", 100, SQUARE, FLOAT, 2, 100, kernel_name=NVJET),
+        *product("aten::mm", 200, SQUARE, FLOAT, 3, 400, kernel_name=NVJET, on=on_1),
+        span("aten::mm", 300, 20, Input_Dims=SQUARE, Input_type=[FLOAT] * 2),
+        *launched(NVJET, 301, 320, 30, 4),
+        *launched(NVJET, 310, 360, 20, 5, **on_1),
+    ]
+    devices = [A100, {"id": 1, "name": "Another"}, {"id": 0, "name": "An id that is taken"}]
+    found = capture(tmp_path, events, deviceProperties=devices).efficiency
+    rows = [(r.precision, r.device_number, r.device_ns, r.bound_share is None) for r in found]
+    assert rows == [
+        ("float32", 0, 500_000, False),
+        ("tf32", 1, 400_000, True),
+        ("tf32", 0, 100_000, False),
+        ("tf32", None, 50_000, True),  # on both
+    ]
+
+
+def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path) -> None:
+    """The second kernel of the second call still ran when recording stopped."""
+    events = [
+        *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+        *product("aten::mm", 100, SQUARE, HALF, 2, 500),
+        call("cudaLaunchKernel", 106, 1, 3),
+    ]
+    found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
+    assert [(row.calls, row.device_ns) for row in found] == [(1, 500_000), (1, None)]
+
+
+# Peaks.
+
+
+def test_a_device_is_known_by_its_whole_name_and_size() -> None:
+    def bandwidth(name: str | None, multiprocessors: int | None = None) -> float | None:
+        return peak_rates(Device(0, name, None, multiprocessors)).bytes_per_second
+
+    assert bandwidth("NVIDIA A100-SXM4-80GB", 108) == bandwidth("NVIDIA A100-SXM4-80GB") == 2039e9
+    assert bandwidth("NVIDIA H100 80GB HBM3", 132) == 3350e9
+    assert bandwidth("NVIDIA H100 PCIe", 114) == 2039e9
+    assert bandwidth("NVIDIA L40S", 142) == bandwidth("NVIDIA L40") == 864e9
+    for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A100-PG509-200", "", None, "A100"):
+        assert bandwidth(name) is None, name
+    assert bandwidth("AMD Instinct MI300X", 38) is None, "a partition of the device"
+    assert peak_rates(None).flops("float16") is None
+    both = "AMD Instinct MI250X/MI250"  # two products with one name
+    peaks = [peak_rates(Device(0, both, None, n)).flops("float16") for n in (110, 104, None)]
+    assert peaks == [191.5e12, 181e12, None]
+
+
+def test_the_table_of_peaks_is_plausible() -> None:
+    names = [row[0] for row in _TABLE]
+    assert len(set(names)) == len(names)
+    for name, multiprocessors, gigabytes, *rates in _TABLE:
+        assert 32 < multiprocessors < 400
+        assert 200 < gigabytes < 10_000
+        assert len(rates) == len(peak_flops.PRECISIONS)
+        peak = dict(zip(peak_flops.PRECISIONS, rates))
+        known = [peak[k] for k in ("float64", "float32", "tf32", "float16") if peak[k] is not None]
+        assert known == sorted(known), name
+        assert peak["float8"] is None or peak["float8"] == pytest.approx(
+            2 * peak["float16"], rel=0.02
+        )
+
+
+def test_the_table_of_peaks_equals_lightnings_where_that_is_dense() -> None:
+    throughput = pytest.importorskip("lightning_fabric.utilities.throughput")
+    same = {
+        "v100 sxm": "Tesla V100-SXM2-32GB", "v100 pcie": "Tesla V100-PCIE-16GB", "v100s pcie": "Tesla V100S-PCIE-32GB",
+        "a100": "NVIDIA A100-SXM4-40GB", "h100 sxm": "NVIDIA H100 80GB HBM3", "h100 pcie": "NVIDIA H100 PCIe",
+        "t4": "Tesla T4", "l4": "NVIDIA L4", "l40": "NVIDIA L40",
+    }  # fmt: skip
+    kinds = {
+        "float32": torch.float32,
+        "tf32": "tfloat32",
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+    }
+    for chip, name in same.items():
+        theirs = throughput._CUDA_FLOPS[chip]
+        ours = peak_rates(Device(0, name, None, None))
+        for precision, kind in kinds.items():
+            expected = pytest.approx(theirs[kind], rel=0.003) if kind in theirs else None
+            assert ours.flops(precision) == expected, (name, precision)
+
+
+@pytest.mark.parametrize(
+    ("given", "peaks"),
+    [
+        (500e12, [500e12, 500e12]),
+        ({"float16": 100e12}, [100e12, 156e12]),
+        ({"float16": 100, "tf32": 50}, [100, 50]),
+        (None, [312e12, 156e12]),
+    ],
+)
+def test_peaks_that_are_given_replace_those_of_the_device(tmp_path, given, peaks) -> None:
+    events = [
+        *product("aten::mm", 0, SQUARE, HALF, 1, 1000),
+        *product("aten::mm", 2000, SQUARE, FLOAT, 2, 500, kernel_name=NVJET),
+    ]
+    path = write_trace(tmp_path, events, deviceProperties=[A100])
+    loaded = Capture.load(path, peak_flops=given)
+    rates = [137_438_953_472 / 1e-3, 137_438_953_472 / 0.5e-3]
+    expected = [pytest.approx(rate / peak) for rate, peak in zip(rates, peaks)]
+    assert loaded.efficiency.column("peak_share") == expected
+    config = json.loads(json.dumps(ProfilerConfig(peak_flops=given).plain()))
+    recorded = write_capture(tmp_path, events, config=config)
+    recorded.events  # noqa: B018 - reads the trace
+    if given is not None:
+        only_given = [x if isinstance(given, float) or x in given.values() else None for x in peaks]
+        assert recorded.efficiency.column("peak_share") == [
+            None if peak is None else pytest.approx(rate / peak)
+            for rate, peak in zip(rates, only_given)
+        ]
+        again = Capture.load(recorded.folder, peak_flops=1e15)
+        assert again.efficiency[0].peak_share == pytest.approx(rates[0] / 1e15), "it goes first"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            "fast",
+            "is 'fast', but it must be a number of FLOP/s such as 989e12, or a mapping such as",
+        ),
+        (True, "is True, but it must be a number"),
+        (-1.0, "is -1.0, but it must be above 0 and finite"),
+        (float("nan"), "is nan, but it must be above 0 and finite"),
+        (10**400, "but it must be above 0 and finite"),
+        ({}, r"is \{\}, but it must be a number"),
+        ({"bf16": 1e12}, "has no precision 'bf16'; did you mean 'bfloat16'"),
+        ({"bfloat16": "1e12"}, r"\.bfloat16 is '1e12', but it must be a number"),
+    ],
+)
+def test_a_peak_that_cannot_be_is_refused(tmp_path, given, sentence) -> None:
+    with pytest.raises(ConfigError, match=rf"^profiler\.peak_flops.*{sentence}"):
+        ProfilerConfig(peak_flops=given)
+    with pytest.raises(ConfigError, match=rf"^peak_flops.*{sentence}"):
+        Capture.load(write_trace(tmp_path, []), peak_flops=given)
+
+
+@pytest.mark.parametrize("given", [-1, "x", [1], {"bfloat16": 0}, {"bfloat16": None}, True])
+def test_a_peak_that_cannot_be_in_a_capture_is_an_error(tmp_path, given) -> None:
+    with pytest.raises(CaptureError, match=r"config\.peak_flops"):
+        write_capture(tmp_path, [], config={"peak_flops": given})
+
+
+# Steps.
+
+# Each step has a product of 1000 µs on a device of 312 TFLOP/s; 137.4 of the 312 MFLOP of each µs.
+TRAINING = [
+    step(3, 0, 2000),
+    *product("aten::mm", 100, SQUARE, HALF, 1, 500),
+    *launched("elementwise", 200, 700, 100, 2),
+    *launched("ncclDevKernel_AllReduce_Sum", 210, 900, 300, 3, tid=9),
+    span("aten::mm", 1500, 8, Input_Dims=SQUARE, Input_type=[HALF, HALF]),  # on the CPU
+    # the step ends before its work: 1500 µs of work in 1000 µs
+    step(4, 2000, 1000),
+    *product("aten::mm", 2100, SQUARE, HALF, 4, 1500),
+    # outside of steps
+    *product("aten::mm", 5000, SQUARE, HALF, 5, 500),
+    step(5, 6000, 100),
+]
+
+
+def test_the_utilization_of_steps_by_hand(tmp_path) -> None:
+    found = capture(tmp_path, TRAINING, deviceProperties=[A100]).efficiency.steps
+    first, second, last = found
+    assert (first.number, first.duration_ns, first.busy_ns) == (3, 2_000_000, 900_000)
+    assert (first.flops, first.recomputed_flops) == (137_438_953_472, 0)
+    assert (first.precision, first.peak_flops_per_second) == ("float16", 312 * 10**12)
+    assert first.mfu == pytest.approx(137_438_953_472 / (312e12 * 2e-3))
+    assert first.flops_covered == 500 / 600, "without communication"
+    assert (second.duration_ns, second.busy_ns) == (1_000_000, 1_500_000)
+    assert second.mfu == pytest.approx(137_438_953_472 / (312e12 * 1.5e-3))
+    assert second.flops_covered == 1
+    assert (last.number, last.flops, last.mfu, last.flops_covered) == (5, None, None, None)
+
+
+def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:
+    small = [[64, 64], [64, 64]]
+    events = [
+        step(3, 0, 1000),
+        *product("aten::mm", 0, SQUARE, FLOAT, 1, 100, kernel_name=NVJET),
+        *product("aten::mm", 100, small, HALF, 2, 100),
+        *product("aten::mm", 200, small, HALF, 3, 100, on={"pid": 1}),
+        step(4, 1000, 1000),
+        *product("aten::mm", 1000, SQUARE, FLOAT, 4, 100, kernel_name="an_unknown_gemm"),
+        *product("aten::mm", 1100, small, HALF, 5, 100),
+    ]
+    (tmp_path / "two").mkdir()
+    known = capture(tmp_path, events, deviceProperties=[A100, {**A100, "id": 1}]).efficiency.steps
+    assert known.column("precision") == ["tf32", None]
+    assert known.column("peak_flops_per_second") == [2 * 156 * 10**12, None], "of both devices"
+    other = {"id": 1, "name": "Another GPU"}
+    unknown = capture(tmp_path / "two", events, deviceProperties=[A100, other]).efficiency.steps
+    assert unknown.column("peak_flops_per_second") == [None, None]
+    assert unknown.column("mfu") == [None, None]
+
+
+def test_a_forward_that_is_computed_again_is_no_model_flops(tmp_path) -> None:
+    """In the backward node of a checkpoint, the product of the forward runs again, and then its backward."""
+    shapes = {"Input_Dims": SQUARE, "Input_type": [HALF, HALF]}
+    events = [
+        step(3, 0, 1000),
+        made("aten::mm", 10, 8, 1, **shapes), *launched("gemm", 11, 20, 100, 1),
+        node("CheckpointFunctionBackward", 200, 300, 1),
+        made("aten::mm", 210, 8, 5, tid=2, **shapes), *again(211, 220, 100, 2),
+        node("MmBackward0", 300, 50, 5),
+        span("aten::mm", 310, 8, tid=2, **shapes), *again(311, 330, 100, 3),
+        made("MyFunction", 600, 100, 2),  # its forward runs a backward
+        {**node("MmBackward0", 610, 80, 3), "tid": 1},
+        span("aten::mm", 620, 8, **shapes), *launched("gemm", 621, 630, 100, 4),
+    ]  # fmt: skip
+    (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency.steps
+    assert (row.flops, row.recomputed_flops) == (4 * 137_438_953_472, 137_438_953_472)
+    assert row.mfu == pytest.approx(3 * 137_438_953_472 / (312e12 * 1e-3))
+
+
+def again(called_us: float, start_us: float, took: float, correlation: int) -> list:
+    """A kernel launched on the thread of the backward."""
+    return [
+        call("cudaLaunchKernel", called_us, 5, correlation, tid=2),
+        kernel("gemm", start_us, took, correlation=correlation),
+    ]
+
+
+def test_torchs_own_checkpoint_computes_its_forward_again(tmp_path) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+    for reentrant in (False, True):
+
+        def body(*, reentrant: bool = reentrant) -> None:
+            with torch.profiler.record_function("ProfilerStep#0"):
+                checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+
+        path = tmp_path / f"{reentrant}.json"
+        (row,) = record(path, body).capture.efficiency.steps
+        product_flops = 2 * 4 * 8 * 8
+        assert (row.flops, row.recomputed_flops) == (4 * product_flops, product_flops)
+        (row,) = Capture.load(path, peak_flops=1e9).efficiency.steps
+        seconds = row.duration_ns / 1e9
+        assert row.mfu == pytest.approx(3 * product_flops / 1e9 / seconds), "the peak of the CPU"
+
+
+# What is missing, and what is absurd.
+
+
+def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> None:
+    events = [step(3, 0, 100), span("aten::mm", 10, 5), *launched("gemm", 11, 20, 10, 1)]
+    found = capture(tmp_path, events, deviceProperties=[A100])
+    assert len(found.efficiency) == len(found.efficiency.steps) == 0
+    assert found.efficiency.columns
+    assert "profiler.record_shapes=true records input shapes" in render_view(found, "efficiency")
+    assert "profiler.record_shapes=true" in render_view(found, "efficiency.steps")
+
+
+def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
+    path = write_trace(tmp_path, TRAINING, deviceProperties=[A100])
+    assert main(["show", str(path), "--efficiency", "--efficiency-steps"]) == 0
+    text = capsys.readouterr().out
+    assert "Efficiency\n" in text
+    assert "Efficiency steps\n" in text
+    assert "312.00 T" in text
+    assert main(["show", str(path), "--efficiency", "--efficiency-steps", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["efficiency"][0]["flops"] == 3 * 137_438_953_472
+    assert [row["number"] for row in found["efficiency.steps"]] == [3, 4, 5]
+
+
+def hostile() -> Iterator[dict]:
+    odd = [
+        None,
+        5,
+        "x",
+        [],
+        {},
+        [[]],
+        [5, 5],
+        [[2, 3], 4],
+        [[2**70, 2**70]] * 2,
+        [[1e308, 2]] * 2,
+        [["a"], ["b"]],
+    ]
+    for value in odd:
+        yield {"Input_Dims": value, "Input_type": [HALF, HALF]}
+        yield {"Input_Dims": SQUARE, "Input_type": value}
+        yield {"Input_Dims": SQUARE, "Input_type": [HALF, HALF, "Scalar"], "Concrete_Inputs": value}
+        yield {"Input_Dims": [*SQUARE, 5, {"a": [1]}], "Input_type": [HALF, value]}
+
+
+@contextmanager
+def named(given: dict) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"failed on {given}") from error
+
+
+def test_absurd_arguments_give_no_row_or_unknown_cells(tmp_path) -> None:
+    names = (
+        "mm",
+        "addmm",
+        "convolution",
+        "convolution_backward",
+        "_scaled_mm",
+        "_scaled_dot_product_flash_attention",
+    )
+    for given in hostile():
+        events = [
+            event
+            for number, name in enumerate(names)
+            for event in (
+                span(f"aten::{name}", 100 * number, 50, **given),
+                *launched("gemm", 100 * number + 1, 100 * number + 10, 5, number + 1),
+            )
+        ]
+        devices = [A100, {"id": "0", "name": 5}, {}, 7, {"id": 0, "name": "late"}]
+        with named(given):
+            found = capture(tmp_path, events, deviceProperties=devices).efficiency
+            for row in found:
+                assert row.moved_bytes is None or row.moved_bytes > 0
+            str(found)
