@@ -19,7 +19,7 @@ from rounds import Row, medians, report
 from instrument.runs.rank_summary import RankSummary
 from instrument.runs.run import Run
 
-RANKS, RANGES, ROUNDS = 1000, 200, 5
+RANKS, RANGES, COLLECTIVES, ROUNDS = 1000, 200, 512, 5
 COLUMNS = (
     "calls", "cpu_ns", "self_cpu_ns", "forward_ns", "backward_ns", "optimizer_ns", "device_ns", "self_device_ns",
     "device_busy_ns", "cpu_ns_per_step", "min_ns", "median_ns", "p95_ns", "max_ns",
@@ -32,7 +32,7 @@ def _write(folder: Path) -> None:
     paths = [f"layer{k // 8}/block{k}" for k in range(RANGES)]
     for rank in range(RANKS):
         ranges = {name: random.integers(1, 10**9, RANGES).tolist() for name in COLUMNS}
-        ends = np.cumsum(random.integers(1, 10**6, 128)).tolist()
+        ends = np.cumsum(random.integers(1, 10**6, COLLECTIVES)).tolist()
         summary = RankSummary(
             name=f"steps_000003-000004_rank{rank}",
             rank=rank,
@@ -41,7 +41,18 @@ def _write(folder: Path) -> None:
             last_step=4,
             ranges={"path": paths, **ranges},
             steps={"number": [3, 4], "start_ns": [0, 10**9], "duration_ns": [10**9, 10**9]},
-            collectives={"name": ["all_reduce"] * 128, "ordinal": list(range(128)), "end_ns": ends},
+            collectives={
+                "group": [0] * COLLECTIVES,
+                "number": list(range(COLLECTIVES)),
+                "start_ns": [end - 1000 for end in ends],
+                "end_ns": ends,
+                "bytes": [10**7] * COLLECTIVES,
+            },
+            collective_groups={
+                "name": ["all_reduce"],
+                "kind": ["all_reduce"],
+                "process_group": ["0"],
+            },
         )
         home = folder / summary.name
         home.mkdir()
@@ -62,6 +73,7 @@ def _everything(folder: Path) -> object:
         window.breakdown,
         window.stragglers,
         window.clocks,
+        window.collectives,
         window.notes,
     )
 
@@ -93,7 +105,7 @@ def main() -> int:
     rows = [
         Row("one table of ranges from the summaries", found["_ours"], peer, found["_pandas"], 0.5),
         Row(
-            "every table: stragglers and clocks too",
+            "every table: stragglers, clocks and collectives too",
             found["_everything"],
             peer,
             found["_pandas"],

@@ -21,6 +21,7 @@ from typing import Any
 import griffe
 from pydantic import BaseModel
 
+from instrument.analysis.coverage_rows import ROWS
 from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
@@ -127,10 +128,22 @@ def columns_page() -> str:
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
+    depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
     for title, columns in tables.items():
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
         parts += [f"## {title}", _table(("column", ""), rows)]
+        if names := depends_on.get(title):
+            parts.append(
+                _prose(f"Stands on these [rows of the coverage](#rows): {', '.join(names)}")
+            )
+    parts += ["## Rows of `capture.coverage` { #rows }", _coverage_rows()]
     return "\n\n".join(parts) + "\n"
+
+
+def _coverage_rows() -> str:
+    """The rows of the coverage, and whether each is a loss."""
+    rows = ((name, _cell(row.doc), "yes" if row.is_loss else "no") for name, row in ROWS.items())
+    return _table(("row", "the share is", "a loss"), rows)
 
 
 def _preset_rows() -> Iterator[tuple[str, ...]]:

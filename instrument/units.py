@@ -22,6 +22,11 @@ def size(value: float) -> str:
     return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def rate(value: float) -> str:
+    """Bytes per second as text, such as "3.45 GB/s": decimal, as the rates of links are given."""
+    return f"{_scaled(value, 1000, ('B', 'kB', 'MB', 'GB', 'TB'))}/s"
+
+
 def count(value: float) -> str:
     """A number of operations as text, such as "1.50 K"."""
     return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))

@@ -1,104 +1,402 @@
-"""The collectives of a trace, for comparing ranks, and how long steps waited for collectives."""
+"""The collectives of a trace: each one, and sums for each process group and kind.
+
+The bandwidths are those of NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
+algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
+times a factor, which makes it comparable with the rate of the link between the ranks.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from instrument.analysis.breakdown import COMMUNICATION, Work
+from instrument.analysis.breakdown import COMMUNICATION, KERNEL, MEMSET, Work
 from instrument.analysis.steps import launching_step
 from instrument.analysis.table import Schema, Table, schema
-from instrument.links.groupby import Groups, intern
-from instrument.links.intervals import merged, sweep
+from instrument.links.collective_records import (
+    ON_CPU,
+    RECORD,
+    collective_details,
+    collective_records,
+    records,
+)
+from instrument.links.groupby import Groups, cells, group_rows, groupby, intern
+from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
-from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
+from instrument.trace.columns import ints
+from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
 
-# The annotation of a process group on the CPU lasts as long as its collective. The annotation of
-# NCCL ends as soon as the collective is queued.
-_ON_CPU = ("gloo:", "mpi:")
-_OF_PROCESS_GROUPS = (*_ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
 # No rank can finish one of these collectives before the last rank has joined it. So they end at
 # about the same moment on all ranks.
-_SYNCHRONISING = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE
-)
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+# Where a collective ran.
+DEVICE, CPU = "device", "CPU"
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
-
-
-def is_collective(name: str) -> bool:
-    """Whether the name is that of a range of a collective, such as "nccl:all_reduce"."""
-    return name.startswith(_OF_PROCESS_GROUPS)
-
-
-COLLECTIVES: Schema = schema(
-    name="the kernel's name without its parameters, or the annotation's name",
-    group="the ranks that took part, as Kineto writes them; None if Kineto wrote none",
-    step="the number of the step that launched the collective; None outside of all steps",
-    ordinal="the index among the collectives of the same name and group in the step, in order of "
-    "start, from 0",
-    start_ns="the start, on the trace's own clock",
-    end_ns="the end",
+# The kinds, and how names contain them: those of torch's records, of annotations, and of kernels.
+_KINDS = (
+    ("all_reduce", r"all_?reduce|cross_device_reduce"),
+    ("all_gather", r"all_?gather"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_to_all", r"all_?to_?all"),
+    ("barrier", r"barrier"),
+    ("broadcast", r"broadcast"),
+    ("send_recv", r"send_?recv|(?<![a-z])(send|recv)"),
+    ("gather", r"(?<![a-z])gather(?![a-z])"),
+    ("scatter", r"(?<![a-z])scatter(?![a-z])"),
+    ("reduce", r"(?<![a-z])reduce(?![a-z])"),
 )
+_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
+# torch's names of element types, by the bytes that an element takes.
+_SIZES = {
+    1: "Byte Char Bool QInt8 QUInt8",
+    2: "Short Half BFloat16 UInt16",
+    4: "Int Float ComplexHalf QInt32 UInt32",
+    8: "Long Double ComplexFloat UInt64",
+    16: "ComplexDouble",
+}
+_ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
+_FLOAT8 = "Float8_"
+_MOST_BYTES = 2**53
+# torch's description of a process group that was made without one.
+_NO_DESCRIPTION = "undefined"
+_UNKNOWN = -1
+
+_GROUP = {
+    "kind": "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, "
+    "scatter, send_recv or barrier; None if the trace does not tell",
+    "process_group": "torch's name for the process group, such as 0; None if it is not recorded",
+    "description": "what the process group is for, such as default_pg",
+    "ranks": "the ranks of the group, as Kineto writes them; torch shortens a long list",
+    "group_size": "how many ranks the group has",
+    "runs_on": "device, or CPU for gloo and MPI; None if the trace has only torch's record of the "
+    "collective and no work for it, as for a group of one rank",
+}
+COLLECTIVES: Schema = schema(
+    **_GROUP,
+    element_type="the types of the elements, by torch's names",
+    calls="how many collectives there were",
+    bytes="NCCL's size of the messages, summed: for all_gather the gathered output, for "
+    "reduce_scatter the whole input, else the data of one rank; counts the calls whose size is "
+    "known",
+    duration_ns="the time of all calls; it includes waiting for other ranks",
+    min_ns="the shortest call",
+    mean_ns="the mean call",
+    max_ns="the longest call",
+    exposed_ns="the part of `duration_ns` in which no device ran compute (on the CPU: in which no "
+    "thread ran an operator)",
+    exposed_share="`exposed_ns` divided by `duration_ns`",
+    algorithm_bytes_per_second="bytes divided by time, over the calls for which both are known; "
+    "a lower bound, because the time includes waiting for other ranks",
+    bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
+    "`group_size`: compare it with the rate of the link; a lower bound too",
+    largest_message_bytes="the size of the largest message whose time is known",
+    largest_message_calls="the calls with a message of this size",
+    largest_message_bus_bytes_per_second="`bus_bytes_per_second` of these calls alone, on which "
+    "latency weighs least",
+)
+COLLECTIVE_CALLS: Schema = schema(
+    name="the kernel's name without its parameters, or the annotation's name, or the name in "
+    "torch's record",
+    **_GROUP,
+    element_type="the type of the elements, by torch's name",
+    number="torch's sequence number of the collective in its process group; None if it is not "
+    "recorded",
+    step="the number of the step that launched the collective; None outside of all steps",
+    ordinal="the index among the collectives of the same name and ranks in the step, in order of "
+    "start, from 0",
+    start_ns="the start, on the trace's own clock; tables print the time since the trace's first "
+    "event; None if the trace has no work for it",
+    end_ns="the end, on the same clock",
+    duration_ns="the time of its kernels, or of its annotation on the CPU",
+    exposed_ns="the part of `duration_ns` in which no compute ran",
+    bytes="NCCL's size of the message; None if it is not known, and for a barrier",
+    algorithm_bytes_per_second="`bytes` divided by `duration_ns`",
+    bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor",
+)
+_OF_GROUP = tuple(_GROUP)
 
 
-def _is_on_cpu(name: str) -> bool:
-    return name.startswith(_ON_CPU)
+def kind_of(name: str) -> str | None:
+    """Return the kind of collective that a name contains, such as `all_reduce`, or None."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
 
 
-def collectives(events: Events, work: Work) -> Table:
-    """Return the collectives that end at about the same moment on all ranks, in order of their end.
+def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
+    """Return bus bandwidth divided by algorithm bandwidth, as numerator and denominator.
 
-    If a device ran communication kernels, these are the collectives. Otherwise, the collectives are
-    the annotations of process groups that work on the CPU (gloo). The first four columns of a
-    collective are the same on every rank; see `COLLECTIVES`. Broadcasts and transfers are left out,
-    because their ends differ between ranks.
-
-    Lost: the process group, if the trace does not name it.
+    The factors are those of nccl-tests (doc/PERFORMANCE.md; for gather and scatter the sources). In
+    a group of one rank, most factors are 0, because nothing crosses a link. None if the kind or the
+    group's size is not known, and for a barrier.
     """
-    device = np.flatnonzero(work.kind == COMMUNICATION)
+    if kind in ("broadcast", "reduce", "send_recv"):
+        return 1, 1
+    if kind in (None, "barrier") or group_size is None or group_size < 1:
+        return None
+    return (2 if kind == "all_reduce" else 1) * (group_size - 1), group_size
+
+
+def bandwidths(
+    kind: str | None, group_size: int | None, size: int | None, duration_ns: int | None
+) -> tuple[int | None, int | None]:
+    """Return the algorithm bandwidth and the bus bandwidth, in bytes per second."""
+    if size is None or not duration_ns:
+        return None, None
+    factor = bus_factor(kind, group_size)
+    return (
+        size * 10**9 // duration_ns,
+        size * 10**9 * factor[0] // (factor[1] * duration_ns) if factor else None,
+    )
+
+
+def message_bytes(kind: str | None, details: Details) -> int | None:
+    """Return NCCL's size of a message: the larger one of the rank's input and output.
+
+    Both are equal for most kinds. The output of an all-gather and the input of a reduce-scatter are
+    larger by the number of ranks, and NCCL takes these. None if it is not known, for a barrier, and
+    for impossible numbers.
+    """
+    known = (details.input_elements, details.output_elements)
+    name = details.element_type or ""
+    element = 1 if name.startswith(_FLOAT8) else _ELEMENT_BYTES.get(name)
+    if kind in (None, "barrier") or element is None:
+        return None
+    counts = [count for count in known if count is not None and count >= 0]
+    size = max(counts) * element if len(counts) == len(known) else _MOST_BYTES
+    return size if size < _MOST_BYTES else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Kernels or annotations of collectives, as parallel columns.
+
+    `event` is a position among the events, and `record` and `range` those of torch's record and of
+    the annotation; -1 for none. `step` is an index into the finished steps; -1 for none.
+    """
+
+    event: Ints
+    record: Ints
+    range: Ints
+    step: Ints
+    exposed_ns: Ints
+    runs_on: str | None
+
+
+def collective_calls(links: Links, work: Work) -> Table:
+    """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
+
+    Kernels with the same record of torch are one collective. Collectives that only have a record
+    come last: their group has one rank, or the devices were not recorded.
+
+    Lost: a coalesced group of collectives runs as one kernel, and torch writes no record for the
+    kernel. So the records are rows without a time, and the kernel is a row without a size.
+
+    Cost: a sort of the device events. If gloo or MPI ran on the CPU, also the call tree.
+    """
+    events = links.events
     steps = finished_steps(events)
-    if len(device):
-        index, step = work.event[device], launching_step(events, work, steps)[device]
-    else:
-        index = np.flatnonzero(events.among(ANNOTATION) & events.named(_is_on_cpu))
-        step = step_at(events, steps, events.start_ns[index])
-    chosen = events.named(lambda name: _SYNCHRONISING.search(name) is not None)[index]
-    index, step = index[chosen], step[chosen]
-    ordinal = _ordinals(events, index, step)
-    order = np.argsort(events.end_ns[index], kind="stable")
-    return Table.of(COLLECTIVES, _columns(events, steps, index[order], step[order], ordinal[order]))
+    on_device = _on_device(events, work, steps)
+    tables = [
+        _rows(events, steps, on_device),
+        _rows(events, steps, _on_cpu(links, steps)),
+    ]
+    with_work = _joined(tables)
+    order = np.argsort(ints(with_work["end_ns"], 0), kind="stable").tolist()
+    ordered = {name: [column[k] for k in order] for name, column in with_work.items()}
+    recorded = _rows(events, steps, _recorded_only(events, steps, on_device.record))
+    return Table.of(COLLECTIVE_CALLS, _joined([ordered, recorded]), begin_ns=events.begin_ns)
 
 
-def _ordinals(events: Events, index: Ints, step: Ints) -> Ints:
-    """The index of each collective among the collectives of the same name, group and step."""
-    keys = np.stack([step, events.name[index], intern(_ranks(events, index))[0]])
-    same, groups = np.unique(keys, axis=1, return_inverse=True)
-    by_start = Groups(groups.reshape(-1), same.shape[1]).sorted_by(events.start_ns[index])
-    return by_start.ordinals()
+def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    return {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
 
 
-def _ranks(events: Events, index: Ints) -> list[str | None]:
-    """The ranks that take part in each collective, as Kineto writes them."""
-    codes = events.detail[index].tolist()
-    return [events.details[code].ranks if code >= 0 else None for code in codes]
+def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
+    """The communication kernels."""
+    chosen = np.flatnonzero(work.kind == COMMUNICATION)
+    record, around = collective_records(events, work.operator[chosen], work.call[chosen])
+    exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
+    step = launching_step(events, work, steps)[chosen]
+    return _Found(work.event[chosen], record, around, step, exposed, DEVICE)
 
 
-def _columns(
-    events: Events, steps: Ints, index: Ints, step: Ints, ordinal: Ints
-) -> dict[str, list[Any]]:
-    numbers = [step_number(events, k) for k in steps.tolist()]
+def _on_cpu(links: Links, steps: Ints) -> _Found:
+    """The annotations of process groups that work on the CPU."""
+    events = links.events
+    index = np.flatnonzero(_is_on_cpu(events))
+    start, end = events.start_ns[index], events.end_ns[index]
+    exposed = _outside(_cpu_sides(links)[1], start, end) if len(index) else start
+    none = np.full(len(index), -1)
+    return _Found(index, none, index, step_at(events, steps, start), exposed, CPU)
+
+
+def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
+    """The records of collectives that launched none of the kernels."""
+    is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
+    chosen = records(events)
+    chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
+    chosen[used[used >= 0]] = False
+    index = np.flatnonzero(chosen)
+    step = step_at(events, steps, events.start_ns[index])
+    return _Found(index, index, np.full(len(index), -1), step, np.zeros_like(index), None)
+
+
+def _is_collective_record(details: Details) -> bool:
+    return details.collective is not None and kind_of(details.collective) is not None
+
+
+def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
+    """How much of each window lies outside all intervals."""
+    timeline = sweep([intervals])
+    return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
+
+
+def _is_on_cpu(events: Events) -> Flags:
+    return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
+
+
+def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
+    """The cells of `COLLECTIVE_CALLS`; events with the same record are one row."""
+    unit = np.where(found.record >= 0, found.record, len(events) + np.arange(len(found.record)))
+    groups = groupby(unit)[1]
+    first = groups.sorted_by(events.start_ns[found.event]).row(0)
+    event = found.event[first]
+    start_ns = groups.min(events.start_ns[found.event])
+    end_ns = -groups.min(-events.end_ns[found.event])
+    duration_ns, exposed_ns = (
+        groups.sum(values) for values in (events.duration_ns[found.event], found.exposed_ns)
+    )
+    of, details = collective_details(events, event, found.record[first])
+    described = [details[code] for code in of.tolist()]
+    ranges = np.append(events.name, -1)[found.range[first]]
+    names, kinds = _names(events, event, ranges, of, details)
+    step = found.step[first]
+    numbers = [*(step_number(events, k) for k in steps.tolist()), None]
+    sizes = [message_bytes(kind, each) for kind, each in zip(kinds, described)]
+    group_sizes = [_count(each.group_size) for each in described]
+    has_work = np.full(len(event), found.runs_on is not None)
+    times = cells(duration_ns, has_work)
+    rates = [bandwidths(*each) for each in zip(kinds, group_sizes, sizes, times)]
+    ranks = [each.ranks for each in described]
+    alike = group_rows(step, intern(names)[0], intern(ranks)[0])
     return {
-        "name": [events.names[k].partition("(")[0] for k in events.name[index].tolist()],
-        "group": _ranks(events, index),
-        "step": [numbers[k] if k >= 0 else None for k in step.tolist()],
-        "ordinal": ordinal.tolist(),
-        "start_ns": events.start_ns[index].tolist(),
-        "end_ns": events.end_ns[index].tolist(),
+        "name": names,
+        "kind": kinds,
+        "process_group": [each.process_group for each in described],
+        "description": [
+            None if each.group_description == _NO_DESCRIPTION else each.group_description
+            for each in described
+        ],
+        "ranks": ranks,
+        "group_size": group_sizes,
+        "runs_on": [found.runs_on] * len(event),
+        "element_type": [each.element_type for each in described],
+        "number": [_count(each.collective_number) for each in described],
+        "step": [numbers[k] for k in step.tolist()],
+        "ordinal": alike.sorted_by(start_ns).ordinals().tolist(),
+        "start_ns": cells(start_ns, has_work),
+        "end_ns": cells(end_ns, has_work),
+        "duration_ns": times,
+        "exposed_ns": cells(exposed_ns, has_work),
+        "bytes": sizes,
+        "algorithm_bytes_per_second": [rate for rate, _ in rates],
+        "bus_bytes_per_second": [rate for _, rate in rates],
     }
+
+
+def _count(value: int | None) -> int | None:
+    """A number of torch's record; None if it is negative or does not fit into 64 bits."""
+    return value if value is not None and 0 <= value < 2**63 else None
+
+
+def _names(
+    events: Events, event: Ints, ranges: Ints, of: Ints, details: Sequence[Details]
+) -> tuple[list[str], list[str | None]]:
+    """The name and the kind of each collective.
+
+    The kind is that of torch's record, or else of the annotation, or else of the kernel's name.
+    Each combination of these is looked at once.
+    """
+    groups = group_rows(of, ranges, events.name[event])
+    first = groups.sorted_by().row(0)
+    names, kinds = [], []
+    for number, around, own in zip(
+        *(each[first].tolist() for each in (of, ranges, events.name[event]))
+    ):
+        recorded, name = details[number].collective or "", _without_parameters(events.names[own])
+        texts = (recorded, events.names[around] if around >= 0 else "", events.names[own])
+        kinds.append(next(filter(None, map(kind_of, texts)), None))
+        names.append(recorded if name == RECORD else name)
+    every = groups.of.tolist()
+    return [names[k] for k in every], [kinds[k] for k in every]
+
+
+def _without_parameters(name: str) -> str:
+    return name.replace("(anonymous namespace)::", "").partition("(")[0]
+
+
+def collectives(calls: Table) -> Table:
+    """Return one row for each process group and kind of collective, the longest first.
+
+    See `COLLECTIVES`. The kernel of a collective starts when the rank is ready, and ends when all
+    ranks are done. So its time includes waiting for other ranks, and the bandwidths are lower
+    bounds; `Ranks.collectives` removes the waiting.
+    """
+    key, distinct = intern(zip(*(calls.column(name) for name in _OF_GROUP)))
+    groups = Groups(key, len(distinct))
+    duration = ints(calls.column("duration_ns"), _UNKNOWN)
+    size = ints(calls.column("bytes"), _UNKNOWN)
+    lasting, sized = duration >= 0, size >= 0
+    both = lasting & sized
+    largest = np.full(groups.count, _UNKNOWN)
+    np.maximum.at(largest, key[both], size[both])
+    is_largest = both & (size == largest[key])
+    totals = groups.sums(duration, lasting)
+    exposed = groups.sums(ints(calls.column("exposed_ns"), 0), lasting)
+    timed = groups.number(lasting)
+    means = [total / count if count else None for total, count in zip(totals, timed.tolist())]
+    shortest = groups.min(np.where(lasting, duration, np.iinfo(np.int64).max))
+    rates = _rates(distinct, groups, size, duration, both)
+    rates_of_largest = _rates(distinct, groups, size, duration, is_largest)
+    types = calls.column("element_type")
+    columns: dict[str, list[Any]] = {
+        **{name: [each[k] for each in distinct] for k, name in enumerate(_OF_GROUP)},
+        "element_type": [
+            ", ".join(sorted({types[k] for k in rows.tolist()} - {None})) or None
+            for rows in groups.rows()
+        ],
+        "calls": groups.size.tolist(),
+        "bytes": groups.sums(size, sized),
+        "duration_ns": totals,
+        "min_ns": groups.cells(shortest, timed > 0),
+        "mean_ns": means,
+        "max_ns": groups.cells(-groups.min(-duration), timed > 0),
+        "exposed_ns": exposed,
+        "exposed_share": [
+            part / whole if part is not None and whole else None
+            for part, whole in zip(exposed, totals)
+        ],
+        "algorithm_bytes_per_second": [rate for rate, _ in rates],
+        "bus_bytes_per_second": [rate for _, rate in rates],
+        "largest_message_bytes": cells(largest, largest >= 0),
+        "largest_message_calls": cells(groups.number(is_largest), largest >= 0),
+        "largest_message_bus_bytes_per_second": [rate for _, rate in rates_of_largest],
+    }
+    return Table.of(COLLECTIVES, columns).sort("duration_ns")
+
+
+def _rates(
+    distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
+) -> list[tuple[int | None, int | None]]:
+    """The bandwidths of each group, over the rows at which `where` is True."""
+    kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
+    sums = zip(groups.sums(size, where), groups.sums(duration, where))
+    return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
 
 
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
@@ -108,16 +406,10 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     while no thread runs an operator, except the operators of the collective itself. The result is
     empty if no process group worked on the CPU.
     """
-    events, call_tree = links.events, links.call_tree
-    communicates = (events.among(ANNOTATION) & events.named(_is_on_cpu))[call_tree.index]
-    if not communicates.any():
+    events = links.events
+    if not _is_on_cpu(events).any():
         return {}
-    operator = events.among(OPERATOR) & ~events.named(
-        lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
-    )
-    own_work = operator[call_tree.index] & (call_tree.nearest(communicates) < 0)
-    sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
-    timeline = sweep([merged(events.start_ns[k], events.end_ns[k]) for k in sides])
+    timeline = sweep(_cpu_sides(links))
     communicating, working = timeline.active
     steps = finished_steps(events)
     where = {
@@ -126,3 +418,15 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     }
     begin, end = events.start_ns[steps], events.end_ns[steps]
     return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}
+
+
+def _cpu_sides(links: Links) -> list[Intervals]:
+    """When process groups worked on the CPU, and when any thread ran another operator."""
+    events, call_tree = links.events, links.call_tree
+    communicates = _is_on_cpu(events)[call_tree.index]
+    operator = events.among(OPERATOR) & ~events.named(
+        lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
+    )
+    own_work = operator[call_tree.index] & (call_tree.nearest(communicates) < 0)
+    sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
+    return [merged(events.start_ns[k], events.end_ns[k]) for k in sides]

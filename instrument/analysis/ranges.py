@@ -178,6 +178,11 @@ class RangeTable(GroupableTable):
         columns = {"name": names, **self._quantities(Groups(number, len(names)))}
         return self._regrouped(columns, names)
 
+    @property
+    def work(self) -> AttributedWork:
+        """The CPU and device time of which the table is made, by range and kind."""
+        return self._work
+
     @cached_property
     def attribution(self) -> Table:
         """All CPU time in parts, each nanosecond in exactly one row; see `ATTRIBUTION`."""

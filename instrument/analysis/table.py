@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from instrument.errors import MissingPackage
 from instrument.printable import printable
 from instrument.templates import render
-from instrument.units import count, duration, size
+from instrument.units import count, duration, rate, size
 
 if TYPE_CHECKING:
     import pandas
@@ -44,12 +44,14 @@ _DTYPES = {
     str: ("string", "String", "string"),
 }
 # Columns that hold points in time; other columns in nanoseconds hold durations.
-POINTS = frozenset({"start_ns", "time_ns", "peak_ns", "since_ns"})
+POINTS = frozenset({"start_ns", "end_ns", "time_ns", "peak_ns", "since_ns"})
+# Columns whose text is never shortened.
+_SENTENCES = frozenset({"why"})
 # How a cell is shown in each unit.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "ns": duration,
     "bytes": size,
-    "bytes/s": size,
+    "bytes/s": rate,
     "flops": count,
     "flops/s": count,
     "share": "{:.1%}".format,
@@ -437,6 +439,8 @@ def heading(name: str) -> str:
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
+    for ending, word in (("_bytes_per_second", " bandwidth"), ("_message_bytes", " message")):
+        name = name.replace(ending, word)
     words = name.replace("_bytes", " memory").replace("_", " ").split(" ")
     return " ".join("CPU" if word == "cpu" else word for word in words)
 
@@ -459,11 +463,14 @@ def unit_of(column: str) -> str:
 def cell_text(column: str, value: Any, width: int = 60) -> str:
     """Return a cell as one line of text, with its unit.
 
-    An unknown cell is "-". Text longer than `width` characters is shortened in the middle.
+    An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
+    the column holds sentences.
     """
     if value is None:
         return "-"
     if as_text := _TEXTS.get(unit_of(column)):
         return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
-    return text if len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
+    return (
+        text if column in _SENTENCES or len(text) <= width else f"{text[: width - 16]}…{text[-15:]}"
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from instrument import files
+from instrument.analysis import coverage_rows
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
 from instrument.peak_flops import check_peak_flops
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from instrument.analysis.breakdown import Work
+    from instrument.analysis.coverage import Part
     from instrument.analysis.cuda_graphs import CudaGraphTable
     from instrument.analysis.efficiency import EfficiencyTable
     from instrument.analysis.launch_queue import QueueTable
@@ -60,11 +62,13 @@ class View(NamedTuple):
         columns: the schema of its columns, as "module:NAME" in `instrument.analysis`.
         option: the option, without dashes; empty if there is none.
         help: the help text of the option.
+        coverage: the names of the rows of `capture.coverage` that the table depends on.
     """
 
     columns: str
     option: str = ""
     help: str = ""
+    coverage: tuple[str, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -80,98 +84,187 @@ VIEWS = {
         "ranges:RANGES",
         "ranges",
         "the range tree: time on CPU and device, forward and backward",
+        coverage=coverage_rows.RANGES,
     ),
-    "ranges.attribution": View("ranges:ATTRIBUTION"),
-    "ranges.rest": View("ranges:REST"),
-    "operators": View("operators:OPERATORS", "ops", "the operators, grouped by name or --by"),
-    "operators.ops_without_flops": View("operators:OPS_WITHOUT_FLOPS"),
+    "ranges.attribution": View(
+        "ranges:ATTRIBUTION",
+        coverage=coverage_rows.PARTS,
+    ),
+    "ranges.rest": View(
+        "ranges:REST",
+        coverage=coverage_rows.PARTS,
+    ),
+    "operators": View(
+        "operators:OPERATORS",
+        "ops",
+        "the operators, grouped by name or --by",
+        coverage=coverage_rows.CALLS,
+    ),
+    "operators.ops_without_flops": View(
+        "operators:OPS_WITHOUT_FLOPS",
+        coverage=coverage_rows.CALLS,
+    ),
     "kernels": View(
         "kernels:KERNELS",
         "kernels",
         "the device's kernels by name, with the CPU time of their launches",
+        coverage=coverage_rows.LAUNCHING,
     ),
     "steps": View(
         "steps:STEPS",
         "steps",
         "each step, its device work, and the causes of the device's idle time",
+        coverage=coverage_rows.STEPS,
     ),
     "moments": View(
-        "steps:MOMENTS", "moments", "the moments that were marked with instrument.mark"
+        "steps:MOMENTS",
+        "moments",
+        "the moments that were marked with instrument.mark",
+        coverage=coverage_rows.FILE,
     ),
     "interruptions": View(
         "interruptions:INTERRUPTIONS",
         "interruptions",
         "what interrupted training: loader, garbage collection, compilation, allocation",
+        coverage=coverage_rows.INTERRUPTIONS,
     ),
     "memory.devices": View(
         "memory_timeline:MEMORY_DEVICES",
         "memory",
         "the memory allocated and freed on each device, and its peak",
+        coverage=coverage_rows.FILE,
     ),
-    "memory.steps": View("memory_timeline:MEMORY_STEPS"),
-    "memory.sizes": View("memory_timeline:SIZES"),
-    "memory.events": View("memory_timeline:MEMORY_EVENTS"),
-    "memory.live()": View("memory_timeline:LIVE"),
+    "memory.steps": View(
+        "memory_timeline:MEMORY_STEPS",
+        coverage=coverage_rows.FILE,
+    ),
+    "memory.sizes": View(
+        "memory_timeline:SIZES",
+        coverage=coverage_rows.FILE,
+    ),
+    "memory.events": View(
+        "memory_timeline:MEMORY_EVENTS",
+        coverage=coverage_rows.OWNERS,
+    ),
+    "memory.live()": View(
+        "memory_timeline:LIVE",
+        coverage=coverage_rows.OWNERS,
+    ),
     "memory_categories": View(
         "memory_categories:MEMORY_CATEGORIES",
         "memory-categories",
         "memory by torch's categories, if profiler.memory_categories was on",
+        coverage=coverage_rows.FILE,
     ),
     "breakdown": View(
         "breakdown:BREAKDOWN",
         "breakdown",
         "the device's time: compute, communication, copies, idle",
+        coverage=coverage_rows.DEVICE,
+    ),
+    "copies": View(
+        "kernels:COPIES",
+        "copies",
+        "copies and memsets, with their bandwidth",
+        coverage=coverage_rows.LAUNCHING,
     ),
     "efficiency": View(
         "efficiency:EFFICIENCY",
         "efficiency",
         "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+        coverage=coverage_rows.LAUNCHERS,
     ),
     "efficiency.steps": View(
         "efficiency:EFFICIENCY_STEPS",
         "efficiency-steps",
         "the model FLOPs utilization (MFU) of each step",
+        coverage=coverage_rows.LAUNCHERS_IN_STEPS,
     ),
-    "copies": View("kernels:COPIES", "copies", "copies and memsets, with their bandwidth"),
+    "collectives": View(
+        "collectives:COLLECTIVES",
+        "collectives",
+        "the collectives by process group and kind: sizes, exposed time, bus bandwidth",
+        coverage=coverage_rows.LAUNCHING,
+    ),
+    "collective_calls": View(
+        "collectives:COLLECTIVE_CALLS",
+        "collective-calls",
+        "each collective, in order of its end",
+        coverage=coverage_rows.LAUNCHING,
+    ),
     "launches": View(
         "kernels:LAUNCHES",
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
+        coverage=coverage_rows.ORDERED,
+    ),
+    "streams": View(
+        "kernels:STREAMS",
+        "streams",
+        "what ran on each stream of each device",
+        coverage=coverage_rows.DEVICE,
     ),
     "cuda_graphs": View(
         "cuda_graphs:CUDA_GRAPHS",
         "cuda-graphs",
         "the CUDA and HIP graphs: replays, device time, idle time, and what launched them",
+        coverage=coverage_rows.LAUNCHING,
     ),
     "cuda_graphs.nodes": View(
         "cuda_graphs:CUDA_GRAPH_NODES",
         "cuda-graph-nodes",
         "the nodes of the graphs, with the operators and ranges that were captured",
+        coverage=coverage_rows.LAUNCHING,
     ),
-    "streams": View("kernels:STREAMS", "streams", "what ran on each stream of each device"),
     "queue": View(
         "launch_queue:QUEUE",
         "queue",
         "how much launched work waited on each stream, and calls that a full queue blocked",
+        coverage=coverage_rows.ORDERED,
     ),
-    "queue.series()": View("launch_queue:QUEUE_SERIES"),
+    "queue.series()": View("launch_queue:QUEUE_SERIES", coverage=coverage_rows.ORDERED),
     "synchronisations": View(
         "synchronisations:SYNCHRONISATIONS",
         "synchronisations",
         "the calls that wait for device work, where they are, and what they wait for",
+        coverage=coverage_rows.ORDERED,
     ),
     "overview": View(
         "tensorboard_overview:OVERVIEW",
         "overview",
         "the time of each step: kernels, copies, communication, loader, CPU",
+        coverage=coverage_rows.DEVICE,
     ),
-    "devices": View("tensorboard_overview:DEVICES", "devices", "how well each device was used"),
+    "devices": View(
+        "tensorboard_overview:DEVICES",
+        "devices",
+        "how well each device was used",
+        coverage=coverage_rows.DEVICE,
+    ),
     "compiled_ranges": View(
         "views:COMPILED_RANGES",
         "compiled-ranges",
         "the ranges inside compiled regions, which cannot be timed",
+        coverage=coverage_rows.COMPILED,
+    ),
+    "coverage": View(
+        "coverage:COVERAGE",
+        "coverage",
+        "what is missing from the capture: the share of time, launches and memory that it shows",
     ),
 }
+
+
+def rows_of(views: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the rows of the coverage that some views depend on.
+
+    The ranges and operators together stand for the whole capture, and depend on all rows that any
+    table depends on.
+    """
+    if {"ranges", "operators"}.issubset(views):
+        return coverage_rows.TABLES
+    chosen = {name for view in views if view in VIEWS for name in VIEWS[view].coverage}
+    return tuple(name for name in coverage_rows.EVERY if name in chosen)
 
 
 class Views:
@@ -207,6 +300,8 @@ class Views:
         self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
         self._added: Pattern | None = None  # added by the recording's config
+        #: The rows of `coverage` that are computed; see `instrument.analysis.coverage.part`.
+        self.coverage_parts: dict[str, Part | None] = {}
 
     @classmethod
     def load(
@@ -395,6 +490,20 @@ class Views:
         return efficiency(self.links, self.work, given)
 
     @cached_property
+    def collectives(self) -> Table:
+        """The collectives by process group and kind; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collectives
+
+        return collectives(self.collective_calls)
+
+    @cached_property
+    def collective_calls(self) -> Table:
+        """Each collective, in order of its end; see `instrument.analysis.collectives`."""
+        from instrument.analysis.collectives import collective_calls
+
+        return collective_calls(self.links, self.work)
+
+    @cached_property
     def copies(self) -> Table:
         """The copies and memsets by kind, with their bandwidth; see `analysis.kernels`."""
         from instrument.analysis.kernels import copies
@@ -482,6 +591,13 @@ class Views:
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
         names, regions = [entry.range for entry in here], [entry.region for entry in here]
         return Table.of(COMPILED_RANGES, {"name": names, "region": regions})
+
+    @cached_property
+    def coverage(self) -> Table:
+        """What is missing from the capture, a row for each cause; see `analysis.coverage`."""
+        from instrument.analysis.coverage import coverage
+
+        return coverage(self)
 
     def stacks(
         self,

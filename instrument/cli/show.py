@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         ConfigError: an option names no existing column, or applies to no view that is shown.
         TraceError: the trace cannot be read.
     """
+    from instrument.analysis.table import ALL
+    from instrument.report.notebook import incomplete
     from instrument.report.text import as_json, capture_parts, sort_keys, view_part
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
@@ -126,8 +128,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
-    options = {"rows": rows, "sort": arguments.sort, "columns": arguments.columns}
-    return [*parts, *(view_part(view, attrgetter(view)(capture), **options) for view in others)]
+    options = {"sort": arguments.sort, "columns": arguments.columns}
+    for view in others:
+        shown = ALL if view == "coverage" and arguments.rows is None else rows
+        parts.append(view_part(view, attrgetter(view)(capture), rows=shown, **options))
+    return [*parts, *filter(None, [incomplete(capture, chosen)])]
 
 
 def _timings(arguments: argparse.Namespace) -> Parts:

@@ -39,6 +39,18 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
     return distinct, Groups((np.cumsum(occurs) - 1)[keys], len(distinct))
 
 
+def group_rows(*columns: Ints | Codes | Flags) -> Groups:
+    """Group rows by several columns of integers: rows of a group are equal in all columns.
+
+    Cost: two sorts for each column.
+    """
+    groups = groupby(columns[0].astype(np.int64))[1]
+    for column in columns[1:]:
+        other = groupby(column.astype(np.int64))[1]
+        groups = groupby(groups.of * other.count + other.of)[1]
+    return groups
+
+
 @dataclass(frozen=True)
 class Groups:
     """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.

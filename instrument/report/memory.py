@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from instrument.analysis.coverage import line
 from instrument.analysis.memory_categories import UNCLASSIFIED, Categories
 from instrument.analysis.memory_categories import table as categories_table
 from instrument.analysis.memory_plot import Curve, Plot
 from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.analysis.table import Table, cell_text, known_columns
-from instrument.analysis.views import Views
+from instrument.analysis.views import Views, rows_of
 from instrument.templates import render
 from instrument.units import duration, size
 
+# The views whose numbers are on the page.
+MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
 _COLOURS = 8  # in assets/memory.css
 _GREYS = {BEFORE: "before", OTHERS: "others", UNKNOWN: "unknown", UNCLASSIFIED: "unknown"}
@@ -78,6 +81,7 @@ def page(
         "report/templates/memory.html",
         title=f"Memory of {capture.name}",
         devices=[_device(capture, curve, categories) for curve in curves],
+        incomplete=line(capture, rows_of(MEMORY_VIEWS)),
         rows=rows,
         place={"left": _LEFT, "top": _TOP, "right": _WIDTH, "bottom": _TOP + _HEIGHT},
         known_columns=known_columns,

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.operators import UNLAUNCHED_ROW
-from instrument.analysis.ranges import NO_RANGE
+from instrument.analysis import coverage_rows
+from instrument.analysis.coverage import line, part, range_advice
 from instrument.analysis.steps import waits
 from instrument.analysis.table import Table
-from instrument.analysis.views import Views
+from instrument.analysis.views import Views, rows_of
 from instrument.errors import InstrumentError
 from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
-from instrument.trace.capture_json import Cost
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -52,11 +51,10 @@ _BOUND_BY = {
 # A cause is a bottleneck if it takes at least this fraction of the device's time. The bottlenecks
 # of real traces take a quarter or more.
 _BINDING = 0.2
-# Device work without a launch is mentioned if it takes at least this fraction of the device's time.
-_TRIFLE = 0.01
-# The increase of a step's time is shown only after this many unrecorded steps, because the first
-# steps are slow.
-_ENOUGH_STEPS = 10
+# The rows of the coverage that the heading states.
+HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
+# Advice on what to mark is given if less than this share of the time is in ranges.
+_MARKED = 0.5
 # At most this many of the modules that were not called are named.
 _FEW = 4
 
@@ -87,22 +85,10 @@ def heading(capture: Views) -> str:
 
 def _notes(capture: Views) -> Iterator[str]:
     """Sentences on what is missing from the window or its trace."""
-    window, events = capture.about.window, capture.events
-    if window.truncated:
-        planned = f" of {window.planned_steps}" if window.planned_steps else ""
-        steps = "?" if window.steps is None else window.steps
-        reason = window.reason or "no reason was recorded"
-        yield f"Truncated after {steps}{planned} steps: {reason}."
-    if events.cut_short:
-        yield f"The trace file is cut off: only its first {events.recorded} events could be read."
-    if events.negative_durations:
-        yield (
-            f"Events that end before they begin ({events.negative_durations} of "
-            f"{events.recorded}) are shown without a duration. The clock was perhaps set back "
-            "during the recording, so other times may be wrong too."
-        )
-    if events.left_out:
-        yield (f"Events at impossible times ({events.left_out} of {events.recorded}) are left out.")
+    for name in HEADING_ROWS:
+        row = part(capture, name)
+        if row is not None and row.why:
+            yield row.why
 
 
 def _steps(capture: Views) -> str:
@@ -120,10 +106,7 @@ def cost(capture: Views) -> str:
     """
     cost, parts = capture.about.cost, []
     if cost.recorded_step_ns is not None:
-        parts.append(
-            f"a recorded step took {duration(cost.recorded_step_ns)}"
-            f"{_beside(cost.recorded_step_ns, cost)}"
-        )
+        parts.append(f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(capture)}")
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
         start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
         parts.append(f"training waited {start} at the start and {end} at the end")
@@ -143,14 +126,14 @@ def cost(capture: Views) -> str:
     return f"Cost of recording: {'; '.join(parts)}." if parts else ""
 
 
-def _beside(recorded: int, cost: Cost) -> str:
+def _beside(capture: Views) -> str:
     """The duration of a step before the window; after enough such steps, also the increase."""
-    before, steps = cost.unrecorded_step_ns, cost.unrecorded_steps or 0
+    before = capture.about.cost.unrecorded_step_ns
     if not before:
         return ""
-    more = (
-        f" ({recorded / before - 1:+.0%})" if steps >= _ENOUGH_STEPS and recorded > before else ""
-    )
+    row = part(capture, coverage_rows.UNDISTURBED)
+    share = None if row is None else row.share
+    more = f" ({1 / share - 1:+.0%})" if share and share < 1 else ""
     return f", a step before the window {duration(before)}{more}"
 
 
@@ -206,22 +189,16 @@ def with_type(name: str, module_type: str | None) -> str:
 
 def unmarked(capture: Views) -> str:
     """Return advice on what to mark if most of a window's time is in no range; otherwise ""."""
-    inside = sum(share or 0.0 for share in capture.ranges.column("share"))
-    outside = sum(row.share or 0.0 for row in capture.ranges.rest if row.name == NO_RANGE)
+    row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (
         capture.folder is None
         or capture.about.annotations_disabled
-        or not inside
-        or outside <= inside
+        or row is None
+        or not row.covered_ns
+        or (row.share or 0.0) >= _MARKED
     ):
         return ""
-    has_model = capture.about.module_types or capture.about.modules_not_seen
-    add = (
-        "mark the code outside of the model"
-        if has_model
-        else "give the session the model (model=…), or mark code"
-    )
-    return f"{outside:.0%} of the time is in no range: {add} with @profiled."
+    return f"{1 - (row.share or 0.0):.0%} of the time is in no range: {range_advice(capture)}"
 
 
 def recomputed(capture: Views) -> str:
@@ -276,21 +253,14 @@ def device(capture: Views) -> str:
     return f"Device: {whole} from its first work to its last, {parts}.\n{bottleneck}"
 
 
-def unlaunched(capture: Views) -> str:
-    """Return a sentence on device work without a launch, if it is at least 1 % of device time."""
-    table = capture.operators
-    rows, whole = (
-        table.where(name=UNLAUNCHED_ROW),
-        sum(ns or 0 for ns in table.column("self_device_ns")),
-    )
-    missing = rows[0].self_device_ns if len(rows) else 0
-    if not missing or missing < _TRIFLE * whole:
-        return ""
-    return (
-        f"Of {duration(whole)} device time, {duration(missing)} ({missing / whole:.1%}) has no "
-        "launch in the trace, for example because the recording began after the launch. This time "
-        f"is in no range; its row in the operators is {UNLAUNCHED_ROW}."
-    )
+def incomplete(capture: Views, views: Sequence[str]) -> str:
+    """Return a line on what is missing from the given views; "" if nothing is.
+
+    The ranges and operators together stand for the whole capture. What `heading` and
+    `inside_compiled` state already is left out.
+    """
+    stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
+    return line(capture, [name for name in rows_of(views) if name not in stated])
 
 
 def inside_compiled(capture: Views) -> str:
@@ -406,6 +376,7 @@ def _tables(capture: Views) -> dict[str, Any]:
         "ranges_title": ranges_title(capture, shown),
         "operators": operators.sort(key).head(_OPERATORS),
         "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
+        "incomplete": incomplete(capture, ("ranges", "operators")),
     }
 
 

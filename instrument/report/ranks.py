@@ -31,7 +31,7 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[str | Section]:
-    """Return the comparison of ranks: remarks, steps, stragglers, clocks and ranges.
+    """Return the comparison of ranks: remarks, steps, stragglers, clocks, collectives, ranges.
 
     Args:
         ranks: the window.
@@ -60,6 +60,7 @@ def parts(
         ),
         _stragglers(ranks.stragglers.head(rows)),
         _clocks(ranks.clocks),
+        *_collectives(ranks.collectives, rows, columns),
         _ranges(ranks.ranges, rows, sort, columns),
     ]
 
@@ -118,6 +119,14 @@ def _clocks(table: Table) -> str:
         else f"; ranks without a common collective: {len(table) - len(known)}"
     )
     return f"Clocks: at most {apart} apart from that of rank {table[0].rank}, {sure}{others}."
+
+
+def _collectives(table: Table, rows: int, columns: Sequence[str] | None) -> list[str | Section]:
+    chosen = columns if is_every_column(columns) else None
+    part = view_part("collectives", table, rows=rows, columns=chosen)
+    if isinstance(part, str):
+        return []
+    return [replace(part, title="Collectives over the ranks, by process group and kind")]
 
 
 def _ranges(

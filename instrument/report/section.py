@@ -22,7 +22,7 @@ class Section:
         columns: the columns to show, in order.
         title: the line above the table; may be empty.
         chosen: the reader chose these columns by name, so none is left out.
-        missable: columns that plain text leaves out if the table is too wide, in this order.
+        missable: columns that are left out first if the table is too wide, in this order.
         key: the column by which the rows are sorted, or None.
         below: for each row the lines to show below it; empty if no row has such lines.
         is_tree: each name is indented by two blanks for each level of the column `depth`.

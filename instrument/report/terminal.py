@@ -17,8 +17,8 @@ from instrument.analysis.table import cell_text, heading, is_text
 from instrument.printable import printable
 from instrument.report.section import Section
 
-# The columns of all tables that a narrow terminal leaves out first. After these, columns are left
-# out from the right.
+# The columns of all tables that a narrow terminal leaves out first. After these, it leaves out those
+# that the section names, and then columns from the right.
 _LEAST_MISSED = (
     "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm",
     "clipped_overlap_ns", "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns",
@@ -26,8 +26,8 @@ _LEAST_MISSED = (
     "overlap_ns", "copy_ns", "unknown_wait_ns", "gap_wait_ns", "min_ns", "occupancy",
     "cpu_ns_per_step", "cpu_ns_per_call", "forward_ns", "recompute_ns", "self_cpu_bytes",
     "self_device_bytes", "flops", "communication_ns", "exposed_copy_ns", "backward_ns",
-    "self_total_ns", "total_ns", "start_ns", "graph", "graph_node", "streams", "max_replay_ns",
-    "device_number", "peak_share", "precision",
+    "self_total_ns", "total_ns", "start_ns", "end_ns", "graph", "graph_node", "streams",
+    "max_replay_ns", "device_number", "peak_share", "precision",
 )  # fmt: skip
 # The least width of names, the least width of other text, and the most width of both. If half of
 # the terminal is wider, this half is the most width.
@@ -100,7 +100,7 @@ def _draw_section(console: Console, section: Section) -> None:
     if section.chosen:
         blocks = _blocks(columns, console.width)
     else:
-        blocks, left_out = _narrowed(columns, console.width, section.key)
+        blocks, left_out = _narrowed(columns, console.width, section)
     for number, block in enumerate(blocks):
         _set_widths(block, console.width)
         for line in ([Text()] if number else []) + [*_lines(block, section, console)]:
@@ -164,18 +164,19 @@ def _needed(columns: Sequence[_Column]) -> int:
 
 
 def _narrowed(
-    columns: list[_Column], width: int, key: str | None
+    columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
     """The columns that fit in a line, as one block, and the names of those that do not."""
     names = [column.name for column in columns]
-    order = [name for name in _LEAST_MISSED if name in names] + [
-        n for n in reversed(names) if n not in _LEAST_MISSED
+    first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable])]
+    order = [name for name in first if name in names] + [
+        name for name in reversed(names) if name not in first
     ]
     kept = {column.name: column for column in columns}
     for name in order:
         if _needed([*kept.values()]) <= width:
             break
-        if name not in (_names_of(names), key):
+        if name not in (_names_of(names), section.key):
             del kept[name]
     return [[*kept.values()]], [name for name in names if name not in kept]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
+from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.table import (
@@ -24,7 +25,7 @@ from instrument.analysis.table import (
     names_of,
     to_text,
 )
-from instrument.analysis.views import VIEWS, Grouping, Views
+from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.notebook import (
@@ -32,13 +33,13 @@ from instrument.report.notebook import (
     costliest_by,
     device,
     heading,
+    incomplete,
     inside_compiled,
     not_recorded,
     operators_title,
     outline,
     ranges_title,
     recomputed,
-    unlaunched,
     unmarked,
     with_type,
     without_ranges,
@@ -71,13 +72,27 @@ _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
 # Default columns that are left out first if the table is too wide, as it is if both device time and
 # memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
-_LEAST_MISSED_OF_VIEWS = (
-    *("occupancy_covered", "block", "grid", "blocks_per_sm"),
-    *("recorded_calls", "known_calls", "waiting_stream"),
-    *("max_delay_ns", "max_replay_ns", "streams", "graph", "graph_node"),
-    *("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
-)
+_LEAST_MISSED_OF_VIEWS = {
+    "kernels": ("occupancy_covered", "block", "grid", "blocks_per_sm"),
+    "synchronisations": ("recorded_calls", "known_calls", "waiting_stream"),
+    "cuda_graphs": ("max_delay_ns", "max_replay_ns", "streams", "graph"),
+    "cuda_graphs.nodes": ("graph_node",),
+    "efficiency": ("device_number", "bound_ns", "moved_bytes", "peak_share", "precision"),
+    "collectives": (
+        "runs_on", "recorded_ranks", "exposed_ns", "min_ns", "max_ns", "max_skew_ns",
+        "largest_message_calls", "element_type", "algorithm_bytes_per_second", "process_group",
+        "waiting_ns", "last_share", "mean_ns", "ranks", "group_size", "description",
+        "largest_message_bytes",
+    ),
+    "collective_calls": (
+        "ordinal", "end_ns", "runs_on", "exposed_ns", "number", "element_type",
+        "algorithm_bytes_per_second", "process_group", "group_size", "ranks",
+        "description", "step",
+    ),
+}  # fmt: skip
 _NARROWEST_NAME = 28
+# The column of `capture.coverage` whose text is shown below each row, in lines of this width.
+_REASON, _REASON_WIDTH = "why", 74
 # Groupings that are shown as a column; other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
@@ -139,9 +154,12 @@ def plain(parts: Iterable[str | Section]) -> str:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    Long names are shortened in the middle. A line has at most about 140 characters.
+    The last line states what is missing, if anything is. Long names are shortened in the middle. A
+    line has at most about 140 characters, except for the last one.
     """
-    return plain(capture_parts(capture, **options))
+    views = [name for name in ("ranges", "operators") if options.get(name, True)]
+    parts = [*capture_parts(capture, **options), incomplete(capture, views)]
+    return plain(part for part in parts if part)
 
 
 def capture_parts(
@@ -195,7 +213,6 @@ def capture_parts(
     if operators:
         table = _grouped(capture, by, stack_depth)
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
-        parts.append(unlaunched(capture))
     if operators and usual:
         parts.append(not_recorded(capture, table))
     if usual:
@@ -227,6 +244,10 @@ def view_part(
         (table.sort(sort) if sort else table).head(rows),
     )
     names = [TORCH_NAMES.get(name, name) for name in chosen] or known_columns(table)
+    below: list[list[str]] = []
+    if _REASON in names and not chosen:
+        names.remove(_REASON)
+        below = [textwrap.wrap(why or "", _REASON_WIDTH) for why in first.column(_REASON)]
     few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
@@ -240,8 +261,9 @@ def view_part(
         _name_first(first, names),
         f"{title}{few}",
         chosen=bool(columns),
-        missable=() if columns else _LEAST_MISSED_OF_VIEWS,
+        missable=() if columns else _LEAST_MISSED_OF_VIEWS.get(view, ()),
         key=sort and TORCH_NAMES.get(sort, sort),
+        below=below,
     )
 
 
@@ -282,7 +304,8 @@ def as_json(
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
     The key of a view is its name up to the first dot, or its whole name if that part is the name of
-    another view. A view without the column `sort` is not sorted.
+    another view. A view without the column `sort` is not sorted. If something is missing from these
+    views, the key "incomplete" holds the rows of `capture.coverage` that say what.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.
@@ -302,7 +325,9 @@ def as_json(
     tables = {
         _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
     }
-    return json.dumps({"name": capture.name, **tables}, indent=2)
+    missing = losses(capture, rows_of(views))
+    more = {"incomplete": missing} if missing else {}
+    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
 
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
@@ -321,11 +346,7 @@ def _range_part(
 ) -> str | Section:
     table = capture.ranges
     if not len(table):
-        return (
-            "No ranges: INSTRUMENT_DISABLE was set in the environment."
-            if capture.about.annotations_disabled
-            else "No ranges: mark code with @profiled, or give the session a model."
-        )
+        return f"No ranges: {range_advice(capture)}"
     if is_every_column(columns):
         columns = known_columns(table, RANGE_COLUMNS)
     if sort is not None:

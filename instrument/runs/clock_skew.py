@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.analysis.collectives import DEVICE
 from instrument.analysis.table import Schema, Table, schema
-from instrument.runs.rank_summary import RankSummary
+from instrument.runs.matched_collectives import MatchedCollectives
+from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.trace.columns import BEYOND_NS
+from instrument.trace.events import Ints
 
+# The most collectives of a rank that are compared; the drift costs the square of their number.
+_MOST = 128
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
 # A drift is used if the median distance from offset and drift is at most this fraction of the
@@ -26,12 +32,15 @@ CLOCKS: Schema = schema(
     "one was compared",
     matched="how many collectives were compared",
 )
-_Ends = dict[tuple[object, ...], int]
+_Ends = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
-    """How far a clock is ahead at its time `at_ns`, and how much it gains in each second."""
+class Clock:
+    """How far a clock is ahead at its time `at_ns`, and how much it gains in each second.
+
+    The fields with the names of `CLOCKS` hold the same.
+    """
 
     offset_ns: int
     uncertainty_ns: int | None
@@ -40,26 +49,35 @@ class _Clock:
     at_ns: int = 0
 
     def ahead_ns(self, time_ns: int) -> int:
+        """How far the clock is ahead when it shows `time_ns`."""
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
+    def corrected_ns(self, times_ns: Ints) -> Ints:
+        """The times of this clock as times of the lowest rank's clock."""
+        gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
+        limited = np.clip(gained, -BEYOND_NS, BEYOND_NS).astype(np.int64)
+        corrected: Ints = times_ns - self.offset_ns - limited
+        return corrected
 
-def clocks(summaries: Sequence[RankSummary]) -> Table:
-    """Return one row for each summary, in their order; see `CLOCKS`.
 
-    A collective that synchronises ends at about the same moment on all ranks. Collectives match by
-    name, group, step and ordinal. For each match, the clock of a rank shows the end later than the
-    clock of the first rank by some difference. `offset_ns` is the median difference. `drift_ppm` is
-    the median slope between any two differences (Theil and Sen). It is None if fewer than eight
-    collectives match, or if the drift does not at least halve their median distance from the
-    offset. `uncertainty_ns` is the median distance of the differences from offset and drift, or
-    None for a single match.
+def measure(collectives: MatchedCollectives) -> list[Clock | None]:
+    """Measure the clock of each rank at the ends of collectives; None if that is not possible.
+
+    A collective that synchronises ends at about the same moment on all ranks. For each match, the
+    clock of a rank shows the end later than the clock of the first rank by some difference.
+    `offset_ns` is the median difference. `drift_ppm` is the median slope between any two
+    differences (Theil and Sen). It is None if fewer than eight collectives match, or if the drift
+    does not at least halve their median distance from the offset. `uncertainty_ns` is the median
+    distance of the differences from offset and drift, or None for a single match.
 
     A rank that has no collective in common with the first rank is compared with ranks that have
     one. The largest uncertainty of these ranks is added to its own. If there are no such ranks
-    either, offset, drift and uncertainty are None.
+    either, its clock is not known.
+
+    The last 128 collectives of a rank are compared: those on its device, or else those on its CPU.
     """
-    ends = [_ends(summary) for summary in summaries]
-    found = {0: _Clock(0, 0, len(ends[0]))} if ends else {}
+    ends = _ends(collectives)
+    found = {0: Clock(0, 0, len(ends[0]))} if ends else {}
     aligned, reached, before_ns = dict(ends[0]) if ends else {}, [0], 0
     while reached:
         reached = [
@@ -70,36 +88,49 @@ def clocks(summaries: Sequence[RankSummary]) -> Table:
             for key, end_ns in ends[k].items():
                 aligned.setdefault(key, end_ns - found[k].ahead_ns(end_ns))
         before_ns = max([before_ns, *(found[k].uncertainty_ns or 0 for k in reached)])
-    rows = [found.get(k) for k in range(len(ends))]
+    return [found.get(k) for k in range(len(ends))]
+
+
+def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
+    """Return one row for each summary, in their order; see `CLOCKS`.
+
+    Offset, drift and uncertainty are None for a clock that could not be measured.
+    """
     return Table.of(
         CLOCKS,
         {
             "rank": [summary.rank for summary in summaries],
             **{
-                name: [getattr(row, name, None) for row in rows]
+                name: [getattr(clock, name, None) for clock in measured]
                 for name in ("offset_ns", "drift_ppm", "uncertainty_ns")
             },
-            "matched": [0 if row is None else row.matched for row in rows],
+            "matched": [0 if clock is None else clock.matched for clock in measured],
         },
     )
 
 
-def _ends(summary: RankSummary) -> _Ends:
-    """When each collective ended, in Unix time on the rank's own clock."""
-    columns = summary.collectives
-    ends = columns.get("end_ns") or []
-    keys = zip(
-        *(columns.get(name) or [None] * len(ends) for name in ("name", "group", "step", "ordinal"))
+def _ends(found: MatchedCollectives) -> list[_Ends]:
+    """When the collectives of each rank ended, in Unix time on the rank's own clock."""
+    runs_on = OF_COLLECTIVE_GROUP.index("runs_on")
+    on_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
+    chosen = on_device[found.group]
+    owned = np.split(
+        np.arange(len(found.owner)), np.searchsorted(found.owner, np.arange(1, found.ranks))
     )
-    return {key: end_ns + summary.base_ns for key, end_ns in zip(keys, ends)}
+    ends = []
+    for rows in owned[: found.ranks]:
+        used = rows[chosen[rows]] if chosen[rows].any() else rows
+        last = used[np.argsort(found.end_ns[used], kind="stable")][-_MOST:]
+        ends.append(dict(zip(found.key[last].tolist(), found.end_ns[last].tolist())))
+    return ends
 
 
-def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
+def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> Clock:
     times = [end_ns for key, end_ns in ends.items() if key in aligned]
     ahead = [end_ns - aligned[key] for key, end_ns in ends.items() if key in aligned]
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
-        return _Clock(offset_ns, None, 1)
+        return Clock(offset_ns, None, 1)
     apart = _median_distance([each - offset_ns for each in ahead])
     drift_ppm = _drift_ppm(times, ahead)
     if drift_ppm is not None:
@@ -109,8 +140,8 @@ def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> _Clock:
         middle = median(line)
         unexplained = _median_distance([each - middle for each in line])
         if unexplained <= _UNEXPLAINED * apart:
-            return _Clock(middle, before_ns + unexplained, len(ahead), drift_ppm, at_ns)
-    return _Clock(offset_ns, before_ns + apart, len(ahead))
+            return Clock(middle, before_ns + unexplained, len(ahead), drift_ppm, at_ns)
+    return Clock(offset_ns, before_ns + apart, len(ahead))
 
 
 def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:

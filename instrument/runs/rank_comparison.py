@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import BREAKDOWN
-from instrument.analysis.collectives import is_collective
 from instrument.analysis.table import Column, Schema, Table, names_of, schema
+from instrument.links.collective_records import is_collective
 from instrument.links.groupby import Groups, at, intern
 from instrument.runs.clock_skew import median
 from instrument.runs.rank_summary import RankSummary

@@ -15,18 +15,31 @@ import msgspec
 
 from instrument import files, storage
 from instrument.analysis.breakdown import BREAKDOWN
-from instrument.analysis.collectives import collectives, cpu_waits
+from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.table import Table, names_of
 from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
+from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 
 SUMMARY_FILE = "summary.json"
-VERSION = 2
+VERSION = 3
 # The ranges with the most CPU time and the last collectives are kept, so that a file has some tens
 # of kilobytes.
-_MOST_RANGES, _MOST_COLLECTIVES = 500, 128
-_TEXTS = ("path", "name", "group")
+_MOST_RANGES, _MOST_COLLECTIVES = 500, 512
+_OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
+#: What collectives of one process group and kind have in common.
+OF_COLLECTIVE_GROUP = (
+    "kind",
+    "process_group",
+    "description",
+    "ranks",
+    "group_size",
+    "runs_on",
+)
+_NO_GROUP = -1
+_NUMBERS = ("group_size",)
+_TEXTS = ("path", "name", *(name for name in OF_COLLECTIVE_GROUP if name not in _NUMBERS))
 # Columns that follow from others are not written.
 _DERIVED = ("share", "device_share", "flops_per_second")
 _OF_STEPS = (
@@ -55,9 +68,9 @@ class RankSummary(msgspec.Struct, kw_only=True):
     rows. `steps` are the finished steps, with the device's time between start and end of each step
     (`compute_ns` to `copy_ns`). In a trace without device events, the communication columns are
     those of collectives on the CPU (gloo). `breakdown` is the breakdown of the whole trace.
-    `collectives` are the last 128 collectives that end at the same moment on all ranks; their times
-    plus `base_ns` are Unix times. `ranks` is the option `profiler.ranks`: the ranks that should
-    have recorded.
+    `collectives` are the last 512 collectives that end at the same moment on all ranks; their times
+    plus `base_ns` are Unix times, and their `group` is a row of `collective_groups`. `ranks` is the
+    option `profiler.ranks`: the ranks that should have recorded.
     """
 
     version: int = VERSION
@@ -79,6 +92,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
     steps: Columns = {}
     breakdown: dict[str, _Ns | None] = {}
     collectives: Columns = {}
+    collective_groups: Columns = {}
 
 
 def summarize(capture: Views) -> RankSummary:
@@ -96,7 +110,7 @@ def summarize(capture: Views) -> RankSummary:
     in_name = _IN_NAME.search(capture.name)
     rank = events.rank if about.rank is None else about.rank
     ranges = _chosen_ranges(capture.ranges)
-    found = collectives(events, capture.work)
+    collectives, collective_groups = _collectives(capture.collective_calls)
     return RankSummary(
         name=_encodable(capture.name),
         rank=int(in_name[1]) if rank is None and in_name else rank,
@@ -115,10 +129,20 @@ def summarize(capture: Views) -> RankSummary:
         ranges=_columns(ranges, _DERIVED),
         steps=_steps(capture),
         breakdown=capture.breakdown[0]._asdict(),
-        collectives=_columns(
-            Table({name: found.column(name)[-_MOST_COLLECTIVES:] for name in found.columns})
-        ),
+        collectives=collectives,
+        collective_groups=collective_groups,
     )
+
+
+def _collectives(calls: Table) -> tuple[Columns, Columns]:
+    """The last collectives that end at the same moment on all ranks, and their groups."""
+    last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
+    last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
+    names = ("name", *OF_COLLECTIVE_GROUP)
+    group, groups = intern(zip(*(last.column(name) for name in names)))
+    listed = {name: [each[k] for each in groups] for k, name in enumerate(names)}
+    rows = {"group": group.tolist(), **{name: last.column(name) for name in _OF_COLLECTIVES}}
+    return _columns(Table(rows)), _columns(Table(listed))
 
 
 def _chosen_ranges(table: Table) -> Table:
@@ -214,27 +238,41 @@ def _is_sound(found: RankSummary) -> bool:
         unix_time(found.started_at)
     except ValueError:
         return False
-    whole = [*found.steps.values(), found.ranges.get("path"), found.collectives.get("end_ns")]
+    complete = (found.collectives.get(name) for name in ("group", "start_ns", "end_ns"))
+    whole = [*found.steps.values(), found.ranges.get("path"), *complete]
     known = all(None not in column for column in whole if column is not None)
     named = found.ranges.get("path") is not None or not any(found.ranges.values())
-    tables = (found.ranges, found.steps, found.collectives)
+    tables = (found.ranges, found.steps, found.collectives, found.collective_groups)
     return (
         known
         and named
         and found.breakdown.keys() <= set(names_of(BREAKDOWN))
         and all(map(_is_table, tables))
+        and _are_grouped(found)
+    )
+
+
+def _are_grouped(found: RankSummary) -> bool:
+    """Whether the collectives have all columns, and each group is a row of the groups."""
+    if not any(found.collectives.values()):
+        return True
+    count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
+    named = ("group", "start_ns", "end_ns")
+    group = found.collectives.get("group") or [_NO_GROUP]
+    return (
+        all(found.collectives.get(name) is not None for name in named)
+        and min(group) >= 0
+        and max(group) < count
     )
 
 
 def _is_table(columns: Columns) -> bool:
     """Whether all columns are equally long, and each holds only text or only numbers."""
     lengths = {len(column) for column in columns.values() if column is not None}
-    cells = (
-        (cell, str if name in _TEXTS else int)
+    return len(lengths) < 2 and all(
+        {*map(type, column or ())} <= {str if name in _TEXTS else int, type(None)}
         for name, column in columns.items()
-        for cell in column or ()
     )
-    return len(lengths) < 2 and all(cell is None or type(cell) is kind for cell, kind in cells)
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:

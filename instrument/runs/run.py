@@ -14,8 +14,8 @@ from instrument.analysis.table import Schema, Table
 from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
 from instrument.printable import printable
-from instrument.runs import rank_comparison, rank_summary
-from instrument.runs.clock_skew import CLOCKS, clocks
+from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary
+from instrument.runs.matched_collectives import MatchedCollectives, match
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import METADATA_FILE, unix_time
 
@@ -33,7 +33,8 @@ SCHEMAS: dict[str, Schema] = {
     "breakdown": rank_comparison.RANK_BREAKDOWN,
     "stragglers": rank_comparison.STRAGGLERS,
     "ranges": rank_comparison.RANK_RANGES,
-    "clocks": CLOCKS,
+    "collectives": collective_comparison.RANK_COLLECTIVES,
+    "clocks": clock_skew.CLOCKS,
 }
 _Found = tuple[Path | str, RankSummary]
 _ByRank = dict[int | None, _Found]
@@ -134,9 +135,22 @@ class Ranks:
         return rank_comparison.stragglers(self.summaries)
 
     @cached_property
+    def collectives(self) -> Table:
+        """The collectives over the ranks; see `instrument.runs.collective_comparison`."""
+        return collective_comparison.collectives(self.summaries, self._matched, self._clocks)
+
+    @cached_property
     def clocks(self) -> Table:
         """How far each rank's clock is from the lowest rank's; see `instrument.runs.clock_skew`."""
-        return clocks(self.summaries)
+        return clock_skew.clocks(self.summaries, self._clocks)
+
+    @cached_property
+    def _clocks(self) -> list[clock_skew.Clock | None]:
+        return clock_skew.measure(self._matched)
+
+    @cached_property
+    def _matched(self) -> MatchedCollectives:
+        return match(self.summaries)
 
     @property
     def where(self) -> str:

@@ -12,13 +12,15 @@ from loguru import logger
 from pydantic import Field
 
 from instrument import files
+from instrument.analysis.coverage import losses
 from instrument.analysis.memory_categories import Categories
 from instrument.analysis.memory_plot import Curve
 from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.table import Table
+from instrument.analysis.views import rows_of
 from instrument.capture import Capture
 from instrument.errors import CaptureError
-from instrument.report.memory import page
+from instrument.report.memory import MEMORY_VIEWS, page
 from instrument.sinks import Sink
 
 Form = Literal["json", "raw", "html"]
@@ -32,7 +34,8 @@ class Memory(Sink):
       allocations alive at the peak; the allocations still alive after each step; and the most
       common sizes. With `profiler.memory_categories`, it also shows memory by category. The page is
       one file without scripts, and loads nothing.
-    - `memory.json`: the same as data.
+    - `memory.json`: the same as data. If something is missing from it, the key `incomplete` holds
+      the rows of `capture.coverage` that say what.
     - `memory.raw.json.gz`: every allocation and free; `columns` names the fields of each of
       `events`.
 
@@ -72,10 +75,12 @@ class Memory(Sink):
         memory = capture.memory
         curves = [memory.curve(self.by, device=device) for device in _devices(memory)]
         if "json" in self.forms:
-            files.write(folder / "memory.json", json.dumps(_data(memory, curves)))
+            missing = losses(capture, rows_of(MEMORY_VIEWS))
+            data = _data(memory, curves) | ({"incomplete": missing} if missing else {})
+            files.write(folder / "memory.json", json.dumps(data))
         if "raw" in self.forms:
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
-            files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3))
+            files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
             files.write(
                 folder / "memory.html", page(capture, curves, _categories(capture), self.rows)

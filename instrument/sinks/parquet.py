@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import takewhile
 from pathlib import Path
@@ -10,12 +11,16 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from instrument.analysis import coverage_rows
+from instrument.analysis.coverage import losses
 from instrument.analysis.events_to_arrow import to_arrow
 from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
 
+# The key of the file's metadata for what is missing.
+_INCOMPLETE = "instrument.incomplete"
 # The value that stands for null in the name of a Hive partition.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 
@@ -27,6 +32,9 @@ class Parquet(Sink):
     or free. The partitions are columns too: `run` and `window` are text (`window` is a keyword of
     SQL: quote it), `rank` is a number. Unknown values are null.
     `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
+
+    If something is missing from the events, the key `instrument.incomplete` of the file's metadata
+    holds the rows of `capture.coverage` that say what, as JSON.
 
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces it.
@@ -72,6 +80,8 @@ class Parquet(Sink):
             make_folder(beside, "parquet") if self.dir is None else Path(self.dir).expanduser()
         )
         rows = to_arrow(capture.events)
+        if missing := losses(capture, coverage_rows.EVENTS):
+            rows = rows.replace_schema_metadata({_INCOMPLETE: json.dumps(missing)})
         into = make_folder(dataset, *(_partition(key, value) for key, value in keys.items()))
         with replacing(into / "events.parquet") as raw:
             parquet.write_table(rows, raw, compression="zstd")

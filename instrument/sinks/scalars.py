@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from instrument.analysis.coverage import incomplete
 from instrument.capture import Capture
 
 # Tags for the cost of recording. Each value is the sum, in ms, of these fields of the capture's
@@ -28,6 +29,8 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     - `cost/…`: the cost of recording: the median time of the recorded steps and of the steps before
       the window; how long the loop was blocked at the start and at the end of the window; how long
       the export has taken so far; and the size of the trace.
+    - `coverage/…`: the share of each row of `capture.coverage` that says that something is missing,
+      such as `coverage/device_time_with_a_launch`. Windows from which nothing is missing have none.
     """
     steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)
@@ -43,6 +46,9 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
             yield f"cost/{tag}", sum(found) / 1e6
     if cost.trace_bytes is not None:
         yield "cost/trace_bytes", cost.trace_bytes
+    for row in incomplete(capture):
+        if row.share is not None:
+            yield f"coverage/{row.name.replace(' ', '_')}", row.share
     for row in capture.ranges:
         yield f"ranges/{row.path}/calls", row.calls
         cpu_ns, device_ns = (

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from instrument import files
+from instrument.analysis import coverage_rows
+from instrument.analysis.coverage import line
 from instrument.analysis.stacks import folded
 from instrument.capture import Capture
 from instrument.errors import CaptureError
@@ -26,8 +28,8 @@ class Stacks(Sink):
     """Writes `stacks.txt`: a line per call path, outermost frame first, with its self time in µs.
 
     speedscope.app opens the file. With the option `svg`, the sink also writes the flame graph as
-    `stacks.svg`. A frame is a Python function, a range or an operator; only its name shows which.
-    Paths below 0.5 µs are left out.
+    `stacks.svg`, whose title says what is missing from it, if anything is. A frame is a Python
+    function, a range or an operator; only its name shows which. Paths below 0.5 µs are left out.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
@@ -78,4 +80,8 @@ class Stacks(Sink):
         if self.svg:
             inside = f" in {self.range}" if self.range else ""
             title = f"{capture.name}: {_CALLED[self.metric]} time{inside}"
-            files.write(folder / "stacks.svg", svg(found, title))
+            rows = coverage_rows.LAUNCHERS if self.metric == "device" else coverage_rows.FILE
+            missing = line(capture, rows)
+            files.write(
+                folder / "stacks.svg", svg(found, f"{title}. {missing}" if missing else title)
+            )

@@ -486,7 +486,8 @@ def test_an_event_at_a_time_that_no_recording_has_is_left_out(tmp_path, time) ->
     capture = Capture.load(path)
     text = render(capture)
     number = odd.count("ph")
-    assert f"\nEvents at impossible times ({number} of {number + 3}) are left out.\n" in text
+    said = f"\n{number} of {number + 3} events are left out because they are at impossible times.\n"
+    assert said in text
     for view in (
         capture.ranges,
         capture.operators,
@@ -552,9 +553,7 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
         lasts_ns is not None,
     )
     assert found.finished.sum() == 499 + (lasts_ns is not None)
-    said = (
-        "Events that end before they begin (1 of 500) are shown without a duration. The clock was"
-    )
+    said = "1 of 500 events end before they begin and are shown without a duration: the clock was"
     assert (said in render(Capture.load(path))) == (lasts_ns is None)
 
 

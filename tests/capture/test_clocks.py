@@ -10,7 +10,7 @@ import pytest
 from builders import REDUCES, annotation, kernel, span, synchronous_steps, write_rank
 
 from instrument.report.ranks import as_text
-from instrument.runs.clock_skew import median
+from instrument.runs.clock_skew import Clock, median
 from instrument.runs.run import Run
 
 
@@ -74,6 +74,11 @@ def test_a_drift_is_told_apart_from_jitter(tmp_path: Path) -> None:
     )
 
 
+def test_the_last_128_collectives_are_compared(tmp_path: Path) -> None:
+    drifting(tmp_path, ppm=0, jitter_us=1, matches=140)
+    assert Run.load(tmp_path).windows[0].clocks.column("matched") == [128, 128]
+
+
 @pytest.mark.parametrize(("ppm", "jitter_us", "matches"), [(0, 5, 40), (-45, 2, 7), (3, 20, 40)])
 def test_where_nothing_tells_a_drift_none_is_told(
     tmp_path: Path, ppm: float, jitter_us: float, matches: int
@@ -130,6 +135,14 @@ def test_a_collective_cut_off_at_the_edge_shifts_no_other(tmp_path: Path) -> Non
             events.append({**events[-1], "ts": 100, "dur": 33})
         write_rank(tmp_path, rank, events, 2)
     assert Run.load(tmp_path).windows[0].clocks.column("offset_ns") == [0, 0]
+
+
+def test_times_are_corrected_by_offset_and_drift() -> None:
+    """A clock that is 100 µs ahead at 1 s and gains 50 µs a second is 150 µs ahead at 2 s."""
+    clock = Clock(100_000, 0, 9, drift_ppm=50.0, at_ns=10**9)
+    times = np.array([10**9, 2 * 10**9])
+    assert clock.corrected_ns(times).tolist() == [10**9 - 100_000, 2 * 10**9 - 150_000]
+    assert [clock.ahead_ns(time) for time in times.tolist()] == [100_000, 150_000]
 
 
 def test_the_median_is_one_of_the_values() -> None:

@@ -374,6 +374,14 @@ REFUSED = {
     "no capture: it ends after the launch": captured(1500),
     "no capture: two at once": [*captured(0), *captured(50, tid=4)],
     "no capture: it has no end": without(captured(0), "cudaStreamEndCapture"),
+    "no capture: another thread ends one": [
+        *without(captured(0), "cudaStreamEndCapture"),
+        call("cudaStreamEndCapture", 98, 2, 900, tid=4),
+    ],
+    "no capture: a second one begins": [
+        *without(captured(0), "cudaStreamEndCapture"),
+        call("cudaStreamBeginCapture", 98, 2, 900),
+    ],
 }
 
 

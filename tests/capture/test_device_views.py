@@ -25,7 +25,6 @@ from builders import (
 
 from capture.by_hand import backward_by_flows, device_backward_by_flows, top_level_ns
 from capture.test_real_traces import device_backward
-from instrument.analysis.collectives import collectives
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
 from instrument.runs.rank_summary import read
@@ -98,6 +97,11 @@ ROWS = {
     "copies": (
         "name calls device_ns min_ns mean_ns max_ns bytes bytes_per_second",
         [("Memcpy HtoD (Pinned -> Device)", 1, 10, 10, 10, 10, 5000, 500_000_000)],
+    ),
+    # the all-reduce overlaps sgd for 4 of 36; the sizes of its message are not recorded
+    "collectives": (
+        "kind ranks runs_on calls bytes duration_ns min_ns mean_ns max_ns exposed_ns exposed_share bus_bytes_per_second",
+        [("all_reduce", "[0, 1]", "device", 1, None, 36, 36, 36, 36, 32, 32 / 36, None)],
     ),
     "streams": (
         "device stream calls busy_ns compute_ns communication_ns copy_ns idle_ns",
@@ -222,14 +226,18 @@ def test_what_torch_1_9_wrote_in_another_way_says_the_same(tmp_path) -> None:
 
 
 def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives(tmp_path) -> None:
-    """The broadcast is left out: it ends on each rank as it likes."""
+    """The summary leaves out the broadcast: it ends on each rank as it likes."""
     events = [*TRAINING, kernel("ncclDevKernel_Broadcast_RING_LL()", 240, 5, correlation=6)]
     path = write_trace(tmp_path, events, distributedInfo={"rank": 1, "world_size": 2})
     found = Capture.load(path)
     assert (found.events.rank, found.events.world_size) == (1, 2)
-    (row,) = collectives(found.events, found.work)
-    assert tuple(row) == (REDUCES.partition("(")[0], "[0, 1]", 7, 0, 132_000, 168_000)
-    assert set(read(path).collectives["group"]) == {"[0, 1]"}
+    row, broadcast = found.collective_calls
+    assert (row.name, row.kind, row.ranks) == (REDUCES.partition("(")[0], "all_reduce", "[0, 1]")
+    assert (row.step, row.ordinal, row.start_ns, row.end_ns) == (7, 0, 132_000, 168_000)
+    assert (broadcast.kind, broadcast.step, broadcast.duration_ns) == ("broadcast", 8, 5_000)
+    summary = read(path)
+    assert summary.collective_groups["ranks"] == ["[0, 1]"]
+    assert summary.collectives["end_ns"] == [168_000]
 
 
 def test_ranks_differ_in_what_they_wait_for(tmp_path) -> None:

@@ -34,7 +34,6 @@ from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.flops import FUSED_ATTENTION
-from instrument.report.text import render_view
 from instrument.trace.events import Device
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
@@ -629,8 +628,12 @@ def test_without_shapes_the_view_says_how_to_record_them(tmp_path, capsys) -> No
     found = capture(tmp_path, events, deviceProperties=[A100])
     assert len(found.efficiency) == len(found.efficiency.steps) == 0
     assert found.efficiency.columns
-    assert "profiler.record_shapes=true records input shapes" in render_view(found, "efficiency")
-    assert "profiler.record_shapes=true" in render_view(found, "efficiency.steps")
+    assert main(["show", str(tmp_path / "trace.json"), "--efficiency", "--efficiency-steps"]) == 0
+    text = capsys.readouterr().out
+    assert "Efficiency: no operator with known FLOPs; profiler.record_shapes=true records" in text
+    assert (
+        "Efficiency: steps: no finished step with known FLOPs; profiler.record_shapes=true" in text
+    )
 
 
 def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
@@ -638,7 +641,7 @@ def test_the_command_shows_both_tables(tmp_path, capsys) -> None:
     assert main(["show", str(path), "--efficiency", "--efficiency-steps"]) == 0
     text = capsys.readouterr().out
     assert "Efficiency\n" in text
-    assert "Efficiency steps\n" in text
+    assert "Efficiency: steps\n" in text
     assert "312.00 T" in text
     assert main(["show", str(path), "--efficiency", "--efficiency-steps", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

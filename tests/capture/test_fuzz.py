@@ -364,7 +364,7 @@ def test_a_mutated_capture_gives_tables_or_a_sentence(run_folder, edits) -> None
         text = render(capture)
         views = [
             view_text(capture, view)
-            for view in ("steps", "kernels", "breakdown", "compiled_ranges", "streams")
+            for view in ("steps", "kernels", "breakdown", "compiled_ranges", "streams", "coverage")
         ]
         assert "cudaLaunchKernel" in text
         assert is_harmless("\n".join([text, *views, repr(capture), capture._repr_html_()]))

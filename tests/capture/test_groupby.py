@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.links.groupby import Groups, at, groupby, intern
+from instrument.links.groupby import Groups, at, group_rows, groupby, intern
 
 # Two rows in group 0, none in group 1, three in group 2.
 GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)
@@ -27,6 +27,18 @@ def test_keys_may_be_dense_sparse_or_negative(keys: list[int]) -> None:
     assert distinct.tolist() == sorted(set(keys))
     assert groups.count == len(distinct)
     assert distinct[groups.of].tolist() == keys
+
+
+def test_rows_are_grouped_by_several_columns() -> None:
+    random = np.random.default_rng(2)
+    columns = [
+        random.integers(-3, 3, 200),
+        random.integers(0, 2, 200) > 0,
+        random.integers(0, 2, 200) << 50,
+    ]
+    groups = group_rows(*columns)
+    rows = [*zip(*(column.tolist() for column in columns))]
+    assert groups.count == len(set(rows)) == len(set(zip(rows, groups.of.tolist())))
 
 
 def test_sums_are_exact_and_unknown_where_nothing_counts() -> None:

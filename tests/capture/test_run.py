@@ -40,7 +40,7 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     found = read(capture.folder)
     assert found == written([capture.folder])[capture.folder] == summarize(capture)
     assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (
-        2,
+        3,
         2,
         4,
         "node-7",
@@ -56,21 +56,21 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     assert said["steps"]["compute_ns"] == [70_000, 30_000]
     assert said["steps"]["idle_ns"] == [930_000, 970_000]
     assert said["breakdown"]["compute_ns"] == 100_000
-    assert said["collectives"]["name"] is None
+    assert said["collectives"]["end_ns"] is said["collective_groups"]["kind"] is None
 
 
 def test_a_summary_stays_small(tmp_path: Path) -> None:
     ranges = [{**steps()[1], "name": f"block{k}", "ts": k, "dur": 1} for k in range(900)]
     outer = {**steps()[1], "ts": 0, "dur": 2000}
     reduces = [
-        {**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 10 * k, "dur": 5} for k in range(300)
+        {**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 3 * k, "dur": 2} for k in range(600)
     ]
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
     found = read(capture.folder)
     assert len(found.ranges["path"]) == 500
     assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most CPU time"
     assert found.ranges_left_out == 902 - 500
-    assert found.collectives["ordinal"] == list(range(172, 300)), "the last, numbered among all"
+    assert found.collectives["ordinal"] == list(range(88, 600)), "the last, numbered among all"
     assert (capture.folder / "summary.json").stat().st_size < 80_000
     assert (
         Run.load(tmp_path).windows[0].notes[-1]
@@ -327,11 +327,14 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
     [
         ("", {"started_at": "2026-01-01T00:00:00Zx"}),
         ("", {"world_size": 10**9}),
+        ("", {"version": 2}),
         ("steps", {"duration_ns": ["x", "y"]}),
         ("steps", {"exposed_communication_ns": [None, 5]}),
         ("ranges", {"calls": []}),
         ("ranges", {"calls": [1.5]}),
-        ("collectives", {"name": [3, 3]}),
+        ("collective_groups", {"name": [3]}),
+        ("collectives", {"group": [0, 1]}),
+        ("collectives", {"group": None}),
         ("collectives", {"end_ns": [None, 5]}),
         ("ranges", {"path": [None]}),
         ("ranges", {"path": None}),
@@ -441,7 +444,8 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     events = Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz").events
     assert (events.rank, events.world_size) == (0, 2)
     summary = read(TRACES / "a100_nccl_2ranks_rank0.json.gz")
-    assert set(summary.collectives["group"]) == {"[0, 1]"}
+    assert summary.collective_groups["ranks"] == ["[0, 1]"]
+    assert set(summary.collectives["group"]) == {0}
     assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, (
         "15 all-reduces; broadcasts are left out"
     )

@@ -131,14 +131,14 @@ def test_device_work_without_a_launch_is_told_unless_it_is_a_trifle(write: Write
         stray = {**kernels()[-1], "ts": 5000, "dur": duration, "args": {"correlation": 987}}
         return render(write([*steps(), *kernels(), stray], folder))
 
-    assert (
-        "Of 500.000 µs device time, 400.000 µs (80.0%) has no launch in the trace, for example "
-        "because the recording began after the launch. This time is in no range; its row in the "
-        "operators is [no launch]." in shown("much", 400)
+    # 100 of 500 µs have a launch in a step; the stray 400 µs run after the last step.
+    assert shown("much", 400).splitlines()[-1] == (
+        "Coverage below 95%: device time with a launch 20.0%, device time within finished steps 20.0%. "
+        "`instrument show --coverage` says why."
     )
     assert "(no launch)" in shown("again", 400), "among the ranges"
-    assert "has no launch" not in shown("little", 1)
-    assert "has no launch" not in render(write(steps(), "none"))
+    assert "Coverage" not in shown("little", 5)
+    assert "Coverage" not in render(write(steps(), "none"))
 
 
 def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_so(

@@ -1,0 +1,572 @@
+"""What a capture shows of the work that it recorded, and what is missing from it.
+
+A profile loses things without an error: launches from before the recording, device work that the
+profiler dropped, threads that it did not record. Each row of `capture.coverage` measures one such
+loss. `incomplete` finds the losses that matter to a view, and `line` states them in one line. Rows
+are computed one by one, so that a view needs only those that it depends on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from instrument.analysis import coverage_rows as rows
+from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
+from instrument.links.call_tree import nest
+from instrument.links.cuda_graphs import is_graph_launch, replayed
+from instrument.links.groupby import groupby
+from instrument.links.step_index import step_at
+from instrument.range_names import REGION
+from instrument.trace.events import (
+    ANNOTATION,
+    OPERATOR,
+    PYTHON,
+    Events,
+    Flags,
+    Ints,
+    is_moment,
+    is_runtime,
+    is_step,
+    is_synchronising,
+)
+from instrument.units import duration, size
+
+if TYPE_CHECKING:
+    from instrument.analysis.breakdown import Work
+    from instrument.analysis.views import Views
+
+COVERAGE: Schema = schema(
+    name="what is measured, such as `device time with a launch`; a row that does not apply to the "
+    "trace is left out",
+    share="the part that the capture shows; 1 is all of it; None if it cannot be known",
+    covered_ns="the time that the capture shows; None for rows that do not measure time",
+    total_ns="the time of which `share` is a fraction; None for rows that do not measure time",
+    why="what is missing, the likely cause, and what to do; None if nothing is missing",
+)
+#: A loss is reported if less than this share is covered.
+ENOUGH = 0.95
+# The first steps of a run are slow. So recorded steps are compared with the steps before the window
+# only if there are at least this many of them.
+_ENOUGH_STEPS = 10
+
+_CAPTURE_BEGINS, _CAPTURE_ENDS = "StreamBeginCapture", "StreamEndCapture"
+# The category of the counters that Kineto's range profiler records instead of kernels.
+_COUNTERS = frozenset({"cuda_profiler_range"})
+# What Kineto logs; see `operator<<` of its `ErrorCounts`, and `CuptiActivityApi`. "Out-of-range"
+# counts records from before and after the window, and "Blocklisted runtime" calls that nobody wants
+# to see: neither is a loss. "CPU GPU out-of-order" is what the row of the order measures.
+_STOPPED_EARLY = re.compile(r"stopped early\? = [1t]|stopped by \w+ profiler|max GPU buffer count")
+_DISCARDED = re.compile(r"(?:Invalid ext correlations|Unexpected CUDA events) = (\d{1,15})")
+_DROPPED = re.compile(r"Dropped (\d{1,15}) activity records")
+_PROCESSED = re.compile(r"Processed (\d{1,15}) GPU records")
+_COUNTS = "Record counts:"
+
+
+class Part(NamedTuple):
+    """The cells of a row besides its name; see `COVERAGE`."""
+
+    share: float | None
+    covered_ns: int | None = None
+    total_ns: int | None = None
+    why: str | None = None
+
+
+def is_copy(name: str) -> bool:
+    """Whether a runtime call of this name copies memory now, and not as part of a CUDA graph."""
+    plain = name.lower()
+    return "memcpy" in plain and "graph" not in plain
+
+
+def is_launch(name: str) -> bool:
+    """Whether a runtime call of this name must cause device work.
+
+    A memset is not among these calls, because a memset of 0 bytes causes no device work.
+    """
+    plain = name.lower()
+    is_kernel = ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
+    return is_kernel or is_graph_launch(name) or is_copy(name)
+
+
+def coverage(capture: Views) -> Table:
+    """Return a row for each kind of loss that applies to the capture; see `COVERAGE`.
+
+    Cost: the range tree, and about 0.4 µs an event.
+    """
+    return _table(capture, rows.EVERY)
+
+
+def part(capture: Views, name: str) -> Part | None:
+    """Return one row, which is computed once; None if it does not apply to the capture."""
+    known = capture.coverage_parts
+    if name not in known:
+        known[name] = _FINDERS[name](capture)
+    return known[name]
+
+
+def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
+    """Return the losses among the named rows of the coverage: those below `ENOUGH`.
+
+    A loss whose share cannot be known is returned too. To find the losses of a view, give
+    `VIEWS[view].coverage`. Only the named rows are computed.
+    """
+    found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
+    return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
+
+
+def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
+    """Return a line that lists the losses among the named rows; "" if there are none."""
+    found = [
+        f"{row.name} {'unknown' if row.share is None else _percent(row.share)}"
+        for row in incomplete(capture, names)
+    ]
+    if not found:
+        return ""
+    return (
+        f"Coverage below {ENOUGH:.0%}: {', '.join(found)}. `instrument show --coverage` says why."
+    )
+
+
+def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str, Any]]:
+    """Return the rows of `incomplete` as dicts, for JSON; an empty list if nothing is missing."""
+    return [row._asdict() for row in incomplete(capture, names)]
+
+
+def range_advice(capture: Views) -> str:
+    """Return why no time belongs to a range, or what to mark so that more time does."""
+    about = capture.about
+    if about.annotations_disabled:
+        return "INSTRUMENT_DISABLE was set in the environment."
+    if not len(capture.ranges):
+        return "mark code with @profiled, or give the session a model."
+    if about.module_types or about.modules_not_seen:
+        return "mark the code outside of the model with @profiled."
+    return "give the session the model (model=…), or mark code with @profiled."
+
+
+def _table(capture: Views, names: Iterable[str]) -> Table:
+    found = ((name, part(capture, name)) for name in names)
+    cells = [(name, *cells) for name, cells in found if cells is not None]
+    columns = zip(*cells) if cells else [()] * len(COVERAGE)
+    return Table.of(COVERAGE, dict(zip(names_of(COVERAGE), map(list, columns))))
+
+
+def _percent(share: float) -> str:
+    """A share below `ENOUGH` as text; 94.99 % is not rounded to 95 %."""
+    return f"{min(share, ENOUGH - 0.001):.1%}"
+
+
+def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
+    """A row of times; None if there is no time. `why` continues "1 ms of 2 ms "."""
+    if total_ns <= 0:
+        return None
+    covered_ns = min(max(covered_ns, 0), total_ns)
+    missing = total_ns - covered_ns
+    text = f"{duration(missing)} of {duration(total_ns)} {why}" if missing else None
+    return Part(covered_ns / total_ns, covered_ns, total_ns, text)
+
+
+def _count(covered: int, total: int, why: str) -> Part | None:
+    """A row of numbers; None if there are none. `why` continues "1 of 2 "."""
+    if not total:
+        return None
+    return Part(
+        covered / total, why=f"{total - covered} of {total} {why}" if covered < total else None
+    )
+
+
+def _launches(capture: Views) -> Part | None:
+    """How many launches have device work; the device time that is missing cannot be known."""
+    events, device = capture.events, capture.work.event
+    if not len(device) and events.among(_COUNTERS).any():
+        return None
+    calls = np.flatnonzero(
+        events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
+    )
+    calls = calls[_are_recorded(capture, calls)]
+    has_work = _have_work(events, capture.work, calls)
+    start = events.start_ns[calls]
+    expected = has_work | ~_captures(events, start)
+    total, covered = int(expected.sum()), int(has_work.sum())
+    at_end = int((expected & (start > start[has_work].max(initial=events.begin_ns))).sum())
+    why = "launches have no device work in the trace, "
+    if not covered:
+        why += "which holds none at all: record a device too, with profiler.activities."
+    elif 2 * at_end > total - covered:
+        why += (
+            f"{at_end} of them after the last one that has: the recording ended before the device "
+            "had done this work, or the profiler's buffer was full; synchronize before the end of "
+            "the window, or record fewer steps."
+        )
+    else:
+        why += (
+            "most likely because the profiler dropped its records, so device times are too small: "
+            "record fewer steps."
+        )
+    return _count(covered, total, why)
+
+
+def _have_work(events: Events, work: Work, calls: Ints) -> Flags:
+    """A mask of the calls that have device work with the same correlation.
+
+    If a call of the driver lies inside a call of the runtime, both have the same correlation, but
+    only one of them is the call of the device work.
+    """
+    known = np.zeros(len(events) + 1, np.bool_)  # the last entry is for -1
+    known[work.call] = True
+    found: Flags = known[calls]
+    if not found.all():
+        others = events.correlation[calls[~found]]
+        found[~found] = np.isin(others, events.correlation[work.event])
+    return found
+
+
+def _are_recorded(capture: Views, calls: Ints) -> Flags:
+    """A mask of the calls whose device work is of a type that `profiler.activities` chose."""
+    activities = capture.about.config.activities
+    chosen: set[str] = set()
+    for each in activities if isinstance(activities, list) else ():
+        if not isinstance(each, dict):
+            continue
+        for name, types in each.items():
+            if name != "cpu" and isinstance(types, list):
+                chosen.update(map(str, types))
+    if not chosen:
+        return np.ones(len(calls), np.bool_)
+    events = capture.events
+    copies = events.named(is_copy)[calls]
+    return np.where(copies, "GPU_MEMCPY" in chosen, "CONCURRENT_KERNEL" in chosen)
+
+
+def _captures(events: Events, time_ns: Ints) -> Flags:
+    """For each point in time, whether the capture of a CUDA graph was in progress on any thread.
+
+    The first call that ends a capture may belong to one that began before the recording.
+    """
+    calls = events.among(is_runtime)
+    begins = events.start_ns[calls & events.named(lambda name: _CAPTURE_BEGINS in name)]
+    ends = events.end_ns[calls & events.named(lambda name: _CAPTURE_ENDS in name)]
+    if not len(begins) and not len(ends):
+        return np.zeros(len(time_ns), np.bool_)
+    begins, ends = np.sort(begins), np.sort(ends)
+    begun_by_end = np.searchsorted(begins, ends, "right")
+    earlier = int((np.arange(1, len(ends) + 1) - begun_by_end).max(initial=0))
+    begun, ended = (np.searchsorted(times, time_ns, "right") for times in (begins, ends))
+    return begun + earlier > ended
+
+
+def _records(capture: Views) -> Part | None:
+    """What Kineto itself says that it lost."""
+    messages = capture.events.messages
+    if any(_STOPPED_EARLY.search(text) for text in messages):
+        why = (
+            "Kineto stopped recording the device early because its buffer was full, so the device "
+            "work after that is missing: record fewer steps, or raise "
+            "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB in Kineto's configuration."
+        )
+        return Part(None, why=why)
+    if not any(_COUNTS in text for text in messages):
+        return None
+    dropped = sum(_numbers(_DROPPED, messages))
+    lost = dropped + sum(_numbers(_DISCARDED, messages))
+    if not lost:
+        return Part(1.0)
+    total = sum(_numbers(_PROCESSED, messages)) + dropped
+    why = "records of the device were dropped, as Kineto logged itself: record fewer steps."
+    if total < lost:
+        return Part(None, why=f"{lost} {why}")
+    return _count(total - lost, total, why)
+
+
+def _numbers(pattern: re.Pattern[str], messages: Sequence[str]) -> Iterable[int]:
+    return (int(number) for text in messages for number in pattern.findall(text))
+
+
+def _durations(work: Work) -> Ints:
+    return work.end_ns - work.start_ns
+
+
+def _has_launch(work: Work) -> Flags:
+    return (work.call >= 0) | (work.operator >= 0)
+
+
+def _launched(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    known, length = _has_launch(work), _durations(work)
+    # Work from before the recording runs before all other work of its stream.
+    groups = groupby(events.thread[work.event])[1]
+    first = groups.min(np.where(known, work.start_ns, np.iinfo(np.int64).max))
+    earlier = ~known & (work.start_ns < first[groups.of])
+    why = "device time has no launch in the trace, "
+    if 2 * length[earlier].sum() >= length[~known].sum():
+        why += (
+            "most likely because it was launched before the recording began: it is in no range, "
+            "and in the row [no launch] of the operators; synchronize before the window begins."
+        )
+    else:
+        why += (
+            "although other work of the same stream has: the profiler dropped the calls, or did "
+            "not record their thread; it is in no range, and in the row [no launch] of the "
+            "operators."
+        )
+    return _time(int(length[known].sum()), int(length.sum()), why)
+
+
+def _in_operator(capture: Views) -> Part | None:
+    length, known = _durations(capture.work), _has_launch(capture.work)
+    inside = capture.links.launched[1] >= 0
+    why = (
+        "launched device time was launched outside of all operators and ranges: torch did not "
+        "record the operators of that thread, or a library launches work by itself; mark this code "
+        "with @profiled, or record all threads (experimental_config.profile_all_threads)."
+    )
+    return _time(int(length[known & inside].sum()), int(length[known].sum()), why)
+
+
+def _in_order(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    known = np.flatnonzero(work.call >= 0)
+    if not len(known):
+        return None
+    call, start, length = work.call[known], work.start_ns[known], _durations(work)[known]
+    called, returned = events.start_ns[call], events.end_ns[call]
+    stream = groupby(events.thread[work.event[known]])[1].of
+    order = np.lexsort((start, stream))
+    # The calls by number, as those of one stream must not count for the next.
+    count = len(known)
+    by_call = np.argsort(called, kind="stable")
+    number = np.empty(count, np.int64)
+    number[by_call] = np.arange(count)
+    latest = np.maximum.accumulate(stream[order] * count + number[order])
+    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: none on this stream
+    overtakes = np.zeros(count, np.bool_)
+    overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
+    bad = overtakes | (start < called)
+    why = (
+        "device time runs before its launch, or after work that was launched later on the same "
+        "stream, which cannot be: the clocks of CPU and device disagree, or the trace joins "
+        "launches to the wrong work; do not trust delays and the causes of idle time."
+    )
+    return _time(int(length[~bad].sum()), int(length.sum()), why)
+
+
+def _outside_graphs(capture: Views) -> Part | None:
+    events, work = capture.events, capture.work
+    inside = replayed(events, work.event, work.call)
+    if not inside.any():
+        return None
+    length = _durations(work)
+    why = (
+        "device time was launched by CUDA graphs: it counts for what surrounds the launch of the "
+        "graph, the operators inside are not known, and lost kernels would not be noticed; record "
+        "a window without CUDA graphs."
+    )
+    return _time(int(length[~inside].sum()), int(length.sum()), why)
+
+
+def _has_steps(events: Events) -> bool:
+    return bool((events.among(ANNOTATION | OPERATOR) & events.named(is_step)).any())
+
+
+_STEPS_ADVICE = (
+    "outside of finished steps, where shares do not count it: call step() after each step, and "
+    "record whole steps."
+)
+
+
+def _device_in_steps(capture: Views) -> Part | None:
+    events, work, steps = capture.events, capture.work, capture.links.steps
+    if not _has_steps(events):
+        return None
+    launch = np.where(work.call >= 0, work.call, work.operator)
+    time = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
+    length = _durations(work)
+    inside = int(length[step_at(events, steps, time) >= 0].sum())
+    return _time(inside, int(length.sum()), f"device time was launched {_STEPS_ADVICE}")
+
+
+def _cpu_in_steps(capture: Views) -> Part | None:
+    events, links = capture.events, capture.links
+    if not _has_steps(events):
+        return None
+    tree = links.call_tree
+    waits = (events.among(is_runtime) & events.named(is_synchronising))[tree.index]
+    nested = waits & (tree.parent >= 0) & waits[tree.parent]
+    roots = tree.parent < 0
+
+    def without_waits(spent: Ints) -> int:
+        return int(spent[roots].sum() - spent[waits & ~nested].sum())
+
+    covered = without_waits(links.counted_ns) if len(links.steps) else 0
+    return _time(covered, without_waits(links.spent_ns), f"CPU time is {_STEPS_ADVICE}")
+
+
+def _device_in_ranges(capture: Views) -> Part | None:
+    work = capture.ranges.work
+    if work.device_ns is None:
+        return None
+    covered = int(work.device_ns[(work.enclosing >= 0) | (work.attributed >= 0)].sum())
+    total = int(work.device_ns.sum()) + work.unlaunched_ns
+    return _time(covered, total, _without_range(capture, "device"))
+
+
+def _cpu_in_ranges(capture: Views) -> Part | None:
+    work = capture.ranges.work
+    inside = (work.enclosing >= 0) | (work.attributed >= 0)
+    why = _without_range(capture, "CPU")
+    return _time(int(work.cpu_ns[inside].sum()), int(work.cpu_ns.sum()), why)
+
+
+def _without_range(capture: Views, kind: str) -> str:
+    no_ranges = "" if len(capture.ranges) else ", as there are no ranges"
+    return f"{kind} time is in no range{no_ranges}: {range_advice(capture)}"
+
+
+def _timed_ranges(capture: Views) -> Part | None:
+    timed = {name for name in capture.ranges.column("name") if not name.startswith(REGION)}
+    compiled = set(capture.compiled_ranges.column("name")) - timed
+    if not compiled:
+        return None
+    why = (
+        "called ranges ran only inside compiled regions, whose time contains theirs: torch.compile "
+        "removes their marks; --compiled-ranges lists them."
+    )
+    return _count(len(timed), len(timed) + len(compiled), why)
+
+
+def _joined(capture: Views) -> Part | None:
+    work = capture.ranges.work
+    joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
+    total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
+    why = (
+        "backward time has no forward operator in the trace, most likely because the forward ran "
+        "before the window or on a thread that was not recorded, so it belongs to no range: record "
+        "whole steps."
+    )
+    return _time(joined, total, why)
+
+
+def _owned(capture: Views) -> Part | None:
+    events, tree = capture.events, capture.links.call_tree
+    memory = events.memory
+    made = np.flatnonzero(memory.size_bytes > 0)
+    is_owner = events.among(OPERATOR | ANNOTATION) & ~events.named(
+        lambda name: is_step(name) or is_moment(name)
+    )
+    owner = np.append(tree.nearest(is_owner[tree.index]), -1)
+    node = tree.node_at(memory.thread[made], memory.time_ns[made])
+    # Python's integers, because the sizes in a file can be absurd.
+    sizes = memory.size_bytes[made].astype(object)
+    total, missing = int(sizes.sum()), int(sizes[owner[node] < 0].sum())
+    if not total:
+        return None
+    why = (
+        f"{size(missing)} of {size(total)} was allocated outside of all operators and ranges, by "
+        "other code or on a thread that torch did not record: mark this code with @profiled."
+    )
+    return Part((total - missing) / total, why=why if missing else None)
+
+
+def _nested(capture: Views) -> Part | None:
+    events = capture.events
+    tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
+    # An event that overlaps an earlier one in part is the next child of the same parent.
+    order = np.argsort(tree.parent, kind="stable")
+    one, other = order[:-1], order[1:]
+    overlaps = (tree.parent[one] == tree.parent[other]) & (tree.thread[one] == tree.thread[other])
+    overlapping = other[overlaps & (tree.start_ns[other] < tree.end_ns[one])]
+    total = int(tree.total_ns.sum())
+    covered = total - int(tree.total_ns[overlapping].sum())
+    why = (
+        f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread "
+        "only in part, as ranges of coroutines do, and ranges beside Python frames: the tables "
+        "count their time once, but Perfetto drops most of these slices, or moves them to another "
+        "track."
+    )
+    return _time(covered, total, why)
+
+
+def _valid(capture: Views) -> Part | None:
+    events = capture.events
+    whys = []
+    if events.negative_durations:
+        whys.append(
+            f"{events.negative_durations} of {events.recorded} events end before they begin and "
+            "are shown without a duration: the clock was perhaps set back during the recording, so "
+            "other times may be wrong too"
+        )
+    if events.left_out:
+        whys.append(
+            f"{events.left_out} of {events.recorded} events are left out because they are at "
+            "impossible times"
+        )
+    if not events.recorded:
+        return None
+    bad = min(events.negative_durations + events.left_out, events.recorded)
+    return Part(
+        (events.recorded - bad) / events.recorded, why=f"{'; '.join(whys)}." if whys else None
+    )
+
+
+def _read(capture: Views) -> Part | None:
+    events = capture.events
+    if not events.cut_short:
+        return Part(1.0) if events.recorded else None
+    why = f"The trace file is cut off: only its first {events.recorded} events could be read."
+    return Part(None, why=why)
+
+
+def _planned(capture: Views) -> Part | None:
+    window = capture.about.window
+    steps, planned, why = window.steps, window.planned_steps, None
+    if window.truncated:
+        of = f" of {planned}" if planned else ""
+        reason = window.reason or "no reason was recorded"
+        why = f"Truncated after {'?' if steps is None else steps}{of} steps: {reason}."
+    if planned and planned > 0 and steps is not None:
+        return Part(min(max(steps / planned, 0.0), 1.0), why=why)
+    return None if why is None else Part(None, why=why)
+
+
+def _undisturbed(capture: Views) -> Part | None:
+    cost = capture.about.cost
+    recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
+    if not recorded or recorded < 0:
+        return None
+    if not before or before < 0 or (cost.unrecorded_steps or 0) < _ENOUGH_STEPS:
+        why = (
+            f"The cost of recording is not known, because fewer than {_ENOUGH_STEPS} steps ran "
+            "before the window: let the window begin later."
+        )
+        return Part(None, None, recorded, why)
+    why = (
+        "of a recorded step is the cost of recording, so all times are longer than without it: "
+        "turn off what you do not need, such as with_stack, record_shapes and profile_memory."
+    )
+    return _time(min(before, recorded), recorded, why)
+
+
+_FINDERS: dict[str, Callable[[Views], Part | None]] = {
+    rows.LAUNCHES: _launches,
+    rows.RECORDS: _records,
+    rows.LAUNCHED: _launched,
+    rows.IN_OPERATOR: _in_operator,
+    rows.IN_ORDER: _in_order,
+    rows.OUTSIDE_GRAPHS: _outside_graphs,
+    rows.DEVICE_IN_STEPS: _device_in_steps,
+    rows.CPU_IN_STEPS: _cpu_in_steps,
+    rows.DEVICE_IN_RANGES: _device_in_ranges,
+    rows.CPU_IN_RANGES: _cpu_in_ranges,
+    rows.TIMED_RANGES: _timed_ranges,
+    rows.JOINED: _joined,
+    rows.OWNED: _owned,
+    rows.NESTED: _nested,
+    rows.VALID: _valid,
+    rows.READ: _read,
+    rows.PLANNED: _planned,
+    rows.UNDISTURBED: _undisturbed,
+}

@@ -1,0 +1,153 @@
+"""The rows of `capture.coverage`: their names, what they measure, and which of them are losses.
+
+This module loads no numpy, so that `VIEWS` can name the rows that each view depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A row of the coverage.
+
+    Attributes:
+        doc: what the share is a fraction of, and when the row is left out.
+        is_loss: whether something is missing from the capture if the share is below 1. The other
+            rows describe the program or the recording. They never appear in the line that warns.
+    """
+
+    doc: str
+    is_loss: bool = True
+
+
+LAUNCHES = "launches with their device work"
+RECORDS = "device records that the profiler kept"
+LAUNCHED = "device time with a launch"
+IN_OPERATOR = "launched device time with an operator"
+IN_ORDER = "device work in the order of its launches"
+OUTSIDE_GRAPHS = "device time outside of CUDA graphs"
+DEVICE_IN_STEPS = "device time within finished steps"
+CPU_IN_STEPS = "CPU time within finished steps"
+DEVICE_IN_RANGES = "device time with a range"
+CPU_IN_RANGES = "CPU time within a range"
+TIMED_RANGES = "called ranges with a time"
+JOINED = "backward time joined to its forward"
+OWNED = "memory events with an owner"
+NESTED = "slices that nest on their thread"
+VALID = "events with possible times"
+READ = "events of the file that were read"
+PLANNED = "planned steps that were recorded"
+UNDISTURBED = "step time without the cost of recording"
+
+#: The rows in the order of the table.
+ROWS = {
+    LAUNCHES: Row(
+        "of the CPU calls that launch a kernel, a CUDA graph or a copy, the part that has device "
+        "work with the same correlation. Calls during the capture of a CUDA graph launch nothing "
+        "and do not count, nor do memsets, because a memset of 0 bytes launches nothing. Left out "
+        "without such calls, and for counters of a range profiler"
+    ),
+    RECORDS: Row(
+        "of the records of device work and calls, the part that Kineto did not drop, by its own "
+        "messages; None if Kineto stopped recording early. Left out without such messages"
+    ),
+    LAUNCHED: Row(
+        "of the time of all device work, the part whose launch is in the trace. Left out without "
+        "device work"
+    ),
+    IN_OPERATOR: Row(
+        "of the device time with a launch, the part that an operator or a range launched. The "
+        "profiler records the launches of all threads, but the operators only of some. Left out "
+        "without launches"
+    ),
+    IN_ORDER: Row(
+        "of the device time with a launch, the part that starts after its launch has begun, and "
+        "not after work that was launched later on the same stream. Left out without launches"
+    ),
+    OUTSIDE_GRAPHS: Row(
+        "of the device time, the part that no CUDA graph launched. Left out without CUDA graphs"
+    ),
+    DEVICE_IN_STEPS: Row(
+        "of the device time, the part that was launched in finished steps; work whose launch is "
+        "not in the trace counts where it runs. Left out if no steps are marked"
+    ),
+    CPU_IN_STEPS: Row(
+        "of the CPU time of all threads, without calls that only wait for the device, the part in "
+        "finished steps. Left out if no steps are marked"
+    ),
+    DEVICE_IN_RANGES: Row(
+        "of the device time, the part that belongs to a range. Left out without device work",
+        is_loss=False,
+    ),
+    CPU_IN_RANGES: Row(
+        "of the CPU time of all recorded threads, the part that belongs to a range; the backward "
+        "belongs to the range of its forward. Left out if no CPU time was recorded",
+        is_loss=False,
+    ),
+    TIMED_RANGES: Row(
+        "of the names of all called ranges, the part that was not compiled away. Left out if no "
+        "range was"
+    ),
+    JOINED: Row(
+        "of the CPU time of the backward, the part whose forward operator is known. Left out "
+        "without a backward"
+    ),
+    OWNED: Row(
+        "of the bytes of all allocations, the part that was allocated in an operator or a range. "
+        "Left out without allocations"
+    ),
+    NESTED: Row(
+        "of the duration of all CPU slices, the part in slices that overlap no earlier slice of "
+        "their thread only in part. No table depends on it, but Perfetto drops most of the other "
+        "slices, or moves them to another track. Left out without slices"
+    ),
+    VALID: Row(
+        "of the events of the file, the part that does not end before it begins and is not out of "
+        "range"
+    ),
+    READ: Row("of the events of the file, the part that was read; None if the file is truncated"),
+    PLANNED: Row(
+        "of the planned steps, the part that was recorded; None if the number of planned steps is "
+        "not known. Left out for a trace without a capture.json"
+    ),
+    UNDISTURBED: Row(
+        "of the median time of a recorded step, the part that a step before the window took; None "
+        "after fewer than 10 such steps. Left out if the steps were not timed",
+        is_loss=False,
+    ),
+}
+
+# What every view depends on, what every view of device work depends on, and the rows of a table of
+# CPU time.
+_FILE = (VALID, READ, PLANNED)
+_DEVICE = (LAUNCHES, RECORDS)
+_OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)
+_STEPS = (DEVICE_IN_STEPS, CPU_IN_STEPS)
+_RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
+
+
+def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
+    """The rows of some groups and those of every view, in the order of the table."""
+    chosen = {*_FILE, *(name for group in groups for name in group)}
+    return tuple(name for name in ROWS if name in chosen)
+
+
+#: The rows that each kind of view depends on.
+DEVICE = rows_for(_DEVICE)
+LAUNCHING = rows_for(_DEVICE, (LAUNCHED,))
+ORDERED = rows_for(_DEVICE, (LAUNCHED, IN_ORDER))
+STEPS = rows_for(ORDERED, (DEVICE_IN_STEPS, UNDISTURBED))
+CALLS = rows_for(_DEVICE, _OWNERS, _STEPS, (OWNED, UNDISTURBED))
+RANGES = rows_for(CALLS, _RANGES)
+PARTS = rows_for(_DEVICE, _OWNERS, _RANGES)
+FILE = rows_for()
+OWNERS = rows_for((OWNED, JOINED))
+COMPILED = rows_for((TIMED_RANGES,))
+INTERRUPTIONS = rows_for((CPU_IN_STEPS,))
+LAUNCHERS = rows_for(_DEVICE, _OWNERS)
+LAUNCHERS_IN_STEPS = rows_for(LAUNCHERS, STEPS)
+EVENTS = rows_for(_DEVICE, (LAUNCHED, IN_OPERATOR, IN_ORDER))
+EVERY = tuple(ROWS)
+TABLES = tuple(name for name in EVERY if name != NESTED)

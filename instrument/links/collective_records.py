@@ -1,0 +1,88 @@
+"""Find what torch recorded about the collective of each communication kernel.
+
+torch records each collective as a CPU event `record_param_comms`, with its name, its process group
+and its sizes (`RECORD_PARAM_COMMS` in torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Kineto
+copies most of this to the kernels (libkineto/src/output_json.cpp), but not the sequence number.
+Older versions of torch record less, and older versions of Kineto copy nothing. The process group
+also opens an annotation, such as `nccl:all_reduce`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.links.call_tree import nest
+from instrument.links.groupby import group_rows
+from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints
+
+RECORD = "record_param_comms"
+# The annotation of a process group on the CPU lasts as long as its collective. The annotation of
+# NCCL ends as soon as the collective is queued.
+ON_CPU = ("gloo:", "mpi:")
+_OF_PROCESS_GROUPS = (*ON_CPU, "nccl:", "ucc:", "xccl:", "hccl:")
+_NONE = Details()
+
+
+def is_collective(name: str) -> bool:
+    """Whether the name is that of a range of a collective, such as "nccl:all_reduce"."""
+    return name.startswith(_OF_PROCESS_GROUPS)
+
+
+def records(events: Events) -> Flags:
+    """A mask of torch's records of collectives, and of its waits for collectives."""
+    found = events.named(RECORD.__eq__)
+    return found & events.among(OPERATOR | ANNOTATION) if found.any() else found
+
+
+def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
+    """Find the record and the annotation of the collective that launched each kernel.
+
+    The record is the event that the kernel's external id names, or else the record around the call
+    that launched the kernel. The annotation is the one around the call.
+
+    Args:
+        events: the events of the trace.
+        operator: for each kernel, the event that its external id names; -1 for none.
+        call: for each kernel, the call that launched it; -1 for none.
+
+    Returns:
+        Two arrays of positions among the events; -1 for none.
+    """
+    if not len(operator):
+        return operator, operator
+    is_record = records(events)
+    is_range = events.among(ANNOTATION) & events.named(is_collective)
+    record = np.where((operator >= 0) & is_record[operator], operator, -1)
+    tree = nest(events, is_record | is_range)
+    node = tree.node_at(events.thread[call], events.start_ns[call])
+    node[call < 0] = -1
+    position = np.append(tree.index, -1)
+    around = [
+        position[np.append(tree.nearest(chosen[tree.index]), -1)[node]]
+        for chosen in (is_record, is_range)
+    ]
+    return np.where(record >= 0, record, around[0]), around[1]
+
+
+def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
+    """What the trace tells of each collective: the details of its kernel, completed by its record.
+
+    A position of -1 means that there is no such event.
+
+    Returns:
+        For each collective an index into the list, and the list.
+    """
+    codes = np.append(events.detail.astype(np.int64), -1)
+    one, other = codes[kernel], codes[record]
+    groups = group_rows(one, other)
+    first = groups.sorted_by().row(0)
+    found = [
+        _completed(*(events.details[code] if code >= 0 else _NONE for code in pair))
+        for pair in zip(one[first].tolist(), other[first].tolist())
+    ]
+    return groups.of, found
+
+
+def _completed(first: Details, second: Details) -> Details:
+    missing = {name: value for name, value in second._asdict().items() if value is not None}
+    return Details(**(missing | {n: v for n, v in first._asdict().items() if v is not None}))

@@ -1,0 +1,138 @@
+"""Compare the ranks' collectives: the time of the transfer, the waiting, and who came last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.collectives import bandwidths
+from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import Groups, cells, groupby
+from instrument.runs.clock_skew import Clock
+from instrument.runs.matched_collectives import MatchedCollectives
+from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.trace.events import Flags, Ints
+
+_UNKNOWN = -1
+
+RANK_COLLECTIVES: Schema = schema(
+    kind="all_reduce, all_gather, reduce_scatter, all_to_all or barrier",
+    process_group="torch's name for the process group; None if it is not recorded",
+    description="what the process group is for, such as default_pg",
+    ranks="the ranks of the group, as Kineto writes them; None if they are not recorded: then all "
+    "ranks count as one group",
+    group_size="how many ranks the group has",
+    runs_on="device, or CPU for gloo and MPI",
+    recorded_ranks="how many ranks recorded the collectives",
+    calls="collectives that at least two ranks recorded, of the last 512 collectives of each rank",
+    bytes="NCCL's size of the messages, summed over the calls whose size is known",
+    duration_ns="the time of all calls, averaged over the ranks",
+    transfer_ns="the part of `duration_ns` that is transfer: for each call, the shortest time of "
+    "any rank, which is that of the rank that waited least",
+    waiting_ns="the rest of `duration_ns`: waiting for other ranks, averaged over the ranks",
+    waiting_share="`waiting_ns` divided by `duration_ns`",
+    skew_ns="the mean time between the first and the last arrival of a rank, on one clock (see "
+    "`Ranks.clocks`); None if the clocks cannot be compared",
+    max_skew_ns="the longest such time",
+    last_rank="the rank that caused the most waiting by arriving last, on the same clock",
+    last_share="the share of the calls at which it arrived last",
+    last_waiting_ns="the part of `waiting_ns` in these calls: the waiting that it caused",
+    algorithm_bytes_per_second="bytes divided by the time of the transfer, over the calls whose "
+    "size is known",
+    bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
+    "`group_size`: compare it with the rate of the link",
+)
+
+
+def collectives(
+    summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Sequence[Clock | None]
+) -> Table:
+    """Return one row for each process group and kind, the one with the most waiting first.
+
+    See `RANK_COLLECTIVES`. A rank's time in a collective is the time from the start of its first
+    kernel to the end of its last one. The rank that arrives last does not wait, so its time is that
+    of the transfer. Durations need no clock. The order of arrival does: it uses the clocks as
+    corrected at the ends of collectives, so it is not exact below their uncertainty.
+
+    Lost: broadcasts, reduces, gathers, scatters and transfers between two ranks. A rank can leave
+    these before the others arrive, so the shortest time is not that of the transfer. If not all
+    ranks of a group recorded, the time of the transfer is an upper bound.
+
+    Cost: some sorts of all collectives.
+    """
+    several = np.bincount(found.key)[found.key] > 1
+    owner, group = found.owner[several], found.group[several]
+    duration = (found.end_ns - found.start_ns)[several]
+    calls = groupby(found.key[several])[1]
+    first = calls.min(np.arange(len(owner)))
+    shortest = calls.min(duration)
+    mean = calls.sum(duration) // np.maximum(calls.size, 1)
+    size = -calls.min(-found.bytes[several])
+    # Below, a row is a collective, and a group is a process group and kind.
+    present, groups = groupby(group[first])
+    chosen = [found.groups[k] for k in present.tolist()]
+    arrival, known = _arrivals(found, clocks, several)
+    is_known = calls.number(~known) == 0
+    latest = -calls.min(-arrival)
+    skew = latest - calls.min(arrival)
+    last = calls.min(np.where(arrival == latest[calls.of], owner, found.ranks))
+    sized = size >= 0
+    sums = zip(groups.sums(size, sized), groups.sums(shortest, sized))
+    kind, count = (OF_COLLECTIVE_GROUP.index(name) for name in ("kind", "group_size"))
+    rates = [bandwidths(each[kind], each[count], *both) for each, both in zip(chosen, sums)]
+    waiting, whole = groups.sum(mean - shortest).tolist(), groups.sum(mean).tolist()
+    recorded = [len(np.unique(owner[group == k])) for k in present.tolist()]
+    clocked = groups.number(is_known)
+    skews = groups.sum(skew, is_known)
+    columns: dict[str, list[Any]] = {
+        **{name: [each[k] for each in chosen] for k, name in enumerate(OF_COLLECTIVE_GROUP)},
+        "recorded_ranks": recorded,
+        "calls": groups.size.tolist(),
+        "bytes": groups.sums(size, sized),
+        "duration_ns": whole,
+        "transfer_ns": groups.sum(shortest).tolist(),
+        "waiting_ns": waiting,
+        "waiting_share": [
+            part / all_ns if all_ns else None for part, all_ns in zip(waiting, whole)
+        ],
+        "skew_ns": cells(skews // np.maximum(clocked, 1), clocked > 0),
+        "max_skew_ns": cells(-groups.min(np.where(is_known, -skew, 0)), clocked > 0),
+        **_last(summaries, groups, last, mean - shortest, is_known),
+        "algorithm_bytes_per_second": [rate for rate, _ in rates],
+        "bus_bytes_per_second": [rate for _, rate in rates],
+    }
+    return Table.of(RANK_COLLECTIVES, columns).sort("waiting_ns")
+
+
+def _arrivals(
+    found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
+) -> tuple[Ints, Flags]:
+    """When each rank began each chosen collective, on one clock, and whether that is known."""
+    arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
+    bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
+    for clock, begin, end in zip(clocks, bounds, bounds[1:]):
+        if clock is None:
+            known[begin:end] = False
+        else:
+            arrival[begin:end] = clock.corrected_ns(arrival[begin:end])
+    return arrival[chosen], known[chosen]
+
+
+def _last(
+    summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
+) -> dict[str, list[Any]]:
+    """For each group, the rank that caused the most waiting, how often, and the waiting."""
+    pair, of = groupby(groups.of[known] * len(summaries) + last[known])
+    times, caused = of.size, of.sum(waiting[known])
+    most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)
+    has = most >= 0
+    number = [summary.rank for summary in summaries]
+    share = (np.append(times, 0)[most] / np.maximum(groups.number(known), 1)).tolist()
+    owner = (np.append(pair, 0)[most] % len(summaries)).tolist()
+    return {
+        "last_rank": [number[k] if is_known else None for k, is_known in zip(owner, has.tolist())],
+        "last_share": [each if is_known else None for each, is_known in zip(share, has.tolist())],
+        "last_waiting_ns": cells(np.append(caused, 0)[most], has),
+    }

@@ -1,0 +1,103 @@
+"""The collectives of all ranks, and which of them are one collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from instrument.links.groupby import group_rows, intern
+from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.trace.columns import ints
+from instrument.trace.events import Ints
+
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedCollectives:
+    """The collectives of all ranks as parallel columns, one rank after the other.
+
+    Attributes:
+        owner: the index of the rank's summary.
+        key: the collective; ranks that took part in one collective have the same key.
+        group: an index into `groups`.
+        start_ns, end_ns: in Unix time, on the rank's own clock.
+        bytes: the size of the message; -1 if it is not known.
+        groups: the distinct values of `OF_COLLECTIVE_GROUP`.
+        ranks: the number of summaries.
+    """
+
+    owner: Ints
+    key: Ints
+    group: Ints
+    start_ns: Ints
+    end_ns: Ints
+    bytes: Ints
+    groups: list[tuple[Any, ...]]
+    ranks: int
+
+
+def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
+    """Find the collectives that several ranks recorded.
+
+    Collectives match by process group, kind and torch's sequence number. torch counts the
+    collectives of a process group on each rank alike. If the trace has no sequence number, they
+    match by name, group, step and ordinal. If it has no group either, all ranks count as one group.
+
+    Cost: a sort of all collectives.
+    """
+    sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
+    owner = np.repeat(np.arange(len(summaries)), sizes)
+    column = {
+        name: ints([*chain.from_iterable(_cells(summaries, name, sizes))], _UNKNOWN)
+        for name in ("group", "step", "ordinal", "number", "start_ns", "end_ns", "bytes")
+    }
+    listed = [_groups(summary) for summary in summaries]
+    first = np.cumsum([0, *map(len, listed)])[owner]
+    own = first + column["group"]
+    every = [each for groups in listed for each in groups]
+    named, _ = intern(every)
+    unnamed, groups = intern(each[1:] for each in every)
+    numbered = column["number"] >= 0
+    # Coalesced collectives share a number.
+    alike = group_rows(owner, unnamed[own], column["number"])
+    nth = np.zeros_like(owner)
+    if alike.count < len(owner):
+        nth = alike.sorted_by(column["start_ns"]).ordinals()
+    key = group_rows(
+        numbered,
+        np.where(numbered, unnamed[own], named[own]),
+        np.where(numbered, column["number"], column["step"]),
+        np.where(numbered, nth, column["ordinal"]),
+    ).of
+    base = ints([summary.base_ns for summary in summaries], 0)[owner]
+    return MatchedCollectives(
+        owner,
+        key,
+        unnamed[own],
+        column["start_ns"] + base,
+        column["end_ns"] + base,
+        column["bytes"],
+        groups,
+        len(summaries),
+    )
+
+
+def _cells(
+    summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
+) -> Iterator[list[Any]]:
+    """The cells of a column, rank by rank."""
+    for summary, size in zip(summaries, sizes):
+        yield summary.collectives.get(name) or [None] * size
+
+
+def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
+    """The name of each group's collectives, then the values of `OF_COLLECTIVE_GROUP`."""
+    columns = summary.collective_groups
+    count = max((len(column or ()) for column in columns.values()), default=0)
+    names = ("name", *OF_COLLECTIVE_GROUP)
+    return [*zip(*(columns.get(name) or [None] * count for name in names))] if count else []

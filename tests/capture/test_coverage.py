@@ -1,0 +1,671 @@
+"""The ledger of what a capture shows: each row by hand, against plain loops over real traces, and on damaged ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import (
+    ACCUMULATE,
+    ENGINE,
+    Event,
+    allocation,
+    annotation,
+    call,
+    capture,
+    kernel,
+    launched,
+    node,
+    span,
+    steps,
+    write_capture,
+    write_trace,
+)
+from installed import need
+
+from capture.by_hand import ns, raw
+from capture.test_device_views import TRAINING
+from capture.test_real_traces import EXPECTED, FOLDER, KNOWN
+from instrument.analysis import coverage_rows as rows
+from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line, part
+from instrument.analysis.views import VIEWS, rows_of
+from instrument.capture import Capture
+from instrument.cli import show
+from instrument.report import notebook
+from instrument.report.terminal import draw
+from instrument.report.text import as_json, capture_parts, plain, render
+from instrument.sinks.memory import Memory
+from instrument.sinks.parquet import Parquet
+from instrument.sinks.scalars import scalars
+from instrument.sinks.stacks import Stacks
+from instrument.sinks.table import TableSink
+
+Share = float | tuple[int, int] | None
+REAL = pytest.mark.skipif(
+    not EXPECTED.is_file(), reason="INSTRUMENT_TRACES names no folder of real traces"
+)
+
+
+def shares(found: Capture) -> dict[str, Share]:
+    """Each row: its time in µs and the whole of which this is a part, or else the share."""
+    return {
+        row.name: row.share
+        if row.total_ns is None
+        else (row.covered_ns / 1000, row.total_ns / 1000)
+        for row in found.coverage
+    }
+
+
+# Of 126 µs on the device, 10 are of a product in no range. Of 350 µs on the CPU, the device is waited for during 10. The
+# second allocation lies in no operator.
+WHOLE: dict[str, Share] = {
+    rows.LAUNCHES: 1,
+    rows.LAUNCHED: (126, 126),
+    rows.IN_OPERATOR: (126, 126),
+    rows.IN_ORDER: (126, 126),
+    rows.DEVICE_IN_STEPS: (126, 126),
+    rows.CPU_IN_STEPS: (340, 340),
+    rows.DEVICE_IN_RANGES: (116, 126),
+    rows.CPU_IN_RANGES: (60 + 35 + 15 + 30, 350),
+    rows.JOINED: (35, 35),
+    rows.OWNED: 1024 / 1536,
+    rows.NESTED: (775 + 91, 775 + 91),
+    rows.VALID: 1,
+    rows.READ: 1,
+}
+
+
+def test_every_row_is_what_one_counts_by_hand(tmp_path) -> None:
+    assert shares(capture(tmp_path, TRAINING)) == WHOLE
+
+
+CAPTURED = [
+    call("cudaStreamBeginCapture", 300, 5),
+    call("cudaLaunchKernel", 310, 5, 70),
+    call("cudaMemcpyAsync", 320, 5, 71),
+    call("cudaStreamEndCapture", 330, 5),
+]
+GRAPH = [call("cudaGraphLaunch", 290, 5, 9), kernel("gemm", 296, 20, correlation=9)]
+BY_ID = kernel("gemm", 296, 20, correlation=99, External_id=4, graph_id=5)
+# What is added to the training, and the rows that change.
+ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
+    "work from before": ([kernel("old", 2, 20, correlation=99)], {rows.LAUNCHED: (126, 146)}),
+    "a lost call": ([kernel("odd", 250, 20, correlation=99)], {rows.LAUNCHED: (126, 146)}),
+    "a thread without operators": (
+        [call("cudaLaunchKernel", 240, 5, 9, tid=3), kernel("own", 250, 20, correlation=9)],
+        {rows.LAUNCHED: (146, 146), rows.IN_OPERATOR: (126, 146)},
+    ),
+    "a lost kernel": ([call("cudaLaunchKernel", 280, 5, 9)], {rows.LAUNCHES: 6 / 7}),
+    "a call of the driver in one of the runtime": (
+        [span("cuLaunchKernel", 156, 2, "cuda_driver", correlation=4)],
+        {rows.LAUNCHES: 1},
+    ),
+    "an empty memset": ([call("cudaMemsetAsync", 280, 5, 9)], {rows.LAUNCHES: 1}),
+    "launches during a capture": (CAPTURED, {rows.LAUNCHES: 1}),
+    "a capture that began before": (
+        [call("cudaLaunchKernel", 1, 2, 70), call("cudaStreamEndCapture", 4, 1)],
+        {rows.LAUNCHES: 1},
+    ),
+    "a lost kernel after a capture": (
+        [*CAPTURED, call("hipExtModuleLaunchKernel", 340, 5, 72)],
+        {rows.LAUNCHES: 6 / 7},
+    ),
+    "a node of a graph": ([call("cudaGraphAddMemcpyNode", 280, 5, 9)], {rows.LAUNCHES: 1}),
+    "work that overtakes": (
+        launched("later", 250, 222, 5, 9) + launched("sooner", 230, 260, 20, 10),
+        {rows.IN_ORDER: (126, 126 + 25)},
+    ),
+    "another stream": (
+        [call("cudaLaunchKernel", 230, 5, 9), kernel("own", 236, 20, correlation=9, tid=11)],
+        {rows.IN_ORDER: (146, 146)},
+    ),
+    "a graph": (GRAPH, {rows.OUTSIDE_GRAPHS: (126, 146)}),
+    "a graph without its launch": ([BY_ID], {rows.OUTSIDE_GRAPHS: (126, 146)}),
+    "work after the steps": (
+        launched("late", 310, 320, 20, 9),
+        {rows.DEVICE_IN_STEPS: (126, 146), rows.CPU_IN_STEPS: (340, 345)},
+    ),
+    "work of a step after its end": (
+        launched("late", 285, 320, 20, 9),
+        {rows.DEVICE_IN_STEPS: (146, 146), rows.CPU_IN_STEPS: (340, 340)},
+    ),
+    "work from before in no step": (
+        [kernel("old", -30, 20, correlation=99), kernel("old", 2, 8, correlation=98)],
+        {rows.DEVICE_IN_STEPS: (126 + 8, 126 + 28)},
+    ),
+    "another forward": (
+        [node("MulBackward0", 140, 5, 77)],
+        {rows.JOINED: (35, 40), rows.CPU_IN_RANGES: (140, 355)},
+    ),
+    "gradients": (
+        [span(ENGINE + ACCUMULATE, 116, 4, tid=2), span(ACCUMULATE, 117, 2, tid=2)],
+        {rows.JOINED: (39, 39), rows.CPU_IN_RANGES: (144, 354)},
+    ),
+    "turns": (
+        [annotation("a", 310, 10, tid=5), annotation("b", 315, 10, tid=5)],
+        {rows.NESTED: (866 + 10, 866 + 20)},
+    ),
+    "an owner": ([allocation(206, 1536, 3, device=0)], {rows.OWNED: 2560 / 3072}),
+    "a clock set back": ([span("aten::odd", 260, -5)], {rows.VALID: 1 - 1 / 30}),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_each_loss_changes_its_row(tmp_path, name) -> None:
+    added, changed = ADDED[name]
+    table = {row.name: row for row in capture(tmp_path, [*TRAINING, *added]).coverage}
+    for row, expected in changed.items():
+        found = table[row]
+        if isinstance(expected, tuple):
+            assert (found.covered_ns, found.total_ns) == tuple(1000 * us for us in expected), row
+        else:
+            assert found.share == pytest.approx(expected), row
+        assert (found.why is None) == (found.share == 1), row
+        assert found.why is None or (found.why.endswith(".") and len(found.why) > 60)
+
+
+def test_the_likely_cause_depends_on_where_it_is_missing(tmp_path) -> None:
+    def why(name: str, added: list[Event], kept: list[Event] = TRAINING) -> str:
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (row,) = capture(tmp_path / "x", [*kept, *added]).coverage.where(name=name)
+        return row.why
+
+    assert "before the recording began" in why(rows.LAUNCHED, ADDED["work from before"][0])
+    assert "other work of the same stream" in why(rows.LAUNCHED, ADDED["a lost call"][0])
+    assert "1 of them after the last one" in why(rows.LAUNCHES, ADDED["a lost kernel"][0])
+    early = [event for event in TRAINING if event["name"] != "gemm_backward"]
+    assert "profiler dropped its records" in why(rows.LAUNCHES, [], early)
+    on_cpu = [event for event in TRAINING if event["cat"] not in ("kernel", "gpu_memcpy")]
+    assert "holds none at all" in why(rows.LAUNCHES, [], on_cpu)
+    assert "there are no ranges: mark code" in why(rows.CPU_IN_RANGES, [], [span("aten::mm", 0, 1)])
+
+
+MESSAGE = (
+    "INFO: Record counts: Out-of-range = 3829, Blocklisted runtime = 56517, Invalid ext correlations = {}, "
+    "CPU GPU out-of-order = 7, Unexpected CUDA events = {}, CUPTI stopped early? = {}"
+)
+PROCESSED = "INFO: Processed 1000 GPU records (7455816 bytes)"
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([PROCESSED, MESSAGE.format(0, 0, 0)], {rows.RECORDS: 1.0}),
+        ([PROCESSED, MESSAGE.format(20, 30, 0)], {rows.RECORDS: 0.95}),
+        ([PROCESSED, MESSAGE.format(0, 0, 1)], {rows.RECORDS: None}),
+        ([PROCESSED, MESSAGE.format(0, 0, 0).replace("CUPTI", "GPU") + "1"], {rows.RECORDS: 1.0}),
+        (
+            [MESSAGE.format(0, 0, 0), PROCESSED, "WARNING: Dropped 250 activity records"],
+            {rows.RECORDS: 0.8},
+        ),
+        ([MESSAGE.format(5, 0, 0)], {rows.RECORDS: None}),
+        (["WARNING: Exceeded max GPU buffer count (40 >= 40)"], {rows.RECORDS: None}),
+        (["a message of " + "9" * 400, "Processed x GPU records"], {}),
+    ],
+)
+def test_what_kineto_says_it_lost(tmp_path, messages, expected) -> None:
+    found = capture(tmp_path, steps(), INFO=messages)
+    table = {row.name: row for row in found.coverage if row.name == rows.RECORDS}
+    assert {name: row.share for name, row in table.items()} == expected
+    lost = expected and expected[rows.RECORDS] != 1
+    assert [bool(row.why) for row in table.values()] == [bool(lost)] * len(table)
+    shown = line(found)
+    assert (rows.RECORDS in shown) == bool(lost and expected[rows.RECORDS] != 0.95)
+    if expected.get(rows.RECORDS, 1) is None:
+        assert f"{rows.RECORDS} unknown" in shown
+
+
+WINDOW = {"first_step": 3, "last_step": 4, "steps": 2, "truncated": False, "reason": None}
+COST = {"recorded_step_ns": 1_250_000, "unrecorded_step_ns": 1_000_000}
+COMPILED = [{"range": name, "region": "0/0"} for name in ("inner", "forward")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "row", "share"),
+    [
+        ({"window": {**WINDOW, "planned_steps": 2}}, rows.PLANNED, 1),
+        ({"window": {**WINDOW, "planned_steps": 8, "truncated": True}}, rows.PLANNED, 0.25),
+        ({"window": {**WINDOW, "planned_steps": None, "truncated": True}}, rows.PLANNED, None),
+        ({"cost": {**COST, "unrecorded_steps": 10}}, rows.UNDISTURBED, 0.8),
+        ({"cost": {**COST, "unrecorded_steps": 9}}, rows.UNDISTURBED, None),
+        (
+            {"cost": {**COST, "unrecorded_step_ns": 2**40, "unrecorded_steps": 10}},
+            rows.UNDISTURBED,
+            1,
+        ),
+        ({"compiled_ranges": COMPILED}, rows.TIMED_RANGES, 2 / 3),
+    ],
+)
+def test_what_the_metadata_says(tmp_path, changed, row, share) -> None:
+    events = [*steps(), annotation("Torch-Compiled Region: 0/0", 2000, 5)]
+    found = write_capture(tmp_path, events, **changed)
+    (part,) = found.coverage.where(name=row)
+    assert part.share == (share if share is None else pytest.approx(share))
+    assert (part.why is None) == (share == 1)
+    assert (row in line(found)) == (share != 1 and row != rows.UNDISTURBED)
+
+
+def test_types_of_device_work_that_were_not_chosen_are_not_missed(tmp_path) -> None:
+    events = [event for event in TRAINING if event["cat"] != "gpu_memcpy"]
+    (tmp_path / "all").mkdir()
+    assert shares(capture(tmp_path / "all", events))[rows.LAUNCHES] == pytest.approx(5 / 6)
+    config = {"activities": ["cpu", {"cuda": ["CONCURRENT_KERNEL"]}]}
+    assert shares(write_capture(tmp_path, events, config=config))[rows.LAUNCHES] == 1
+
+
+def test_a_truncated_file_says_so(tmp_path) -> None:
+    path = write_trace(tmp_path, steps())
+    path.write_text(path.read_text()[:-200])
+    found = Capture.load(path)
+    assert shares(found)[rows.READ] is None
+    assert (
+        line(found)
+        == f"Coverage below 95%: {rows.READ} unknown. `instrument show --coverage` says why."
+    )
+
+
+def test_rows_that_do_not_apply_are_left_out(tmp_path) -> None:
+    assert list(shares(capture(tmp_path, [span("aten::mm", 0, 1)]))) == [
+        rows.CPU_IN_RANGES,
+        rows.NESTED,
+        rows.VALID,
+        rows.READ,
+    ]
+    (tmp_path / "none").mkdir()
+    assert shares(capture(tmp_path / "none", [])) == {}
+
+
+def test_steps_of_which_none_finished_cover_nothing(tmp_path) -> None:
+    events = [
+        {**e, "args": {**e.get("args", {}), "finished": False}} if "Step#" in e["name"] else e
+        for e in TRAINING
+    ]
+    found = shares(capture(tmp_path, events))
+    assert (found[rows.DEVICE_IN_STEPS], found[rows.CPU_IN_STEPS]) == ((0, 126), (0, 340))
+
+
+def test_a_share_just_below_the_limit_is_not_rounded_up_to_it(tmp_path) -> None:
+    events = [*launched("gemm", 0, 10, 9499, 1), kernel("old", 20_000, 501, correlation=9)]
+    found = capture(tmp_path, events)
+    assert f"{rows.LAUNCHED} 94.9%" in line(found)
+    assert part(found, rows.LAUNCHED) is part(found, rows.LAUNCHED), "it is computed once"
+
+
+def test_every_view_names_the_rows_it_depends_on() -> None:
+    for name, view in VIEWS.items():
+        assert set(view.coverage) <= set(rows.ROWS), name
+        assert bool(view.coverage) == (name != "coverage"), name
+    named = {row for view in VIEWS.values() for row in view.coverage}
+    assert named == set(rows.TABLES) == set(rows.EVERY) - {rows.NESTED}
+    assert rows.OUTSIDE_GRAPHS in VIEWS["operators"].coverage
+    assert rows.JOINED in VIEWS["ranges"].coverage
+    assert rows.LAUNCHED not in VIEWS["breakdown"].coverage
+
+
+def test_a_view_has_its_own_losses_and_computes_nothing_for_others(tmp_path) -> None:
+    found = capture(tmp_path, [*TRAINING, kernel("old", 2, 20, correlation=99)])
+    assert [row.name for row in incomplete(found, VIEWS["kernels"].coverage)] == [rows.LAUNCHED]
+    assert line(found, rows_of(["breakdown", "streams"])) == ""
+    assert not {"ranges", "operators", "coverage"} & vars(found).keys()
+    assert "call_tree" not in vars(found.links)
+    assert [row.name for row in incomplete(found)] == [rows.LAUNCHED, rows.OWNED]
+
+
+OUTPUTS: dict[str, Callable[[Capture, Path], str]] = {
+    "text": lambda found, _: render(found),
+    "terminal": lambda found, _: draw(
+        [*capture_parts(found), notebook.incomplete(found, ["ranges", "operators"])]
+    ),
+    "notebook": lambda found, _: found._repr_html_(),
+    "json": lambda found, _: as_json(found, ["kernels"]),
+    "command": lambda found, _: plain(shown(found, "--kernels")),
+    "command for all": lambda found, _: plain(shown(found)),
+    "log": lambda found, folder: written(TableSink(), found, folder / "table.txt"),
+    "memory page": lambda found, folder: written(Memory(), found, folder / "memory.html"),
+    "memory data": lambda found, folder: written(Memory(), found, folder / "memory.json"),
+    "flames": lambda found, folder: written(
+        Stacks(svg=True, metric="device"), found, folder / "stacks.svg"
+    ),
+    "parquet": lambda found, folder: parquet_metadata(found, folder),
+    "scalars": lambda found, _: str(dict(scalars(found))),
+}
+
+
+def shown(found: Capture, *options: str) -> Any:
+    parser = ArgumentParser()
+    show.add_arguments(parser)
+    return show.run(parser.parse_args([str(found.folder), *options]))
+
+
+def written(sink: Any, found: Capture, file: Path) -> str:
+    sink.write(found, file.parent)
+    return file.read_text()
+
+
+def parquet_metadata(found: Capture, folder: Path) -> str:
+    need("pyarrow")
+    from pyarrow import parquet
+
+    Parquet(dir=str(folder / "lake")).write(found, folder)
+    (file,) = folder.rglob("*.parquet")
+    return str(parquet.read_schema(file).metadata)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_every_output_says_what_is_missing_and_nothing_otherwise(tmp_path, output) -> None:
+    whole = [*TRAINING, allocation(27, 100_000, 4, device=0), allocation(207, 7, 5, device=0)]
+    # On the memory page only what concerns memory matters.
+    is_memory = output.startswith("memory")
+    lost = (
+        allocation(290, 90_000, 6, device=0) if is_memory else kernel("old", 2, 20, correlation=9)
+    )
+    row = rows.OWNED if is_memory else rows.LAUNCHED
+    texts = []
+    for name, events in (("whole", whole), ("cut", [*whole, lost])):
+        found = write_capture(tmp_path, events, name)
+        texts.append(OUTPUTS[output](found, tmp_path / name).replace("_", " "))
+    marks = ("Coverage below", "incomplete", "coverage/")
+    assert not any(mark in texts[0] for mark in marks), texts[0]
+    assert any(mark in texts[1] for mark in marks)
+    assert row in " ".join(texts[1].split())
+    if output == "command":
+        others = write_capture(tmp_path, [*whole, allocation(290, 90_000, 6, device=0)], "other")
+        assert "Coverage" not in OUTPUTS[output](others, tmp_path / "other")
+        assert "Coverage" in render(others)
+
+
+def test_the_command_prints_the_whole_table_with_its_reasons(tmp_path) -> None:
+    found = write_capture(tmp_path, [*TRAINING, kernel("old", 2, 20, correlation=99)])
+    text = plain(shown(found, "--coverage"))
+    assert all(name in text for name in found.coverage.column("name"))
+    (why,) = found.coverage.where(name=rows.LAUNCHED).column("why")
+    assert why in " ".join(text.split())
+    assert why in repr(found.coverage)
+    assert why in found.coverage._repr_html_()
+    (row,) = [
+        each
+        for each in json.loads(shown(found, "--coverage", "--json"))["coverage"]
+        if each["name"] == rows.LAUNCHED
+    ]
+    assert (row["covered_ns"], row["total_ns"], row["why"]) == (126_000, 146_000, why)
+
+
+# ---- Real traces ----
+
+
+@cache
+def file_of(name: str) -> list[Event]:
+    return [
+        event
+        for event in raw(FOLDER / f"{name}.json.gz")
+        if event.get("ph") in ("X", "i", "s", "f")
+    ]
+
+
+def exact(name: str) -> list[Event]:
+    """The events with a duration; their times are decimals, as floats of today's µs are too coarse."""
+    text = gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()).decode(errors="replace")
+    events = json.loads(text, strict=False, parse_float=Decimal)["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
+ON_CPU = {"cpu_op", "user_annotation", "Operator"}
+
+
+def is_call(event: Event) -> bool:
+    return event["cat"].endswith(("_runtime", "_driver")) or event["cat"] == "Runtime"
+
+
+def identifier(event: Event) -> int:
+    args = event.get("args", {})
+    return args.get("External id", args.get("external id", 0))
+
+
+def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
+    """Rows of a trace in plain loops over its JSON: what is covered, and the whole."""
+    spans = [event for event in events if event["ph"] == "X"]
+    calls = {e["args"].get("correlation"): e for e in reversed(spans) if is_call(e)}
+    named = {identifier(e) for e in spans if e["cat"] in ON_CPU}
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    work = [e for e in spans if e["cat"] in ON_DEVICE]
+    marked = [ns(e) for e in spans if e["name"].startswith("ProfilerStep#") and e["cat"] in ON_CPU]
+    last_called: dict[Any, int] = {}
+    for event in sorted(work, key=ns):
+        start, end = ns(event)
+        launch = calls.get(event["args"].get("correlation"))
+        known = launch is not None or identifier(event) in named
+        count(found[rows.LAUNCHED], end - start, known)
+        in_graph = launch is not None and "GraphLaunch" in launch["name"]
+        count(found[rows.OUTSIDE_GRAPHS], end - start, not in_graph)
+        began = start if launch is None else ns(launch)[0]
+        in_step = any(first <= began < last for first, last in marked)
+        count(found[rows.DEVICE_IN_STEPS], end - start, in_step)
+        if launch is not None:
+            lane, (called, returned) = (event["pid"], event["tid"]), ns(launch)
+            is_late = start < called or last_called.get(lane, 0) > returned
+            count(found[rows.IN_ORDER], end - start, not is_late)
+            last_called[lane] = max(last_called.get(lane, 0), called)
+    has_work = {event["args"].get("correlation") for event in work}
+    for event in spans:
+        if is_call(event) and is_launch(event["name"]):
+            count(found[rows.LAUNCHES], 1, event["args"]["correlation"] in has_work)
+    if not marked:
+        del found[rows.DEVICE_IN_STEPS]
+    if not any("GraphLaunch" in event["name"] for event in spans):
+        del found[rows.OUTSIDE_GRAPHS]
+    found[rows.NESTED] = nested(spans)[0]
+    return {name: (covered, whole) for name, (covered, whole) in found.items()}
+
+
+def count(sums: list[int], amount: int, is_covered: bool) -> None:
+    sums[0] += amount * is_covered
+    sums[1] += amount
+
+
+def nested(spans: list[Event]) -> tuple[list[int], float]:
+    """The time of slices that overlap none before them in part, and of all; and the share that Perfetto draws.
+
+    In the call tree a slice that overlaps in part ends the one before it. Perfetto drops it, so that the next may fit.
+    """
+    sums, drawn = [0, 0], [0, 0]
+    lanes = defaultdict(list)
+    for event in spans:
+        if event["cat"] in ON_CPU | {"python_function"} or is_call(event):
+            first, last = ns(event)
+            lanes[event["pid"], event["tid"]].append((first, -last))
+    for lane in lanes.values():
+        open_until: list[int] = []
+        kept_until: list[int] = []
+        for start, minus_end in sorted(lane):
+            end, overlaps = -minus_end, False
+            while open_until and open_until[-1] < end + (start == end):
+                overlaps |= open_until.pop() > start
+            count(sums, end - start, not overlaps)
+            open_until.append(end)
+            while kept_until and kept_until[-1] <= start:
+                kept_until.pop()
+            fits = not kept_until or kept_until[-1] >= end
+            count(drawn, end - start, fits)
+            kept_until += [end] if fits else []
+    return sums, drawn[0] / drawn[1]
+
+
+# What is missing from each real trace that is not whole: launches from before the recording, a backward whose forward ran
+# before it (a pipeline), graphs; on MTIA, device work without a launch in between.
+LOSSES = {
+    "h100_qwen_0.5b_inference": {rows.LAUNCHED: 0.699},
+    "mi300x_resnet_checkpoint_train": {rows.LAUNCHED: 0.682},
+    "mi300x_vllm_graph": {rows.OUTSIDE_GRAPHS: 0.040},
+    "h800_deepseek_train": {rows.JOINED: 0.0},
+    "mtia_rank0": {rows.LAUNCHED: 0.945},
+}
+
+
+@REAL
+@pytest.mark.parametrize("name", KNOWN)
+def test_real_traces_are_silent_unless_something_is_missing(name) -> None:
+    found = Capture.load(FOLDER / f"{name}.json.gz")
+    expected = LOSSES.get(name, {})
+    lost = {row.name: row.share for row in incomplete(found)}
+    assert lost == {row: pytest.approx(share, abs=0.001) for row, share in expected.items()}
+    text = ", ".join(f"{row} {share:.1%}" for row, share in lost.items())
+    said = f"Coverage below 95%: {text}. `instrument show --coverage` says why."
+    assert line(found) == (said if expected else "")
+    assert all((row.why is None) == (row.share == 1) for row in found.coverage)
+
+
+LOOPED = (
+    "a100_nccl_2ranks_rank0", "h100_qwen_0.5b_inference", "mi300x_vllm_graph", "v100_ns_resolution",
+    "mi300x_resnet_checkpoint_train", "hta_simple_add", "v100_resnet50_workers4", "a100_megatron_tp8_rank3",
+)  # fmt: skip
+
+
+@REAL
+@pytest.mark.parametrize("name", LOOPED)
+def test_rows_of_real_traces_are_those_of_plain_loops(name) -> None:
+    table = {row.name: row for row in Capture.load(FOLDER / f"{name}.json.gz").coverage}
+    for row, (covered, whole) in by_loops(exact(name)).items():
+        if table[row].total_ns is None:
+            assert table[row].share == covered / whole, row
+        else:
+            assert (table[row].covered_ns, table[row].total_ns) == (covered, whole), row
+    assert table[rows.LAUNCHES].share == 1
+    assert table[rows.NESTED].share == pytest.approx(nested(exact(name))[1], abs=0.03), "Perfetto"
+
+
+@REAL
+@pytest.mark.parametrize("name", ["h100_qwen_0.5b_inference", "hta_simple_add"])
+def test_owners_in_real_traces_are_those_of_plain_loops(name) -> None:
+    spans = exact(name)
+    lanes = defaultdict(list)
+    for event in spans:
+        if event["cat"] in ON_CPU and not event["name"].startswith("ProfilerStep#"):
+            lanes[event["tid"]].append(ns(event))
+    in_operator, owned = [0, 0], [0, 0]
+    calls = {e["args"]["correlation"]: e for e in spans if is_call(e)}
+    for event in spans:
+        if event["cat"] in ON_DEVICE and (launch := calls.get(event["args"]["correlation"])):
+            start, end = ns(event)
+            at = ns(launch)[0]
+            count(in_operator, end - start, any(a <= at <= b for a, b in lanes[launch["tid"]]))
+    for event in file_of(name):
+        if event["name"] == "[memory]" and event["args"]["Bytes"] > 0:
+            at = round(event["ts"] * 1000)
+            is_owned = any(a <= at <= b for a, b in lanes[event["tid"]])
+            count(owned, event["args"]["Bytes"], is_owned)
+    table = {row.name: row for row in Capture.load(FOLDER / f"{name}.json.gz").coverage}
+    found = table[rows.IN_OPERATOR]
+    assert [found.covered_ns, found.total_ns] == in_operator
+    if owned[1]:
+        assert table[rows.OWNED].share == owned[0] / owned[1] < 1
+
+
+Damage = Callable[[list[Event]], list[Event]]
+
+
+def without_kernels(percent: int) -> Damage:
+    def damage(events: list[Event]) -> list[Event]:
+        chance = random.Random(percent)
+        return [e for e in events if e.get("cat") != "kernel" or chance.random() * 100 >= percent]
+
+    return damage
+
+
+def without_first_step(events: list[Event]) -> list[Event]:
+    marks = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    first = min(marks, key=lambda e: e["ts"])["name"]
+    return [e for e in events if e["name"] != first]
+
+
+def without_stream(events: list[Event]) -> list[Event]:
+    """Without the stream that has the second most work."""
+    lanes = defaultdict(int)
+    for event in events:
+        if event.get("cat") in ON_DEVICE:
+            lanes[event["tid"]] += 1
+    dropped = sorted(lanes, key=lambda lane: -lanes[lane])[1]
+    return [e for e in events if e.get("cat") not in ON_DEVICE or e["tid"] != dropped]
+
+
+def without_thread(events: list[Event]) -> list[Event]:
+    """Without the thread of the backward."""
+    thread = next(e["tid"] for e in events if e["name"].startswith(ENGINE))
+    return [e for e in events if e["tid"] != thread]
+
+
+def without_flows(events: list[Event]) -> list[Event]:
+    return [e for e in events if e["ph"] not in ("s", "f")]
+
+
+DAMAGES: dict[str, tuple[Damage, str | None]] = {
+    **{f"{k} % of the kernels": (without_kernels(k), rows.LAUNCHES) for k in (10, 30, 60)},
+    "a step": (without_first_step, rows.DEVICE_IN_STEPS),
+    "a stream": (without_stream, rows.LAUNCHES),
+    "a thread": (without_thread, rows.LAUNCHED),
+    "the flows": (without_flows, None),
+}
+
+
+@REAL
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_rank0", "mi300x_resnet_checkpoint_train"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_taken_from_a_real_trace_is_missed(tmp_path: Path, name, damage) -> None:
+    take, row = DAMAGES[damage]
+    before = file_of(name)
+    after = take(before)
+    assert len(after) < len(before)
+    found = capture(tmp_path, after)
+    parts, lost = {each.name: each for each in found.coverage}, [r.name for r in incomplete(found)]
+    if row is None:
+        assert lost == list(LOSSES.get(name, {}))
+        assert parts[rows.JOINED].share == 1
+        return
+    left, whole = by_loops(after)[row]
+    assert parts[row].share == pytest.approx(left / whole, abs=0.01)
+    assert parts[row].share < 1
+    assert (row in lost) == (left / whole < ENOUGH)
+    assert damage == "a stream" or row in lost
+
+
+@REAL
+def test_the_share_of_lost_kernels_is_that_of_the_file_before(tmp_path: Path) -> None:
+    """The truth from outside: how many events with a launch were taken, of all launches."""
+    before = file_of("a100_nccl_2ranks_rank0")
+    after = without_kernels(30)(before)
+    kernels = [sum(e.get("cat") == "kernel" for e in events) for events in (before, after)]
+    launches = sum(is_call(e) and is_launch(e["name"]) for e in before if e["ph"] == "X")
+    (row,) = capture(tmp_path, after).coverage.where(name=rows.LAUNCHES)
+    assert row.share == pytest.approx(1 - (kernels[0] - kernels[1]) / launches, abs=0.01)
+
+
+@REAL
+def test_cpu_time_and_backward_of_a_step_without_its_mark(tmp_path: Path) -> None:
+    """The lost step lasts from its mark to the next: its CPU time is a third of that of three equal steps."""
+    before = file_of("a100_nccl_2ranks_rank0")
+    found = capture(tmp_path, without_first_step(before))
+    parts = {row.name: row for row in found.coverage}
+    assert parts[rows.CPU_IN_STEPS].share == pytest.approx(2 / 3, abs=0.02)
+    assert parts[rows.JOINED].share == 1
+    cut = min(e["ts"] for e in before if e["name"].startswith(ENGINE))
+    (tmp_path / "cut").mkdir()
+    late = [e for e in before if e["ts"] >= cut or e["name"].startswith("ProfilerStep#")]
+    nodes = [ns(e) for e in late if e["name"].startswith(ENGINE) and e["ph"] == "X"]
+    first_forward = min(e["ts"] for e in late if e["name"] == "aten::conv2d") * 1000
+    of_lost = sum(end - start for start, end in nodes if start < first_forward)
+    # A range inside of a node, such as that of an all-reduce, has its own time.
+    ranges = [ns(e) for e in late if e.get("cat") == "user_annotation" and "nccl" in e["name"]]
+    inside = sum(end - start for start, end in ranges if any(a <= start < b for a, b in nodes))
+    whole = sum(end - start for start, end in nodes) - inside
+    (row,) = capture(tmp_path / "cut", late).coverage.where(name=rows.JOINED)
+    assert row.share == pytest.approx(1 - of_lost / whole, abs=0.01)
+    assert row.total_ns == whole
