@@ -628,7 +628,8 @@ static bool read_digits(struct text *text, uint64_t *value)
     return at > begin && (*begin != '0' || at == begin + 1);
 }
 
-/* Reads an integer or null. Keeps the lower 64 bits of an unsigned one. False for other values. */
+/* Reads an integer or null. The result is the lower 64 bits. False for other values, and for those
+ * with more than 64 bits before their sign. */
 static bool read_integer(struct text *text, int64_t *value, int64_t missing)
 {
     uint64_t digits;
@@ -641,8 +642,6 @@ static bool read_integer(struct text *text, int64_t *value, int64_t missing)
     if (!read_digits(text, &digits))
         return false;
     if (is_next(text, '.') || is_next(text, 'e') || is_next(text, 'E'))
-        return false;
-    if (is_negative && digits > (uint64_t)INT64_MAX)
         return false;
     digits = is_negative ? 0 - digits : digits;
     memcpy(value, &digits, sizeof *value);

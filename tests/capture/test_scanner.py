@@ -204,6 +204,8 @@ ODD = {
     "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
     "a begin": FLOW.replace('"s"', '"B"'),
     "a list in its place": "\n  [1]",
+    "a memory event without its size": INSTANT.replace("-64", "null"),
+    "a small number": event(200, args='"External id": -18446744073709551615, "Ev Idx": 3'),
     "an instant whose name is a number": INSTANT.replace('"[memory]"', "5").replace("Bytes", "b"),
 }
 
@@ -242,7 +244,9 @@ UNDERSTOOD = {
     "escapes": ONE % r'"name": "\"\\\/\b\f\n\r\t\u00e9\uFFFF"',
     "all kinds of values": ONE % '"x": [{"a": [true, false, null, -1.5E+3, "", {}, []], "": 0}]',
     "an unsigned number": ONE % '"args": {"correlation": 18446744073709551615}',
-    "a small number": ONE % '"args": {"correlation": -9223372036854775807}',
+    "a small number": ONE % '"args": {"correlation": -18446744073709551615}',
+    "blanks that differ": '{"ph": "X", "x": 1}, {"ph":  "X",  "x":   1}',
+    "a fraction where it is not kept": '{"ph": "s", "args": {"correlation": -1.5}}',
     "a wrong type where it is not kept": '{"ph": "s", "ts": "x", "pid": [], "args": {"correlation": "y"}}',
 }  # fmt: skip
 NOT_UNDERSTOOD = {
@@ -281,7 +285,12 @@ NOT_UNDERSTOOD = {
 def test_what_is_understood(what) -> None:
     text = UNDERSTOOD[what].encode()
     found = _scanner.scan(b"[" + text, 1, len(text) + 1)
-    assert found[0] == len(decode(b"[%b]" % text)) == 1
+    assert found[0] == len(decode(b"[%b]" % text))
+    assert is_scanned_as_decoded(text)
+
+
+def test_an_instant_that_the_decoder_refuses_is_left_to_it() -> None:
+    assert not is_scanned_as_decoded(b'{"ph": "i", "name": 5}')
 
 
 @pytest.mark.parametrize("what", NOT_UNDERSTOOD)
