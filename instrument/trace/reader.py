@@ -4,7 +4,7 @@ A compiled module fills the columns from the text (`scanner`). Where it is not i
 understand the text, the text is decoded as JSON (`schema`). Events with a duration and memory
 events become columns. All other events are only counted.
 
-Cost: two thirds of the time in which msgspec decodes the text into typed objects; without the
+Cost: half of the time in which msgspec decodes the text into typed objects; without the
 module, 2.5 times that time. Peak memory is twice the size of the columns, which take about 105
 bytes for each event.
 
