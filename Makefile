@@ -10,8 +10,10 @@
 ## make mutants  make 300 random edits in the core modules and list those that no test notices: an
 ##              hour or more; ONLY, COUNT and SEED choose the edits
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
-## make wheel   build the sdist and the wheel into dist/, and run the first pages of the
-##              documentation with the installed wheel in an empty folder
+## make fuzz    fuzz the compiled trace reader under ASan and UBSan: half an hour, or SECONDS=60; needs
+##              clang; INSTRUMENT_TRACES=FOLDER names real traces, which are better seeds
+## make wheel   build the sdist and two wheels into dist/, one with the compiled trace reader, and run
+##              the first pages of the documentation with this wheel in an empty folder
 ## make clean   remove .venv and caches, but no captures
 ##
 ## Each target creates the virtual environment that it needs; a second run installs nothing.
@@ -32,10 +34,13 @@ ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
+# The installation compiles the trace reader again after a change.
+BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c
+
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 
-.PHONY: help demo test check docs bench older compat soak wheel mutants mutants-planted clean
+.PHONY: help demo test check docs bench older compat soak fuzz wheel mutants mutants-planted clean
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
@@ -83,6 +88,10 @@ compat:
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
 
+# Not run by CI, which compares the scanner with the decoder on random texts in the test suite.
+fuzz: $(VENV)/.installed-dev
+	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
+
 # TAG=v0.1.0 also checks that the tag, pyproject.toml and CHANGELOG.md name the same version.
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/release.py $(TAG)
@@ -103,25 +112,25 @@ $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-demo: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 	@echo "Installing torch and the package into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch
 	@$(INSTALL) -e '.[tensorboard]'
 	@touch $@
 
 # This environment can also run the demo.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-dev: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 	@echo "Installing torch, the package and what its tests need into $(VENV); this takes a minute or more."
 	@$(INSTALL) torch
 	@$(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed-demo $@
 
-$(VENV)/.installed-bench: pyproject.toml constraints.txt | $(VENV)/.installed-dev
+$(VENV)/.installed-bench: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
 	@echo "Installing what the benchmarks compare with into $(VENV)."
 	@$(INSTALL) -e '.[bench]'
 	@touch $@
 
-$(VENV)-older/.installed: pyproject.toml constraints.txt constraints-older.txt
+$(VENV)-older/.installed: $(BUILT_FROM) constraints.txt constraints-older.txt
 	$(PYTHON) -m venv $(VENV)-older
 	@echo "Installing older trainers into $(VENV)-older; this takes a minute or more."
 	@$(INSTALL_OLDER) torch

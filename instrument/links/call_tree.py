@@ -170,19 +170,22 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
     The parent of an event without a duration must end later than the event.
     """
-    count = len(start)
-    candidate = np.arange(-1, count - 1)
-    candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
     needed = end + (start == end)
+    candidate = np.arange(-1, len(start) - 1, dtype=np.int32)  # half the memory of 64 bits
+    candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
     passed = candidate >= 0
     passed[1:] &= end[:-1] < needed[1:]
     active = np.flatnonzero(passed)
+    above, needed = candidate[active], needed[active]
     while active.size:
         # Events that the candidate skipped end before the candidate, so this event can skip them.
-        candidate[active] = candidate[candidate[active]]
-        active = active[candidate[active] >= 0]
-        active = active[end[candidate[active]] < needed[active]]
-    return candidate
+        above = candidate[above]
+        candidate[active] = above
+        passed = above >= 0
+        passed &= end[above] < needed
+        going = np.flatnonzero(passed)
+        active, above, needed = active[going], above[going], needed[going]
+    return candidate.astype(np.int64)
 
 
 def _depths(parent: Ints) -> Ints:

@@ -68,12 +68,12 @@ class Groups:
 
     def number(self, where: Flags) -> Ints:
         """For each group, the number of its rows at which `where` is True."""
-        return np.bincount(self.of[where], minlength=self.count)
+        return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
         """The sum of the values of each group; with `where`, only of rows at which it is True."""
         of = self.of
-        if where is not None:
+        if where is not None and not where.all():
             of, values = of[where], values[where]
         total = np.zeros(self.count, np.int64)
         np.add.at(total, of, values)  # not bincount: its sums are floats

@@ -94,7 +94,7 @@ def _trace(path: Path | str) -> Path:
 def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
     """Write a rank's events; returns the text that must precede the next rank's events."""
     with closing(ahead(chunks(trace))) as text:
-        pieces = Pieces(text, trace, lambda _: None, _decode, _as_read)
+        pieces = Pieces(text, trace, lambda *_: None, _decode, _as_read)
         for event in chain(
             (moved.event(event) for piece in pieces for event in piece), moved.names()
         ):

@@ -21,15 +21,12 @@ import msgspec
 import numpy as np
 
 from instrument.errors import TraceError
-from instrument.trace.layout import MARGIN
 from instrument.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 21, 1 << 13
 # The limit in bytes of an event, and of the text before and after the list of events. More text is
 # never in memory.
 LONGEST = 1 << 24
-# The decoder needs brackets around a piece, the scanner needs `MARGIN` bytes before and after it.
-_OPENS, _CLOSES = b"[".rjust(MARGIN), b"]".ljust(MARGIN)
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
@@ -58,15 +55,14 @@ class _Document(msgspec.Struct):
 class Pieces:
     """Iterates over the events of a trace, one piece at a time. It can be iterated only once.
 
-    Each item is the result of `scan` for the text of one piece, or the result of `decode` if `scan`
-    returns None.
+    Each item is the result of `scan` for one piece, or the result of `decode` if `scan` returns
+    None.
 
     Args:
         chunks: the plain bytes of the file, in order.
         path: the file, for error messages.
-        scan: reads the text of a JSON list of events, with `MARGIN` bytes before its first event
-            and after its last; returns None if it cannot read the text.
-        decode: reads the same text; raises the errors of msgspec if it cannot.
+        scan: reads the events between two positions of a text; returns None if it cannot.
+        decode: reads the text of a JSON list of events; raises the errors of msgspec if it cannot.
         coerce: converts an event that `decode` cannot read, from a dict and the repaired text.
 
     Attributes (valid after the iteration):
@@ -85,7 +81,7 @@ class Pieces:
         self,
         chunks: Iterator[bytes],
         path: Path,
-        scan: Callable[[bytes], Any],
+        scan: Callable[[bytes, int, int], Any],
         decode: Callable[[bytes], list[Any]],
         coerce: Callable[[dict[str, Any], str], Any],
     ) -> None:
@@ -109,9 +105,10 @@ class Pieces:
             end = _last_end(self._text, self._at, self._at + size)
             if end >= 0:
                 try:
-                    text = b"".join((_OPENS, memoryview(self._text)[self._at : end], _CLOSES))
-                    piece = self._scan(text)
-                    piece = self._decode(text) if piece is None else piece
+                    piece = self._scan(self._text, self._at, end)
+                    if piece is None:
+                        text = memoryview(self._text)[self._at : end]
+                        piece = self._decode(b"".join((b"[", text, b"]")))
                 except BAD:
                     if size > SMALLEST:
                         size = max(size // 8, SMALLEST)

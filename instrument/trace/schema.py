@@ -103,15 +103,6 @@ class Complete(_Timed, tag_field="ph", tag="X"):
     dur: int | float = 0
 
 
-class Head(Struct, gc=False, tag_field="ph", tag="X", forbid_unknown_fields=True):
-    """The fields that stand before the time in the text of an event with a duration."""
-
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    cat: str = ""
-
-
 class Instant(_Timed, tag_field="ph", tag="i"):
     """An event without a duration, such as an allocation."""
 

@@ -32,6 +32,7 @@ from instrument.report.text import render
 from instrument.trace import reader
 from instrument.trace.events import Details, Device, Event
 
+pytestmark = pytest.mark.usefixtures("each_reader")
 EVENTS = [
     span("a", 1.5, 2.25, External_id=3),
     span("b", 2, 1, cat="user_annotation"),

@@ -39,6 +39,7 @@ QUIET = settings(
     deadline=5000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+pytestmark = pytest.mark.usefixtures("each_reader")
 HARD_NAMES = [
     '}, {"ph": "X"',
     "},{",

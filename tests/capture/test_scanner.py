@@ -1,24 +1,28 @@
-"""Scanning a trace's layout gives what decoding it gives, to the last column, or is not done."""
+"""The compiled scanner gives what decoding gives, to the last column, or gives up."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.oracle import is_scanned_as_decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from capture.by_hand import same
 from capture.conftest import BODIES, record
 from instrument.errors import TraceError
-from instrument.trace import reader
+from instrument.trace import reader, scanner
 from instrument.trace.events import Events
-from instrument.trace.layout import Scanner
+from instrument.trace.schema import Args, decode
 
+_scanner = pytest.importorskip("instrument.trace._scanner", reason="the scanner is not compiled")
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
 Reading = Callable[[Path], tuple[Events, int]]
 
@@ -61,30 +65,33 @@ INSTANT = (
 )
 
 
+class Counting:
+    """The compiled module, with the number of events that it has read."""
+
+    scanned = 0
+
+    def scan(self, text: bytes, begin: int, end: int) -> Any:
+        found = _scanner.scan(text, begin, end)
+        self.scanned += found[0] if found else 0
+        return found
+
+
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Reading:
     """Reads a trace twice, scanned and decoded, and holds them to be the same; tells how many events were scanned."""
 
     def read(path: Path) -> tuple[Events, int]:
-        scan, scanned = Scanner.scan, 0
-
-        def counting(self: Scanner, text: bytes) -> object:
-            nonlocal scanned
-            found = scan(self, text)
-            scanned += found.recorded if found else 0
-            return found
-
-        monkeypatch.setattr(Scanner, "scan", counting)
+        counting = Counting()
+        monkeypatch.setattr(scanner, "compiled", counting)
         events = _events_or_sentence(path)
-        monkeypatch.setattr(Scanner, "scan", lambda self, text: None)
+        monkeypatch.setattr(scanner, "compiled", None)
         decoded = _events_or_sentence(path)
-        monkeypatch.setattr(Scanner, "scan", scan)
         assert (
             events == decoded
             if isinstance(events, str) or isinstance(decoded, str)
             else same(events, decoded)
         )
-        return events, scanned
+        return events, counting.scanned
 
     return read
 
@@ -94,6 +101,10 @@ def _events_or_sentence(path: Path) -> Events | str:
         return reader.read(path)
     except TraceError as error:
         return str(error)
+
+
+def test_the_scanner_knows_the_arguments_that_are_kept() -> None:
+    assert sorted(_scanner.ARGS) == sorted(Args.__struct_encode_fields__)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -113,8 +124,9 @@ def test_a_recording_with_stacks_is_scanned_and_the_same(tmp_path, both) -> None
 @pytest.mark.parametrize(
     "path", sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0]
 )
-def test_real_traces_are_the_same(both, path) -> None:
-    assert isinstance(both(path)[0], Events)
+def test_real_traces_are_scanned_and_the_same(both, path) -> None:
+    events, scanned = both(path)
+    assert scanned > 0.9 * events.recorded
 
 
 def test_what_is_scanned_is_what_was_written(tmp_path, both) -> None:
@@ -192,6 +204,9 @@ ODD = {
     "bytes of an operator": event(200, args='"External id": 7, "bytes": 8'),
     "a begin": FLOW.replace('"s"', '"B"'),
     "a list in its place": "\n  [1]",
+    "a memory event without its size": INSTANT.replace("-64", "null"),
+    "a small number": event(200, args='"External id": -18446744073709551615, "Ev Idx": 3'),
+    "an instant whose name is a number": INSTANT.replace('"[memory]"', "5").replace("Bytes", "b"),
 }
 
 
@@ -205,7 +220,7 @@ def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
 
 
 def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
-    monkeypatch.setattr("instrument.trace.layout._MOST_KINDS", 3)
+    monkeypatch.setattr("instrument.trace.scanner._MOST_KINDS", 3)
     monkeypatch.setattr("instrument.trace.json_stream.LARGEST", 1 << 12)
     monkeypatch.setattr("instrument.trace.json_stream.SMALLEST", 1 << 9)
     path = tmp_path / "trace.json"
@@ -213,6 +228,91 @@ def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch
     assert both(path)[1] > 100
 
 
+def test_many_distinct_names_are_read(tmp_path, both) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(document([event(n % 1000, f"n{n}") for n in range(5000)]))
+    events, scanned = both(path)
+    assert (len(events.names), scanned) == (5000, 4999)
+
+
+ONE = '{"ph": "X", %s}'
+UNDERSTOOD = {
+    "nothing more": '{"ph": "X"}',
+    "blanks": '\t{ "ph"\r:\n"X" , "args" : { } }\n',
+    "a time of three decimals": ONE % '"ts": -0.001',
+    "64 levels": ONE % f'"x": {"[" * 64}{"]" * 64}',
+    "escapes": ONE % r'"name": "\"\\\/\b\f\n\r\t\u00e9\uFFFF"',
+    "all kinds of values": ONE % '"x": [{"a": [true, false, null, -1.5E+3, "", {}, []], "": 0}]',
+    "an unsigned number": ONE % '"args": {"correlation": 18446744073709551615}',
+    "a small number": ONE % '"args": {"correlation": -18446744073709551615}',
+    "blanks that differ": '{"ph": "X", "x": 1}, {"ph":  "X",  "x":   1}',
+    "a fraction where it is not kept": '{"ph": "s", "args": {"correlation": -1.5}}',
+    "a wrong type where it is not kept": '{"ph": "s", "ts": "x", "pid": [], "args": {"correlation": "y"}}',
+}  # fmt: skip
+NOT_UNDERSTOOD = {
+    "nothing": "",
+    "a comma behind": '{"ph": "X"},',
+    "no comma": '{"ph": "X"}{"ph": "X"}',
+    "no phase": '{"name": "a"}',
+    "two phases": '{"ph": "X", "ph": "X"}',
+    "a phase that is unknown": '{"ph": "Y"}',
+    "a phase of two letters": '{"ph": "XX"}',
+    "an escaped phase": r'{"ph": "\u0058"}',
+    "arguments twice": ONE % '"args": {}, "args": {}',
+    "no arguments": ONE % '"args": null',
+    "an escaped key": ONE % r'"n\u0061me": "a"',
+    "four decimals": ONE % '"ts": 1.0001',
+    "an exponent": ONE % '"ts": 1e3',
+    "the first time that is too large": ONE % '"ts": 4611686018427387',
+    "the first duration that is too large": ONE % '"dur": 8796093022208',
+    "65 bits": ONE % '"args": {"correlation": 18446744073709551616}',
+    "a float": ONE % '"args": {"correlation": 1.0}',
+    "a wrong type of what is kept": ONE % '"args": {"correlation": "y"}',
+    "a wrong type of memory": '{"ph": "i", "args": {"Bytes": "y"}}',
+    "65 levels": ONE % f'"x": {"[" * 65}{"]" * 65}',
+    "half a character": ONE % r'"x": "\ud83d"',
+    "a control character": ONE % '"x": "\x01"',
+    "a bad escape": ONE % r'"x": "\x"',
+    "NaN": ONE % '"x": NaN',
+    "a list ended by a brace": ONE % '"x": [}',
+    "an object ended by a bracket": ONE % '"x": {]',
+    "a number with a 0 in front": ONE % '"x": 01',
+    "a point at the end": ONE % '"x": 1.',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNDERSTOOD)
+def test_what_is_understood(what) -> None:
+    text = UNDERSTOOD[what].encode()
+    found = _scanner.scan(b"[" + text, 1, len(text) + 1)
+    assert found[0] == len(decode(b"[%b]" % text))
+    assert is_scanned_as_decoded(text)
+
+
+def test_an_instant_that_the_decoder_refuses_is_left_to_it() -> None:
+    assert not is_scanned_as_decoded(b'{"ph": "i", "name": 5}')
+
+
+@pytest.mark.parametrize("what", NOT_UNDERSTOOD)
+def test_what_is_not_understood_is_left_to_the_decoder(what) -> None:
+    text = NOT_UNDERSTOOD[what].encode()
+    assert _scanner.scan(text, 0, len(text)) is None
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 3), (2, 1), (0, 12), (2**62, 2**63 - 1)])
+def test_positions_outside_the_text_are_refused(begin, end) -> None:
+    with pytest.raises(ValueError, match="begin and end must be positions in the text"):
+        _scanner.scan(UNDERSTOOD["nothing more"].encode(), begin, end)
+
+
+def test_every_cut_of_an_event_is_refused() -> None:
+    text = UNDERSTOOD["all kinds of values"].encode() + b" " + INSTANT.strip().encode()
+    whole = text.index(b" " + INSTANT.strip().encode())
+    taken = [end for end in range(len(text)) if _scanner.scan(text, 0, end)]
+    assert taken == [whole, whole + 1]
+
+
+SEEDS = [each.encode() for each in (*UNDERSTOOD.values(), COMMON[7], INSTANT.strip(), FLOW.strip())]
 TEXT = document(
     [*COMMON[:30], FLOW, *COMMON[30:40], INSTANT, *(ODD[what] for what in ("shapes", "a kernel"))]
 ).encode()
@@ -253,3 +353,16 @@ def test_any_indent_is_read_as_the_decoder_reads_it(tmp_path, both, chosen, inde
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(json.loads(document([COMMON[n] for n in chosen])), indent=indent))
     assert len(both(path)[0]) == len(chosen)
+
+
+def test_random_edits_are_scanned_as_they_are_decoded() -> None:
+    """Some thousands of texts in a few seconds; `make fuzz` reads millions."""
+    edit = random.Random(0)
+    scanned = 0
+    for _ in range(3000):
+        text = bytearray(edit.choice(SEEDS))
+        for _ in range(edit.randint(1, 3)):
+            at, put = edit.randrange(len(text)), edit.choice([*PARTS, bytes([edit.randrange(256)])])
+            text[at : at + edit.choice((0, 1, 1, 4))] = put
+        scanned += is_scanned_as_decoded(bytes(text))
+    assert scanned > 150

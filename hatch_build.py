@@ -1,0 +1,78 @@
+"""Compiles the trace reader `instrument/trace/_scanner.c` while the package is built or installed.
+
+The extension module uses Python's stable ABI, so that one file serves Python 3.10 and all newer
+versions. Without a working C compiler the package is built without it: it then reads traces more
+slowly, with the same result.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = "instrument/trace/_scanner.c"
+MODULE = "instrument/trace/_scanner.abi3.so"
+
+
+class CompiledReader(BuildHookInterface[Any]):
+    """Adds the extension module to a wheel, or to the source folder of an editable installation."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile. On success, a wheel is for this platform only; else it is for all platforms."""
+        self._folder = Path(tempfile.mkdtemp(prefix="instrument-build-"))
+        compiled = self._folder / Path(MODULE).name
+        reason = _compile(Path(self.root, SOURCE), compiled)
+        if reason:
+            self.app.display_warning(f"The trace reader is not compiled: {reason}")
+        if version == "editable":
+            _put(compiled, Path(self.root, MODULE))
+        elif not reason:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["force_include"][str(compiled)] = MODULE
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp310-abi3-{platform}"
+
+    def finalize(self, *_: Any) -> None:
+        """Remove the compiled file."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _compile(source: Path, target: Path) -> str:
+    """Compile a module; return why it was not possible, or an empty text."""
+    if os.name != "posix" or sys.implementation.name != "cpython":
+        return "it needs CPython on a POSIX system."
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "Python without the GIL has no stable ABI."
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    bundle = ["-bundle", "-undefined", "dynamic_lookup"]
+    command = [
+        *shlex.split(compiler),
+        *("-std=c99", "-O3", "-fPIC"),
+        *(bundle if sys.platform == "darwin" else ["-shared"]),
+        f"-I{sysconfig.get_path('include')}",
+        *(str(source), "-o", str(target)),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command[0]} cannot be run ({error.strerror})."
+    return f"{shlex.join(command)} failed:\n{done.stderr[-1000:]}" if done.returncode else ""
+
+
+def _put(compiled: Path, target: Path) -> None:
+    """Replace a module, which a process may have loaded; an old one is removed in any case."""
+    if not compiled.exists():
+        target.unlink(missing_ok=True)
+        return
+    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copy(compiled, beside)
+    beside.replace(target)

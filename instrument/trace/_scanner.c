@@ -1,0 +1,961 @@
+/*
+ * Reads the events of a trace from its JSON text, without a Python object for each event.
+ *
+ * The text comes from a stranger. Every function that reads it gets a `struct text` and compares
+ * its position with its end before it reads a byte; nothing calls itself, and memory is at most a
+ * small multiple of the text. A text that is not understood is not an error: `scan` then returns
+ * None, and the caller decodes the text with msgspec. So whatever is accepted here must be accepted
+ * by msgspec with the same result. Strings are the exception: those that are kept are decoded
+ * later, in Python, and only their quotes, escapes and control characters are checked here.
+ *
+ * Of each event with a duration and of each memory event, the numbers become a row. All that
+ * repeats between events (name, category, thread, grid and so on) is copied into a short event in
+ * JSON, the kind, and the row has the position of its kind. Long texts (shapes, types, stacks) are
+ * numbered in the same way, each by itself, because few of them occur with many kinds.
+ */
+
+#ifndef WITHOUT_PYTHON
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#endif
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Times are exact here up to these limits, and in Python as well. */
+#define LONGEST_US ((uint64_t)1 << 43)
+#define LATEST_US (((uint64_t)1 << 62) / 1000)
+#define MOST_DEPTH 64 /* of lists and objects in a value; one bit of an uint64_t each */
+#ifndef FIRST_SLOTS
+#define FIRST_SLOTS 512 /* of a table; fewer for fuzzing, so that tables grow */
+#endif
+#define MOST_PROBES 1024 /* in a table; more happen only if somebody chose the texts for it */
+#define MOST_KEYS 64 /* of those that are known */
+#define START MOST_KEYS /* in the place of a member: there is none before */
+#define LONGEST_STEP 64
+#define MOST_BYTES ((size_t)1 << 30) /* of a piece, so that all counts fit into an int32_t */
+
+struct text {
+    const char *at, *end;
+};
+
+struct slice {
+    const char *begin;
+    size_t size;
+};
+
+/* ---- Memory that grows ---- */
+
+struct buffer {
+    char *data;
+    size_t size, capacity;
+};
+
+/* Makes room for more bytes; false without memory. */
+static bool reserve(struct buffer *buffer, size_t size)
+{
+    if (size <= buffer->capacity - buffer->size)
+        return true;
+    if (size > SIZE_MAX / 4 - buffer->size)
+        return false;
+    size_t capacity = 2 * (buffer->size + size) + 4096;
+    char *data = realloc(buffer->data, capacity);
+    if (data == NULL)
+        return false;
+    buffer->data = data;
+    buffer->capacity = capacity;
+    return true;
+}
+
+static bool append(struct buffer *buffer, const void *data, size_t size)
+{
+    if (!reserve(buffer, size))
+        return false;
+    if (size > 0)
+        memcpy(buffer->data + buffer->size, data, size);
+    buffer->size += size;
+    return true;
+}
+
+/* Appends an item of a list or object, and a comma. */
+static bool append_item(struct buffer *buffer, const char *begin, const char *end)
+{
+    size_t size = (size_t)(end - begin);
+    if (!reserve(buffer, size + 1))
+        return false;
+    memcpy(buffer->data + buffer->size, begin, size);
+    buffer->data[buffer->size + size] = ',';
+    buffer->size += size + 1;
+    return true;
+}
+
+/* ---- Tables: distinct texts in the order of their first use ---- */
+
+struct entry {
+    uint64_t hash;
+    size_t begin, size; /* in `texts` */
+};
+
+struct table {
+    struct buffer texts, entries;
+    int32_t count;
+    int32_t *slots; /* the position of an entry, + 1; 0 if free */
+    size_t slot_count; /* a power of two, at least twice `count` */
+};
+
+static bool is_word_equal(const char *a, const char *b)
+{
+    uint64_t words[2];
+    memcpy(&words[0], a, 8);
+    memcpy(&words[1], b, 8);
+    return words[0] == words[1];
+}
+
+/* As `memcmp(a, b, size) == 0`, faster for short texts. */
+static bool is_equal(const char *a, const char *b, size_t size)
+{
+    if (size >= 8) {
+        for (size_t k = 0; k + 8 < size; k += 8)
+            if (!is_word_equal(a + k, b + k))
+                return false;
+        return is_word_equal(a + size - 8, b + size - 8);
+    }
+    for (size_t k = 0; k < size; k++)
+        if (a[k] != b[k])
+            return false;
+    return true;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ (hash >> 32);
+}
+
+static uint64_t hash_of(const char *data, size_t size)
+{
+    uint64_t hash = size, word = 0;
+    for (; size >= 8; data += 8, size -= 8) {
+        memcpy(&word, data, 8);
+        hash = mixed(hash, word);
+    }
+    word = 0;
+    memcpy(&word, data, size);
+    return mixed(hash, word);
+}
+
+/* Doubles the slots of a table; false without memory or after too many probes. */
+static bool grow(struct table *table)
+{
+    size_t slot_count = table->slot_count ? 2 * table->slot_count : FIRST_SLOTS;
+    int32_t *slots = calloc(slot_count, sizeof *slots);
+    if (slots == NULL)
+        return false;
+    free(table->slots);
+    table->slots = slots;
+    table->slot_count = slot_count;
+    const struct entry *entries = (const struct entry *)table->entries.data;
+    for (int32_t k = 0; k < table->count; k++) {
+        size_t slot = entries[k].hash & (slot_count - 1);
+        for (int probes = 0; slots[slot] != 0; slot = (slot + 1) & (slot_count - 1))
+            if (++probes > MOST_PROBES)
+                return false;
+        slots[slot] = k + 1;
+    }
+    return true;
+}
+
+/* The position of a text in a table, which gets it if it is new; -1 without memory or after too
+ * many probes. */
+static int32_t code_of(struct table *table, const char *data, size_t size)
+{
+    if (2 * ((size_t)table->count + 1) > table->slot_count && !grow(table))
+        return -1;
+    uint64_t hash = hash_of(data, size);
+    const struct entry *entries = (const struct entry *)table->entries.data;
+    size_t slot = hash & (table->slot_count - 1);
+    for (int probes = 0; table->slots[slot] != 0; slot = (slot + 1) & (table->slot_count - 1)) {
+        const struct entry *entry = &entries[table->slots[slot] - 1];
+        if (entry->hash == hash && entry->size == size
+            && is_equal(table->texts.data + entry->begin, data, size))
+            return table->slots[slot] - 1;
+        if (++probes > MOST_PROBES)
+            return -1;
+    }
+    struct entry entry = {hash, table->texts.size, size};
+    if (!append(&table->texts, data, size) || !append(&table->entries, &entry, sizeof entry))
+        return -1;
+    table->slots[slot] = ++table->count;
+    return table->count - 1;
+}
+
+/* ---- What is read ---- */
+
+/* The numbers of an event and of a memory event: columns of 64 bits in the order of the rows. */
+enum {
+    BEGIN, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT,
+    SPAN_NUMBERS
+};
+enum { TIME, BYTES, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, ADDRESS, MEMORY_NUMBERS };
+enum { SHAPES, CONCRETE, TYPES, CALL_STACK, TEXTS };
+
+struct span {
+    int64_t numbers[SPAN_NUMBERS];
+    int32_t kind, texts[TEXTS], unused; /* a text is -1 if missing */
+};
+
+struct memory {
+    int64_t numbers[MEMORY_NUMBERS];
+    int64_t kind;
+};
+
+/* What stood between two values of an object; see `take_member`. */
+struct step {
+    const char *text;
+    size_t size, key; /* the key begins so many bytes behind the beginning */
+    uint8_t member;
+};
+
+struct piece {
+    int64_t recorded;
+    struct buffer spans, memory; /* rows */
+    struct buffer halves; /* events that begin or end, as the items of a JSON list */
+    struct table kinds, memory_kinds, texts[TEXTS];
+    struct table other_kinds; /* of events that have no row; Python checks them as well */
+    struct buffer head, args; /* of the kind of the current event */
+    struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
+};
+
+/* One event while it is read. */
+struct event {
+    int64_t span[SPAN_NUMBERS], memory[MEMORY_NUMBERS], duration, old_external;
+    struct slice texts[TEXTS];
+    char phase;
+    bool has_phase, has_args, has_bytes;
+    bool is_odd; /* a value has another type than expected */
+};
+
+/* ---- Keys ---- */
+
+enum what {
+    SKIPPED, PHASE, ARGS, START_TIME, DURATION, KEPT, SPAN_NUMBER, MEMORY_NUMBER, OLD_EXTERNAL,
+    TEXT
+};
+
+struct member {
+    const char *key;
+    enum what what;
+    int which;
+    int64_t missing; /* the value of a number that is null */
+};
+
+/* The first member of each list stands for all keys that are not in it. */
+static const struct member EVENT_MEMBERS[] = {
+    {"", SKIPPED, 0, 0},
+    {"ph", PHASE, 0, 0}, {"cat", KEPT, 0, 0}, {"name", KEPT, 0, 0},
+    {"pid", KEPT, 0, 0}, {"tid", KEPT, 0, 0},
+    {"ts", START_TIME, 0, 0}, {"dur", DURATION, 0, 0},
+    {"args", ARGS, 0, 0},
+};
+
+static const struct member ARGS_MEMBERS[] = {
+    {"", SKIPPED, 0, 0},
+    {"External id", SPAN_NUMBER, EXTERNAL, 0},
+    {"external id", OLD_EXTERNAL, 0, 0},
+    {"correlation", SPAN_NUMBER, CORRELATION, 0},
+    {"Sequence number", SPAN_NUMBER, SEQUENCE, -1},
+    {"Fwd thread id", SPAN_NUMBER, FORWARD, 0},
+    {"Python id", SPAN_NUMBER, PYTHON_ID, -1},
+    {"Python parent id", SPAN_NUMBER, PYTHON_PARENT, -1},
+    {"Input Dims", TEXT, SHAPES, 0},
+    {"Concrete Inputs", TEXT, CONCRETE, 0},
+    {"Input type", TEXT, TYPES, 0},
+    {"Call stack", TEXT, CALL_STACK, 0},
+    {"Bytes", MEMORY_NUMBER, BYTES, 0},
+    {"Device Type", MEMORY_NUMBER, DEVICE_TYPE, 0},
+    {"Device Id", MEMORY_NUMBER, DEVICE_ID, -1},
+    {"Total Allocated", MEMORY_NUMBER, ALLOCATED, 0},
+    {"Total Reserved", MEMORY_NUMBER, RESERVED, 0},
+    {"Addr", MEMORY_NUMBER, ADDRESS, 0},
+    {"finished", KEPT, 0, 0}, {"bytes", KEPT, 0, 0}, {"size", KEPT, 0, 0},
+    {"direction", KEPT, 0, 0}, {"grid", KEPT, 0, 0}, {"block", KEPT, 0, 0},
+    {"blocks per SM", KEPT, 0, 0}, {"est. achieved occupancy %", KEPT, 0, 0},
+    {"Collective name", KEPT, 0, 0}, {"dtype", KEPT, 0, 0},
+    {"In msg nelems", KEPT, 0, 0}, {"Out msg nelems", KEPT, 0, 0},
+    {"Process Group Ranks", KEPT, 0, 0}, {"Group size", KEPT, 0, 0},
+    {"Process Group Name", KEPT, 0, 0}, {"Process Group Description", KEPT, 0, 0},
+    {"Seq", KEPT, 0, 0}, {"Src Rank", KEPT, 0, 0}, {"Dst Rank", KEPT, 0, 0},
+    {"graph id", KEPT, 0, 0}, {"graph node id", KEPT, 0, 0},
+    {"cuda_sync_kind", KEPT, 0, 0}, {"wait_on_cuda_event_record_corr_id", KEPT, 0, 0},
+    {"wait_on_stream", KEPT, 0, 0}, {"wait_on_cuda_event_id", KEPT, 0, 0},
+    {"kernel", KEPT, 0, 0}, {"name", KEPT, 0, 0}, {"str", KEPT, 0, 0},
+    {"annotation", KEPT, 0, 0},
+    /* Frequent, and listed only to recognise them faster. */
+    {"Ev Idx", SKIPPED, 0, 0}, {"Record function id", SKIPPED, 0, 0},
+    {"Input Strides", SKIPPED, 0, 0}, {"cbid", SKIPPED, 0, 0},
+    {"device", SKIPPED, 0, 0}, {"context", SKIPPED, 0, 0}, {"stream", SKIPPED, 0, 0},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+#define KEY_SLOTS 256 /* at least twice as many as keys */
+
+struct keys {
+    const struct member *members;
+    uint8_t sizes[MOST_KEYS];
+    uint8_t slots[KEY_SLOTS]; /* positions of members; 0 if free */
+};
+
+static struct keys event_keys, args_keys;
+
+static uint8_t key_slot(const char *key, size_t size)
+{
+    return (uint8_t)(size * 31 + (uint8_t)key[0] * 7 + (uint8_t)key[size - 1] * 13
+                     + (uint8_t)key[size / 2]);
+}
+
+static void prepare(struct keys *keys, const struct member *members, size_t count)
+{
+    keys->members = members;
+    for (size_t k = 1; k < count; k++) {
+        size_t size = strlen(members[k].key);
+        uint8_t slot = key_slot(members[k].key, size);
+        while (keys->slots[slot] != 0 && keys->slots[slot] != k)
+            slot++;
+        keys->slots[slot] = (uint8_t)k;
+        keys->sizes[k] = (uint8_t)size;
+    }
+}
+
+static void prepare_keys(void)
+{
+    prepare(&event_keys, EVENT_MEMBERS, COUNT(EVENT_MEMBERS));
+    prepare(&args_keys, ARGS_MEMBERS, COUNT(ARGS_MEMBERS));
+}
+
+/* The position of a key; 0 if it is not known. */
+static uint8_t position_of(const struct keys *keys, struct slice key)
+{
+    if (key.size == 0)
+        return 0;
+    for (uint8_t slot = key_slot(key.begin, key.size); keys->slots[slot] != 0; slot++) {
+        uint8_t k = keys->slots[slot];
+        if (keys->sizes[k] == key.size && is_equal(keys->members[k].key, key.begin, key.size))
+            return k;
+    }
+    return 0;
+}
+
+/* ---- JSON ---- */
+
+static bool is_digit(char c)
+{
+    return (unsigned char)(c - '0') < 10;
+}
+
+/* Whether the next byte is this one. */
+static bool is_next(const struct text *text, char c)
+{
+    return text->at < text->end && *text->at == c;
+}
+
+static void skip_blanks(struct text *text)
+{
+    const char *at = text->at, *end = text->end;
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t'))
+        at++;
+    text->at = at;
+}
+
+/* Goes over blanks and one byte, if it is this one. */
+static bool take(struct text *text, char c)
+{
+    skip_blanks(text);
+    if (!is_next(text, c))
+        return false;
+    text->at++;
+    return true;
+}
+
+/* Goes over what follows a backslash; false if it is no escape, or half of a character. */
+static bool take_escape(struct text *text)
+{
+    if (text->at == text->end)
+        return false;
+    char c = *text->at++;
+    if (c != 'u')
+        return c != '\0' && strchr("\"\\/bfnrt", c) != NULL;
+    if (text->end - text->at < 4)
+        return false;
+    for (int k = 0; k < 4; k++)
+        if (!is_digit(text->at[k]) && (text->at[k] == '\0' || !strchr("abcdefABCDEF", text->at[k])))
+            return false;
+    bool is_half = (text->at[0] | 0x20) == 'd' && text->at[1] >= '8';
+    text->at += 4;
+    return !is_half;
+}
+
+/* The number of bytes of an aligned mask before the first byte that is marked. */
+static int bytes_before(uint64_t mask)
+{
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return __builtin_ctzll(mask) / 8;
+#else
+    return mask == 0; /* not known: look at each byte */
+#endif
+}
+
+/* Goes over bytes that need no attention in a string, eight at a time. */
+static void skip_plain(struct text *text)
+{
+    const uint64_t each = UINT64_C(0x0101010101010101), high = each * 0x80;
+    const char *at = text->at, *end = text->end;
+    for (; end - at >= 8; at += 8) {
+        uint64_t word, quote, escape, special;
+        memcpy(&word, at, 8);
+        quote = word ^ (each * '"');
+        escape = word ^ (each * '\\');
+        /* Marks the first quote, backslash or byte below 0x20, and perhaps bytes behind it. */
+        special = (((quote - each) & ~quote) | ((escape - each) & ~escape)
+                   | ((word - each * 0x20) & ~word))
+            & high;
+        if (special != 0) {
+            at += bytes_before(special);
+            break;
+        }
+    }
+    while (at < end && *at != '"' && *at != '\\' && (unsigned char)*at >= 0x20)
+        at++;
+    text->at = at;
+}
+
+/* Reads a string; `inside` is what stands between its quotes. False for control characters and bad
+ * escapes; bytes that are no UTF-8 are accepted. */
+static bool take_string(struct text *text, struct slice *inside, bool *has_escape)
+{
+    if (!is_next(text, '"'))
+        return false;
+    inside->begin = ++text->at;
+    *has_escape = false;
+    for (;;) {
+        skip_plain(text);
+        if (text->at == text->end)
+            return false;
+        char c = *text->at++;
+        if (c == '"') {
+            inside->size = (size_t)(text->at - 1 - inside->begin);
+            return true;
+        }
+        *has_escape = true;
+        if (c != '\\' || !take_escape(text))
+            return false;
+    }
+}
+
+static bool take_digits(struct text *text)
+{
+    const char *at = text->at;
+    while (at < text->end && is_digit(*at))
+        at++;
+    bool found = at > text->at;
+    text->at = at;
+    return found;
+}
+
+/* Goes over a number in any form that JSON has. */
+static bool take_number(struct text *text)
+{
+    if (is_next(text, '-'))
+        text->at++;
+    if (is_next(text, '0'))
+        text->at++;
+    else if (!take_digits(text))
+        return false;
+    if (is_next(text, '.')) {
+        text->at++;
+        if (!take_digits(text))
+            return false;
+    }
+    if (is_next(text, 'e') || is_next(text, 'E')) {
+        text->at++;
+        if (is_next(text, '+') || is_next(text, '-'))
+            text->at++;
+        return take_digits(text);
+    }
+    return true;
+}
+
+static bool take_word(struct text *text, const char *word)
+{
+    size_t size = strlen(word);
+    if ((size_t)(text->end - text->at) < size || memcmp(text->at, word, size) != 0)
+        return false;
+    text->at += size;
+    return true;
+}
+
+/* Goes over a string, a number, true, false or null. */
+static bool take_scalar(struct text *text)
+{
+    struct slice inside;
+    bool has_escape;
+    if (text->at == text->end)
+        return false;
+    switch (*text->at) {
+    case '"':
+        return take_string(text, &inside, &has_escape);
+    case 't':
+        return take_word(text, "true");
+    case 'f':
+        return take_word(text, "false");
+    case 'n':
+        return take_word(text, "null");
+    default:
+        return take_number(text);
+    }
+}
+
+/* Goes over a key, the colon behind it and blanks. False also for a key with an escape, because it
+ * may be one of the keys that are read, written in another way. */
+static bool take_key(struct text *text, struct slice *key)
+{
+    bool has_escape;
+    skip_blanks(text);
+    if (!take_string(text, key, &has_escape) || has_escape || !take(text, ':'))
+        return false;
+    skip_blanks(text);
+    return true;
+}
+
+/* Goes from the end of a value over the comma, the next key and its colon to the next value; or
+ * from the brace that opens an object. False, at the same place, if there is no further member.
+ *
+ * `last` is the position of the member before, START if there is none, and becomes that of the
+ * next. Members mostly come in the same order, with the same blanks: `steps` has the text that
+ * stood behind each member the last time. Where it stands again, it is not parsed again. */
+static bool take_member(struct text *text, const struct keys *keys, struct step *steps,
+                        uint8_t *last, const char **key)
+{
+    const char *begin = text->at;
+    struct step *step = &steps[*last];
+    struct slice found;
+    if (step->size > 0 && (size_t)(text->end - begin) >= step->size
+        && is_equal(begin, step->text, step->size)) {
+        text->at += step->size;
+        skip_blanks(text); /* there may be more of them this time */
+    } else {
+        if (!take(text, *last == START ? '{' : ',') || !take_key(text, &found)) {
+            text->at = begin;
+            return false;
+        }
+        size_t size = (size_t)(text->at - begin);
+        *step = (struct step){begin, size <= LONGEST_STEP ? size : 0,
+                              (size_t)(found.begin - 1 - begin), position_of(keys, found)};
+    }
+    *key = begin + step->key;
+    *last = step->member;
+    return true;
+}
+
+/* Goes over the brace that ends an object, of which `last` is the last member. */
+static bool take_end(struct text *text, uint8_t last)
+{
+    return (last != START || take(text, '{')) && take(text, '}');
+}
+
+/* Goes over a list or an object. False if lists and objects are nested too deeply. */
+static bool take_nested(struct text *text)
+{
+    uint64_t is_object = 0; /* the lowest bit is that of the innermost list or object */
+    int depth = 0;
+    struct slice key;
+    for (;;) {
+        /* Here begins a value. */
+        bool opens = is_next(text, '{') || is_next(text, '[');
+        if (opens) {
+            if (++depth > MOST_DEPTH)
+                return false;
+            is_object = is_object << 1 | (*text->at++ == '{');
+            if (!take(text, is_object & 1 ? '}' : ']')) {
+                if (is_object & 1 ? !take_key(text, &key) : false)
+                    return false;
+                continue;
+            }
+            depth--;
+            is_object >>= 1;
+        } else if (!take_scalar(text)) {
+            return false;
+        }
+        /* Here ends a value, and perhaps those around it. */
+        while (depth > 0 && !take(text, ',')) {
+            if (!take(text, is_object & 1 ? '}' : ']'))
+                return false;
+            depth--;
+            is_object >>= 1;
+        }
+        if (depth == 0)
+            return true;
+        if (is_object & 1) {
+            if (!take_key(text, &key))
+                return false;
+        } else {
+            skip_blanks(text);
+        }
+    }
+}
+
+/* Goes over any value. */
+static bool take_value(struct text *text)
+{
+    return is_next(text, '{') || is_next(text, '[') ? take_nested(text) : take_scalar(text);
+}
+
+/* Reads digits into a number; false if there are none, too many for 64 bits, or a 0 in front. */
+static bool read_digits(struct text *text, uint64_t *value)
+{
+    const char *begin = text->at, *at = begin, *end = text->end;
+    uint64_t number = 0;
+    for (; at < end && is_digit(*at); at++) {
+        uint64_t digit = (uint64_t)(*at - '0');
+        if (at - begin >= 19 && number > (UINT64_MAX - digit) / 10)
+            return false;
+        number = number * 10 + digit;
+    }
+    text->at = at;
+    *value = number;
+    return at > begin && (*begin != '0' || at == begin + 1);
+}
+
+/* Reads an integer or null. The result is the lower 64 bits. False for other values, and for those
+ * with more than 64 bits before their sign. */
+static bool read_integer(struct text *text, int64_t *value, int64_t missing)
+{
+    uint64_t digits;
+    if (take_word(text, "null")) {
+        *value = missing;
+        return true;
+    }
+    bool is_negative = is_next(text, '-');
+    text->at += is_negative;
+    if (!read_digits(text, &digits))
+        return false;
+    if (is_next(text, '.') || is_next(text, 'e') || is_next(text, 'E'))
+        return false;
+    digits = is_negative ? 0 - digits : digits;
+    memcpy(value, &digits, sizeof *value);
+    return true;
+}
+
+/* Reads decimal microseconds below a limit into nanoseconds. False for more than three decimals and
+ * for an exponent. */
+static bool read_time(struct text *text, int64_t *ns, uint64_t limit_us)
+{
+    static const int64_t scales[] = {1000, 100, 10, 1};
+    uint64_t whole, fraction = 0;
+    size_t decimals = 0;
+    bool is_negative = is_next(text, '-');
+    text->at += is_negative;
+    if (!read_digits(text, &whole) || whole >= limit_us)
+        return false;
+    if (is_next(text, '.')) {
+        const char *begin = ++text->at;
+        for (; text->at < text->end && is_digit(*text->at) && text->at - begin < 3; text->at++)
+            fraction = fraction * 10 + (uint64_t)(*text->at - '0');
+        decimals = (size_t)(text->at - begin);
+        if (decimals == 0)
+            return false;
+    }
+    if (text->at < text->end && (is_digit(*text->at) || *text->at == 'e' || *text->at == 'E'))
+        return false;
+    *ns = (int64_t)whole * 1000 + (int64_t)fraction * scales[decimals];
+    *ns = is_negative ? -*ns : *ns;
+    return true;
+}
+
+/* ---- Events ---- */
+
+/* Reads the value of a member that has a column. */
+static bool read_number(struct text *text, struct event *event, const struct member *member)
+{
+    switch (member->what) {
+    case START_TIME:
+        return read_time(text, &event->span[BEGIN], LATEST_US);
+    case DURATION:
+        return read_time(text, &event->duration, LONGEST_US);
+    case OLD_EXTERNAL:
+        return read_integer(text, &event->old_external, member->missing);
+    case SPAN_NUMBER:
+        return read_integer(text, &event->span[member->which], member->missing);
+    default:
+        if (member->which == BYTES)
+            event->has_bytes = !is_next(text, 'n');
+        return read_integer(text, &event->memory[member->which], member->missing);
+    }
+}
+
+/* Reads the value of a member. A number of another type than expected makes the event odd. False if
+ * the value is no JSON. `kind` gets the member, from its key on, if it belongs to the kind. */
+static bool read_member(struct text *text, struct event *event, const struct member *member,
+                        const char *key, struct buffer *kind)
+{
+    const char *begin = text->at;
+    switch (member->what) {
+    case SKIPPED:
+        return take_value(text);
+    case PHASE:
+    case KEPT:
+        return take_value(text) && append_item(kind, key, text->at);
+    case TEXT:
+        if (!take_value(text))
+            return false;
+        event->texts[member->which] = (struct slice){begin, (size_t)(text->at - begin)};
+        return true;
+    default:
+        if (read_number(text, event, member))
+            return true;
+        event->is_odd = true;
+        text->at = begin;
+        return take_value(text);
+    }
+}
+
+/* Reads the phase of an event, one character between quotes. */
+static bool read_phase(const struct text *text, struct event *event)
+{
+    if (text->end - text->at < 3 || text->at[0] != '"' || text->at[2] != '"' || event->has_phase)
+        return false;
+    event->phase = text->at[1];
+    event->has_phase = true;
+    return true;
+}
+
+/* Reads the arguments of an event. False if they are no object, or come a second time. */
+static bool read_args(struct text *text, struct piece *piece, struct event *event)
+{
+    const char *key;
+    uint8_t last = START;
+    if (event->has_args)
+        return false;
+    event->has_args = true;
+    while (take_member(text, &args_keys, piece->args_steps, &last, &key))
+        if (!read_member(text, event, &ARGS_MEMBERS[last], key, &piece->args))
+            return false;
+    return take_end(text, last);
+}
+
+/* Reads the members of an event. False if it has no phase, or two. */
+static bool read_event(struct text *text, struct piece *piece, struct event *event)
+{
+    const char *key;
+    uint8_t last = START;
+    while (take_member(text, &event_keys, piece->event_steps, &last, &key)) {
+        const struct member *member = &EVENT_MEMBERS[last];
+        if (member->what == PHASE && !read_phase(text, event))
+            return false;
+        if (member->what == ARGS ? !read_args(text, piece, event)
+                                 : !read_member(text, event, member, key, &piece->head))
+            return false;
+    }
+    return event->has_phase && take_end(text, last);
+}
+
+/* The position of the kind of the event that was read; -1 as for `code_of`. */
+static int32_t kind_of(struct piece *piece, struct table *kinds)
+{
+    static const char opens[] = "\"args\":{";
+    struct buffer *head = &piece->head, *args = &piece->args;
+    if (args->size > 1)
+        args->size--; /* the comma behind the last member */
+    if (!append(head, opens, sizeof opens - 1) || !append(head, args->data, args->size)
+        || !append(head, "}}", 2))
+        return -1;
+    return code_of(kinds, head->data, head->size);
+}
+
+/* Adds the row of an event with a duration. */
+static bool add_span(struct piece *piece, const struct event *event)
+{
+    struct span row = {.kind = kind_of(piece, &piece->kinds)};
+    bool found = row.kind >= 0;
+    memcpy(row.numbers, event->span, sizeof row.numbers);
+    row.numbers[END] = event->span[BEGIN] + event->duration;
+    if (row.numbers[EXTERNAL] == 0)
+        row.numbers[EXTERNAL] = event->old_external;
+    for (int k = 0; k < TEXTS; k++) {
+        struct slice value = event->texts[k];
+        row.texts[k] = value.size ? code_of(&piece->texts[k], value.begin, value.size) : -1;
+        found = found && (row.texts[k] >= 0 || value.size == 0);
+    }
+    return found && append(&piece->spans, &row, sizeof row);
+}
+
+/* Adds the row of an event without a duration, if it is a memory event. */
+static bool add_instant(struct piece *piece, const struct event *event)
+{
+    if (!event->has_bytes)
+        return kind_of(piece, &piece->other_kinds) >= 0;
+    struct memory row = {.kind = kind_of(piece, &piece->memory_kinds)};
+    memcpy(row.numbers, event->memory, sizeof row.numbers);
+    row.numbers[TIME] = event->span[BEGIN];
+    return row.kind >= 0 && append(&piece->memory, &row, sizeof row);
+}
+
+/* Reads one event and adds it. False if it is not understood. */
+static bool scan_event(struct text *text, struct piece *piece)
+{
+    struct event event = {.span = {[SEQUENCE] = -1, [PYTHON_ID] = -1, [PYTHON_PARENT] = -1},
+                          .memory = {[DEVICE_ID] = -1}};
+    const char *begin = text->at;
+    piece->head.size = piece->args.size = 0;
+    if (!append(&piece->head, "{", 1) || !read_event(text, piece, &event))
+        return false;
+    piece->recorded++;
+    switch (event.phase) {
+    case 'X':
+        return !event.is_odd && add_span(piece, &event);
+    case 'i':
+        return !event.is_odd && add_instant(piece, &event);
+    case 'B':
+    case 'E':
+        return append_item(&piece->halves, begin, text->at);
+    default:
+        return event.phase != '\0' && strchr("ICbneSTpFstfPNODMVvRc()", event.phase) != NULL;
+    }
+}
+
+/* Reads events with commas between them, to the end of the text. */
+static bool scan_piece(struct text text, struct piece *piece)
+{
+    do {
+        skip_blanks(&text);
+        if (!scan_event(&text, piece))
+            return false;
+    } while (take(&text, ','));
+    skip_blanks(&text);
+    return text.at == text.end;
+}
+
+static void free_table(struct table *table)
+{
+    free(table->texts.data);
+    free(table->entries.data);
+    free(table->slots);
+}
+
+static void free_piece(struct piece *piece)
+{
+    struct buffer *buffers[] = {&piece->spans, &piece->memory, &piece->halves, &piece->head,
+                                &piece->args};
+    for (size_t k = 0; k < COUNT(buffers); k++)
+        free(buffers[k]->data);
+    free_table(&piece->kinds);
+    free_table(&piece->memory_kinds);
+    free_table(&piece->other_kinds);
+    for (int k = 0; k < TEXTS; k++)
+        free_table(&piece->texts[k]);
+}
+
+#ifndef WITHOUT_PYTHON
+
+/* ---- The module ---- */
+
+static PyObject *bytes_of(const struct buffer *buffer)
+{
+    return PyBytes_FromStringAndSize(buffer->data, (Py_ssize_t)buffer->size);
+}
+
+/* The texts of a table as a list of bytes. */
+static PyObject *list_of(const struct table *table)
+{
+    const struct entry *entries = (const struct entry *)table->entries.data;
+    PyObject *list = PyList_New(table->count);
+    for (int32_t k = 0; list != NULL && k < table->count; k++) {
+        PyObject *text = PyBytes_FromStringAndSize(table->texts.data + entries[k].begin,
+                                                   (Py_ssize_t)entries[k].size);
+        if (text == NULL || PyList_SetItem(list, k, text) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static PyObject *result_of(const struct piece *piece)
+{
+    return Py_BuildValue("(LNNNNNN(NNNN))", (long long)piece->recorded, bytes_of(&piece->spans),
+                         list_of(&piece->kinds), bytes_of(&piece->memory),
+                         list_of(&piece->memory_kinds), list_of(&piece->other_kinds),
+                         bytes_of(&piece->halves),
+                         list_of(&piece->texts[SHAPES]), list_of(&piece->texts[CONCRETE]),
+                         list_of(&piece->texts[TYPES]), list_of(&piece->texts[CALL_STACK]));
+}
+
+static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *bytes, *result = NULL;
+    Py_ssize_t begin, end;
+    struct piece piece = {0};
+    bool understood;
+    if (!PyArg_ParseTuple(args, "Snn:scan", &bytes, &begin, &end))
+        return NULL;
+    if (begin < 0 || begin > end || end > PyBytes_Size(bytes) || (size_t)end > MOST_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "begin and end must be positions in the text");
+        return NULL;
+    }
+    const char *data = PyBytes_AsString(bytes);
+    if (data == NULL)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    understood = scan_piece((struct text){data + begin, data + end}, &piece);
+    Py_END_ALLOW_THREADS
+    if (understood)
+        result = result_of(&piece);
+    free_piece(&piece);
+    if (understood)
+        return result;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"scan", scan, METH_VARARGS, "Read the events between two positions of a text."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject *module)
+{
+    prepare_keys();
+    PyObject *keys = PyList_New(0);
+    for (size_t k = 0; keys != NULL && k < COUNT(ARGS_MEMBERS); k++) {
+        if (ARGS_MEMBERS[k].what == SKIPPED)
+            continue;
+        PyObject *key = PyUnicode_FromString(ARGS_MEMBERS[k].key);
+        if (key == NULL || PyList_Append(keys, key) < 0)
+            Py_CLEAR(keys);
+        Py_XDECREF(key);
+    }
+    if (keys == NULL || PyModule_AddObjectRef(module, "ARGS", keys) < 0) {
+        Py_XDECREF(keys);
+        return -1;
+    }
+    Py_DECREF(keys);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "instrument.trace._scanner",
+    .m_doc = "Reads the events of a trace from its JSON text.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__scanner(void)
+{
+    return PyModuleDef_Init(&definition);
+}
+
+#endif
