@@ -16,7 +16,7 @@ from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.links.autograd import is_backward
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, needed_flops
-from instrument.links.groupby import Groups, intern
+from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.links.traffic import moved_bytes, operand_types
@@ -379,14 +379,14 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
     found = by_group(work, launched_in, count)
     busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
     covered = _covered(work, launched_in, calls.owner, count)
+    devices = _distinct(calls.device[chosen], groups)
     rows = []
     for at, (total, again, duration) in enumerate(
         zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
     ):
         is_known = bool(groups.size[at])
         precision = calls.precisions[most[at]] if is_known else None
-        devices = np.unique(calls.device[chosen[groups.of == at]]).tolist()
-        peaks = [calls.rates_of(device).flops(precision) for device in devices]
+        peaks = [calls.rates_of(device).flops(precision) for device in devices[at]]
         peak = None if not peaks or None in peaks else sum(filter(None, peaks))
         seconds = max(duration, busy[at] or 0) / 1e9
         share = covered[at]
@@ -409,6 +409,14 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
     return Table.of(
         EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY_STEPS)}
     )
+
+
+def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
+    """The distinct values of each group, in increasing order."""
+    distinct, same = groupby(values)
+    pairs = np.unique(groups.of * len(distinct) + same.of)
+    number, value = np.divmod(pairs, max(len(distinct), 1))
+    return [distinct[value[row]].tolist() for row in Groups(number, groups.count).rows()]
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:

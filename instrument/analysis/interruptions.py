@@ -10,8 +10,8 @@ import numpy as np
 from instrument.analysis.steps import is_loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import nest
-from instrument.links.groupby import groupby
-from instrument.links.intervals import merged, sweep
+from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import sweep
 from instrument.links.step_index import finished_steps
 from instrument.trace.events import (
     ANNOTATION,
@@ -105,7 +105,8 @@ def interruptions(events: Events) -> Table:
     Lost: whether the training thread waited. A call on another thread, such as an allocation by
     the thread that pins memory, may have interrupted nothing.
 
-    Cost: a test of each distinct name, and a pass over the categories.
+    Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
+    of the steps.
     """
     kind = _kinds(events)
     width = np.int32(len(KINDS))
@@ -120,8 +121,8 @@ def interruptions(events: Events) -> Table:
     rows = groups.rows()
     steps = finished_steps(events)
     begun, ended = events.start_ns[steps], events.end_ns[steps]
-    in_steps = [_within(start[row], end[row], begun, ended) for row in rows]
-    step_ns, whole = [int(each.sum()) for each in in_steps], int((ended - begun).sum())
+    step_ns, touched = (each.tolist() for each in _in_steps(start, end, groups, begun, ended))
+    whole = int((ended - begun).sum())
     iterators = [loader_iterator(name) for name in names]
     has_thread = ~events.among(_OVERHEAD)[index]
     columns = {
@@ -135,7 +136,7 @@ def interruptions(events: Events) -> Table:
             for row in rows
         ],
         "step_ns": step_ns if len(steps) else [None] * len(rows),
-        "steps": [int(np.count_nonzero(each)) if len(steps) else None for each in in_steps],
+        "steps": touched if len(steps) else [None] * len(rows),
         "share": [each / whole if whole else None for each in step_ns],
         "workers": [_WORKERS.get(each or "") for each in iterators],
         "iterator": iterators,
@@ -164,7 +165,63 @@ def _kinds(events: Events) -> Ints:
     return kind
 
 
-def _within(start: Ints, end: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each step, how long at least one of the intervals went on."""
-    timeline = sweep([merged(start, end)])
-    return timeline.within(timeline.active[0], begun, ended)
+def _in_steps(
+    start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
+) -> tuple[Ints, Ints]:
+    """For each group of intervals, its time in steps, and the number of steps in which it lies.
+
+    Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
+
+    Cost: some sorts of the intervals and of the steps. Nothing is held for pairs of the two.
+    """
+    lasting = ended > begun
+    begun, ended = begun[lasting], ended[lasting]
+    timeline = sweep([(start, end)], [groups.of])
+    active = timeline.active[0] & (timeline.end_ns > timeline.start_ns)
+    start, end, group = timeline.start_ns[active], timeline.end_ns[active], timeline.group[active]
+    step_ns = _until(end, begun, ended) - _until(start, begun, ended)
+    # A step belongs to the first interval that it overlaps: it begins after the end of the interval
+    # before that one.
+    is_first = np.append(True, group[1:] != group[:-1])[: len(group)]
+    begins_before_end = np.searchsorted(begun, end)
+    begins_before = np.where(is_first, 0, np.roll(begins_before_end, 1))
+    order = np.argsort(ended, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    ends_before = np.searchsorted(ended[order], start, "right")
+    over = ends_before - _smaller(rank, begins_before, ends_before)
+    steps = begins_before_end - begins_before - over
+    pieces = Groups(group, groups.count)
+    return pieces.sum(step_ns), pieces.sum(steps)
+
+
+def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
+    """The time of all steps before each point in time."""
+    times = np.concatenate([begun, ended])
+    order = np.argsort(times, kind="stable")
+    at_ns = times[order]
+    depth = np.cumsum(np.repeat([1, -1], len(begun))[order])
+    before = np.concatenate([[0], np.cumsum(depth[:-1] * np.diff(at_ns))])
+    at = np.searchsorted(at_ns, time_ns, "right") - 1
+    if not len(times):
+        return np.zeros(len(time_ns), np.int64)
+    total: Ints = np.where(at >= 0, before[at] + depth[at] * (time_ns - at_ns[at]), 0)
+    return total
+
+
+def _smaller(values: Ints, first: Ints, limit: Ints) -> Ints:
+    """For each query, how many of the `first` values are smaller than `limit`.
+
+    `values` are the numbers from 0 to their count - 1 in any order. The first values are cut into
+    sorted blocks whose sizes are powers of two.
+    """
+    found, size = np.zeros(len(first), np.int64), 1
+    width = len(values) + 1
+    while size <= len(values):
+        block = np.arange(len(values)) // size
+        ordered = np.sort(block * width + values)
+        query = np.flatnonzero(first & size)
+        last = first[query] // size - 1
+        found[query] += np.searchsorted(ordered, last * width + limit[query]) - last * size
+        size *= 2
+    return found

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from builders import (
@@ -555,6 +556,27 @@ def test_the_utilization_of_steps_by_hand(tmp_path) -> None:
     events = [*TRAINING[:4], *launched("elementwise", 200, 700, 501, 2)]
     (row,) = capture(tmp_path, events, deviceProperties=[A100]).efficiency.steps
     assert (row.flops, row.mfu, row.flops_covered) == (137_438_953_472, None, 500 / 1001)
+
+
+def test_the_peak_of_a_step_is_the_sum_over_the_devices_that_it_uses(tmp_path) -> None:
+    """Each of 60 steps uses a random choice of three devices, some of them twice, or none."""
+    random = np.random.default_rng(2)
+    peaks, events, expected = (312, 756, 121), [], []
+    for at in range(60):
+        events.append(step(at + 1, 10_000 * at, 9_000))
+        used = random.integers(0, 3, random.integers(0, 5)).tolist()
+        for k, device in enumerate(used):
+            on = {"pid": device}
+            begin = 10_000 * at + 100 + 1000 * k
+            events += product("aten::mm", begin, SQUARE, HALF, 10 * at + k + 1, 500, on=on)
+        expected.append(sum({k: peaks[k] for k in used}.values()) * 10**12 or None)
+    devices = [
+        A100,
+        {"id": 1, "name": "NVIDIA H100 PCIe", "numSms": 114},
+        {"id": 2, "name": "NVIDIA L4", "numSms": 58},
+    ]
+    found = capture(tmp_path, events, deviceProperties=devices).efficiency.steps
+    assert found.column("peak_flops_per_second") == expected
 
 
 def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:

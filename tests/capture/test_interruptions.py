@@ -6,11 +6,13 @@ import gc
 import gzip
 import json
 import os
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from builders import annotation, call, capture, frame, kernel, span, step
@@ -73,6 +75,44 @@ def test_without_a_finished_step_the_columns_of_steps_are_unknown(tmp_path: Path
     assert (row.cpu_ns, row.step_ns, row.steps, row.share) == (9000, None, None, None)
     assert not len(capture(tmp_path, [span("aten::mm", 0, 1)]).interruptions)
     assert not len(capture(tmp_path, []).interruptions)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_time_in_steps_is_that_of_a_plain_loop(tmp_path: Path, seed: int) -> None:
+    """Steps follow each other, or overlap and contain each other; calls overlap on several threads."""
+    random = np.random.default_rng(seed)
+    starts = np.arange(30) * 10 if seed < 2 else random.integers(0, 300, 30)
+    lengths = np.full(30, 10) if seed < 2 else random.integers(0, [60, 200][seed % 2], 30)
+    steps = [*zip(starts.tolist(), (starts + lengths).tolist())]
+    calls = defaultdict(list)
+    for at, took in zip(random.integers(0, 320, 80).tolist(), random.integers(0, 20, 80).tolist()):
+        calls[f"x{random.integers(0, 25)} (dynamo_timed)"].append((at, at + took))
+    calls["all (dynamo_timed)"].append((-5, 999))
+    events = [step(k, a, b - a) for k, (a, b) in enumerate(steps)]
+    each = [(name, *call) for name, its in calls.items() for call in its]
+    events += [span(name, a, b - a, tid=90 + k) for k, (name, a, b) in enumerate(each)]
+    covered = {name: {ns for a, b in its for ns in range(a, b)} for name, its in calls.items()}
+    inside = {name: [len(ns & {*range(a, b)}) for a, b in steps] for name, ns in covered.items()}
+    found = capture(tmp_path, events).interruptions
+    assert {row.name: (row.step_ns, row.steps) for row in found} == {
+        name: (1000 * sum(us), sum(map(bool, us))) for name, us in inside.items()
+    }
+
+
+def test_names_times_steps_are_not_held_in_memory(tmp_path: Path) -> None:
+    count = 2000
+    events = [step(k, 10 * k, 10) for k in range(count)]
+    events += [span(f"x{k} (dynamo_timed)", 10 * k + 5, 4) for k in range(count)]
+    made = capture(tmp_path, events)
+    assert len(made.events) == 2 * count
+    tracemalloc.start()
+    try:
+        found = made.interruptions
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.column("steps") == [1] * count
+    assert most < count * count * 4, "a matrix of 64-bit integers has twice as many bytes"
 
 
 @pytest.mark.parametrize(
