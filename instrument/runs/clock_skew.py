@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ CLOCKS: Schema = schema(
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
     uncertainty_ns="the median distance of the collectives from offset and drift; None if only "
-    "one was compared",
+    "one was compared, or if it is None for a rank in between",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -53,11 +53,19 @@ class Clock:
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
-        """The times of this clock as times of the lowest rank's clock."""
+        """The times of this clock as times of the lowest rank's clock, limited to ±`BEYOND_NS`."""
+        times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
+        shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
-        limited = np.clip(gained, -BEYOND_NS, BEYOND_NS).astype(np.int64)
-        corrected: Ints = times_ns - self.offset_ns - limited
+        about = shifted - gained  # floats do not overflow
+        exact = shifted - np.clip(gained, -2 * BEYOND_NS, 2 * BEYOND_NS).astype(np.int64)
+        limits = np.where(about < 0, -BEYOND_NS, BEYOND_NS)
+        corrected: Ints = np.where(np.abs(about) < BEYOND_NS, exact, limits)
         return corrected
+
+
+# When a collective ended on the lowest rank's clock, and the clock that it was found with.
+_Aligned = dict[int, tuple[int, Clock]]
 
 
 def measure(collectives: MatchedCollectives) -> list[Clock | None]:
@@ -68,26 +76,29 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     `offset_ns` is the median difference. `drift_ppm` is the median slope between any two
     differences (Theil and Sen). It is None if fewer than eight collectives match, or if the drift
     does not at least halve their median distance from the offset. `uncertainty_ns` is the median
-    distance of the differences from offset and drift, or None for a single match.
+    distance of the differences from offset and drift, or None for a single match. A clock that is
+    further ahead or behind than times in a trace can be (`BEYOND_NS`) is not known.
 
     A rank that has no collective in common with the first rank is compared with ranks that have
-    one. The largest uncertainty of these ranks is added to its own. If there are no such ranks
-    either, its clock is not known.
+    one. The largest uncertainty of these ranks is added to its own, which is None if one of theirs
+    is. If there are no such ranks either, its clock is not known.
 
     The last 128 collectives of a rank are compared: those on its device, or else those on its CPU.
     """
     ends = _ends(collectives)
-    found = {0: Clock(0, 0, len(ends[0]))} if ends else {}
-    aligned, reached, before_ns = dict(ends[0]) if ends else {}, [0], 0
+    found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
+    aligned: _Aligned = {}
+    reached = list(found)
     while reached:
+        for k in reached:
+            clock = found[k]
+            if clock is not None:
+                for key, end_ns in ends[k].items():
+                    aligned.setdefault(key, (end_ns - clock.ahead_ns(end_ns), clock))
         reached = [
             k for k in range(len(ends)) if k not in found and not aligned.keys().isdisjoint(ends[k])
         ]
-        found |= {k: _clock(ends[k], aligned, before_ns) for k in reached}
-        for k in reached:
-            for key, end_ns in ends[k].items():
-                aligned.setdefault(key, end_ns - found[k].ahead_ns(end_ns))
-        before_ns = max([before_ns, *(found[k].uncertainty_ns or 0 for k in reached)])
+        found |= {k: _clock(ends[k], aligned) for k in reached}
     return [found.get(k) for k in range(len(ends))]
 
 
@@ -114,20 +125,36 @@ def _ends(found: MatchedCollectives) -> list[_Ends]:
     runs_on = OF_COLLECTIVE_GROUP.index("runs_on")
     on_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
     chosen = on_device[found.group]
+    is_time = np.abs(found.end_ns) < BEYOND_NS
     owned = np.split(
         np.arange(len(found.owner)), np.searchsorted(found.owner, np.arange(1, found.ranks))
     )
     ends = []
     for rows in owned[: found.ranks]:
+        rows = rows[is_time[rows]]
         used = rows[chosen[rows]] if chosen[rows].any() else rows
         last = used[np.argsort(found.end_ns[used], kind="stable")][-_MOST:]
         ends.append(dict(zip(found.key[last].tolist(), found.end_ns[last].tolist())))
     return ends
 
 
-def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> Clock:
-    times = [end_ns for key, end_ns in ends.items() if key in aligned]
-    ahead = [end_ns - aligned[key] for key, end_ns in ends.items() if key in aligned]
+def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
+    shared = [(end_ns, *aligned[key]) for key, end_ns in ends.items() if key in aligned]
+    own = _compared(
+        [end_ns for end_ns, _, _ in shared],
+        [end_ns - aligned_ns for end_ns, aligned_ns, _ in shared],
+    )
+    if abs(own.offset_ns) > BEYOND_NS:
+        return None
+    before_ns = [clock.uncertainty_ns for _, _, clock in shared]
+    known_ns = [each for each in before_ns if each is not None]
+    if own.uncertainty_ns is None or len(known_ns) < len(before_ns):
+        return replace(own, uncertainty_ns=None)
+    return replace(own, uncertainty_ns=max(known_ns) + own.uncertainty_ns)
+
+
+def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
+    """The clock that is ahead by these values at these times, with its own uncertainty alone."""
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
         return Clock(offset_ns, None, 1)
@@ -140,8 +167,8 @@ def _clock(ends: _Ends, aligned: _Ends, before_ns: int) -> Clock:
         middle = median(line)
         unexplained = _median_distance([each - middle for each in line])
         if unexplained <= _UNEXPLAINED * apart:
-            return Clock(middle, before_ns + unexplained, len(ahead), drift_ppm, at_ns)
-    return Clock(offset_ns, before_ns + apart, len(ahead))
+            return Clock(middle, unexplained, len(ahead), drift_ppm, at_ns)
+    return Clock(offset_ns, apart, len(ahead))
 
 
 def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:

@@ -13,9 +13,8 @@ from instrument.links.groupby import Groups, cells, groupby
 from instrument.runs.clock_skew import Clock
 from instrument.runs.matched_collectives import MatchedCollectives
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
+from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Flags, Ints
-
-_UNKNOWN = -1
 
 RANK_COLLECTIVES: Schema = schema(
     kind="all_reduce, all_gather, reduce_scatter, all_to_all or barrier",
@@ -83,12 +82,13 @@ def collectives(
     kind, count = (OF_COLLECTIVE_GROUP.index(name) for name in ("kind", "group_size"))
     rates = [bandwidths(each[kind], each[count], *both) for each, both in zip(chosen, sums)]
     waiting, whole = groups.sum(mean - shortest).tolist(), groups.sum(mean).tolist()
-    recorded = [len(np.unique(owner[group == k])) for k in present.tolist()]
+    pairs = np.unique(group * found.ranks + owner)
+    recorded = np.bincount(pairs // max(found.ranks, 1), minlength=len(found.groups))[present]
     clocked = groups.number(is_known)
     skews = groups.sum(skew, is_known)
     columns: dict[str, list[Any]] = {
         **{name: [each[k] for each in chosen] for k, name in enumerate(OF_COLLECTIVE_GROUP)},
-        "recorded_ranks": recorded,
+        "recorded_ranks": recorded.tolist(),
         "calls": groups.size.tolist(),
         "bytes": groups.sums(size, sized),
         "duration_ns": whole,
@@ -117,6 +117,8 @@ def _arrivals(
             known[begin:end] = False
         else:
             arrival[begin:end] = clock.corrected_ns(arrival[begin:end])
+            # Times that had to be limited say nothing.
+            known[begin:end] = np.abs(arrival[begin:end]) < BEYOND_NS
     return arrival[chosen], known[chosen]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from instrument.links.groupby import group_rows, intern
 from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
-from instrument.trace.columns import ints
+from instrument.trace.columns import BEYOND_NS, ints
 from instrument.trace.events import Ints
 
 _UNKNOWN = -1
@@ -74,13 +74,14 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
         np.where(numbered, column["number"], column["step"]),
         np.where(numbered, nth, column["ordinal"]),
     ).of
-    base = ints([summary.base_ns for summary in summaries], 0)[owner]
+    # Limited, so that no sum is larger than 64 bits hold.
+    base = np.clip(ints([each.base_ns for each in summaries], 0), -BEYOND_NS, BEYOND_NS)[owner]
     return MatchedCollectives(
         owner,
         key,
         unnamed[own],
-        column["start_ns"] + base,
-        column["end_ns"] + base,
+        np.clip(column["start_ns"], -BEYOND_NS, BEYOND_NS) + base,
+        np.clip(column["end_ns"], -BEYOND_NS, BEYOND_NS) + base,
         column["bytes"],
         groups,
         len(summaries),

@@ -21,6 +21,7 @@ from instrument.analysis.views import Views
 from instrument.errors import InstrumentError
 from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
+from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
 VERSION = 3
@@ -233,7 +234,7 @@ def _decoded(text: bytes | None) -> RankSummary | None:
 
 
 def _is_sound(found: RankSummary) -> bool:
-    """Whether tables can be made of a summary: it has complete columns, and a valid start time."""
+    """Whether tables can be made of a summary: complete columns, and times in range."""
     try:
         unix_time(found.started_at)
     except ValueError:
@@ -248,8 +249,16 @@ def _is_sound(found: RankSummary) -> bool:
         and named
         and found.breakdown.keys() <= set(names_of(BREAKDOWN))
         and all(map(_is_table, tables))
+        and _is_in_range(found)
         and _are_grouped(found)
     )
+
+
+def _is_in_range(found: RankSummary) -> bool:
+    """Whether the times of the collectives, also as Unix times, lie within ±`BEYOND_NS`."""
+    columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
+    times = [limit(column) for column in columns for limit in (min, max)]
+    return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)
 
 
 def _are_grouped(found: RankSummary) -> bool:

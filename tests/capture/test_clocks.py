@@ -11,7 +11,9 @@ from builders import REDUCES, annotation, kernel, span, synchronous_steps, write
 
 from instrument.report.ranks import as_text
 from instrument.runs.clock_skew import Clock, median
-from instrument.runs.run import Run
+from instrument.runs.rank_summary import RankSummary
+from instrument.runs.run import Ranks, Run
+from instrument.trace.columns import BEYOND_NS
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -147,3 +149,105 @@ def test_times_are_corrected_by_offset_and_drift() -> None:
 
 def test_the_median_is_one_of_the_values() -> None:
     assert [median([3]), median([4, 1]), median([9, 1, 5]), median([4, 3, 2, 1])] == [3, 1, 5, 2]
+
+
+def summary(rank: int, ends: dict[int, int], *, of: list[int] | None = None) -> RankSummary:
+    """The summary of a rank whose collectives, by number, took 1 ns and ended at these times."""
+    numbers, count = list(ends), max(of or [0]) + 1
+    return RankSummary(
+        name=f"r{rank}",
+        rank=rank,
+        world_size=3,
+        collectives={
+            "group": of or [0] * len(ends),
+            "step": [1] * len(ends),
+            "ordinal": numbers,
+            "number": numbers,
+            "start_ns": [end - 1 for end in ends.values()],
+            "end_ns": [*ends.values()],
+            "bytes": [1] * len(ends),
+        },
+        collective_groups={
+            "name": ["a"] * count,
+            "kind": ["all_reduce"] * count,
+            "process_group": [str(k) for k in range(count)],
+            "description": [None] * count,
+            "ranks": [None] * count,
+            "group_size": [2] * count,
+            "runs_on": ["device"] * count,
+        },
+    )
+
+
+def compared(*summaries: RankSummary) -> Ranks:
+    return Ranks([(each.name, each) for each in summaries])
+
+
+def test_an_unknown_uncertainty_is_that_of_all_ranks_behind_it() -> None:
+    """Rank 1 shares one collective with rank 0; rank 2 reaches rank 0 through rank 1 alone; rank 3 does without."""
+    clocks = compared(
+        summary(0, {1: 100, 4: 400, 5: 500, 6: 600}),
+        summary(1, {1: 107, 2: 207, 3: 307}),
+        summary(2, {2: 209, 3: 309, 7: 709, 8: 809}),
+        summary(3, {4: 403, 5: 503, 6: 605, 9: 903, 10: 1003}),
+        summary(4, {7: 701, 8: 801}),
+        summary(5, {9: 900, 10: 1000}),
+    ).clocks
+    assert [(row.offset_ns, row.uncertainty_ns) for row in clocks] == [
+        (0, 0), (7, None), (9, None), (3, 0), (1, None), (0, 0)
+    ]  # fmt: skip
+
+
+EDGE = BEYOND_NS - 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "offsets"),
+    [
+        (({1: -(2**63) + 1}, {1: 2**63 - 1}, {1: 0}), [0, None, None]),
+        (({1: -EDGE}, {1: EDGE}, {1: -EDGE + 9}), [0, None, 9]),
+        (({1: 0}, {1: EDGE, 2: -EDGE}, {2: EDGE}), [0, EDGE, None]),
+    ],
+)
+def test_times_at_the_edge_of_64_bits_give_no_wrong_number(
+    ends: tuple[dict[int, int], ...], offsets: list[int | None]
+) -> None:
+    found = compared(*(summary(rank, each) for rank, each in enumerate(ends)))
+    assert found.clocks.column("offset_ns") == offsets
+    for row in found.collectives:
+        assert row.skew_ns is None or 0 <= row.skew_ns <= 10
+
+
+@pytest.mark.parametrize(
+    ("time", "drift_ppm", "corrected"),
+    [
+        (EDGE, -1e9, 0),
+        (EDGE - 5, -1e9, -5005),  # 5 ns earlier it was 5000 ns further ahead
+        (0, -1e9, -BEYOND_NS),
+        (-(2**63), -1e9, -BEYOND_NS),
+        (-(2**63), 1e9, BEYOND_NS),
+        (-EDGE, 0.0, -BEYOND_NS),
+    ],
+)
+def test_corrected_times_are_limited(time: int, drift_ppm: float, corrected: int) -> None:
+    clock = Clock(EDGE, 0, 9, drift_ppm=drift_ppm, at_ns=EDGE)
+    assert clock.corrected_ns(np.array([time])).tolist() == [corrected]
+
+
+def test_the_recorded_ranks_of_many_groups_are_those_of_a_plain_loop() -> None:
+    random = np.random.default_rng(7)
+    summaries, holders = [], dict[str, dict[int, set[int]]]()
+    for rank in range(12):
+        of = random.integers(0, 40, 25).tolist()
+        numbers = random.permutation(30)[:25].tolist()
+        for group, number in zip(of, numbers):
+            holders.setdefault(str(group), {}).setdefault(number, set()).add(rank)
+        summaries.append(summary(rank, {k: 100 * k + 1 for k in numbers}, of=of))
+    expected = {
+        group: len(set().union(*shared))
+        for group, calls in holders.items()
+        if (shared := [ranks for ranks in calls.values() if len(ranks) > 1])
+    }
+    found = compared(*summaries).collectives
+    assert len(expected) > 20
+    assert {row.process_group: row.recorded_ranks for row in found} == expected

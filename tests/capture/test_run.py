@@ -344,6 +344,10 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
         ("", {"rank": 2**70}),
         ("", {"first_step": 2**70}),
         ("", {"base_ns": 2**70}),
+        ("", {"base_ns": 2**62}),
+        ("collectives", {"end_ns": [5, 2**63 - 1]}),
+        ("collectives", {"start_ns": [-(2**63), 5]}),
+        ("collectives", {"start_ns": ["x", "y"]}),
         ("", {"started_at": "0001-01-01"}),
     ],
 )
