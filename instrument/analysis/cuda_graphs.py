@@ -38,8 +38,8 @@ CUDA_GRAPHS: Schema = schema(
     "operators launched the graph",
     range="the path of the range that launched the graph; None if there is none, or if several "
     "ranges launched the graph",
-    steps="the number of finished steps that launched the graph; None if no step is finished, or if "
-    "the trace holds none of the launches",
+    steps="the number of finished steps that launched the graph; None if no step is finished, or "
+    "if the trace holds none of the launches",
     replays="launches of the graph whose work is in the trace",
     nodes="kernels, copies and memsets of a replay; if replays differ, of the median replay",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
@@ -59,8 +59,8 @@ CUDA_GRAPHS: Schema = schema(
     "other launches: the number or the kinds of the captured launches differ. other kernels: their "
     "kernels differ. unknown order: the graph has branches or its replays differ, and the names of "
     "the kernels do not tell the nodes apart. several captures: those that fit have other names. "
-    "several graphs: by order alone, captures fit more graphs with different kernels than there are "
-    "captures. None if no name is missing",
+    "several graphs: by order alone, captures fit more graphs with different kernels than there "
+    "are captures. None if no name is missing",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the graph, as in `cuda_graphs`",

@@ -15,7 +15,8 @@ Kineto writes the name of the kernel on the launches of ROCm, and on none of CUD
 
 Without names, a capture also fits another graph with as many nodes, such as one that was captured
 before the recording. Graphs that one capture made run the same kernels. So if more graphs with
-different kernels fit than there are captures, some graph is of none of them, and no graph gets names.
+different kernels fit than there are captures, some graph is from no capture in the trace. Then none
+of these graphs gets names.
 """
 
 from __future__ import annotations
