@@ -62,7 +62,7 @@ _SIZES = {
 }
 _ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _FLOAT8 = "Float8_"
-_MOST_BYTES = 2**53
+_MOST_BYTES = 2**43  # 9 TB
 # torch's description of a process group that was made without one.
 _NO_DESCRIPTION = "undefined"
 _UNKNOWN = -1

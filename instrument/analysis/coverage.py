@@ -20,6 +20,7 @@ from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
+from instrument.links.launches import have_work, launches_kernel, ran_first
 from instrument.links.step_index import step_at
 from instrument.range_names import REGION
 from instrument.trace.events import (
@@ -87,9 +88,7 @@ def is_launch(name: str) -> bool:
 
     A memset is not among these calls, because a memset of 0 bytes causes no device work.
     """
-    plain = name.lower()
-    is_kernel = ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
-    return is_kernel or is_graph_launch(name) or is_copy(name)
+    return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
 
 
 def coverage(capture: Views) -> Table:
@@ -188,7 +187,7 @@ def _launches(capture: Views) -> Part | None:
         events.among(is_runtime) & events.named(is_launch) & (events.correlation != 0)
     )
     calls = calls[_are_recorded(capture, calls)]
-    has_work = _have_work(events, capture.work, calls)
+    has_work = have_work(events, device, calls)
     start = events.start_ns[calls]
     expected = has_work | ~_captures(events, start)
     total, covered = int(expected.sum()), int(has_work.sum())
@@ -208,21 +207,6 @@ def _launches(capture: Views) -> Part | None:
             "record fewer steps."
         )
     return _count(covered, total, why)
-
-
-def _have_work(events: Events, work: Work, calls: Ints) -> Flags:
-    """A mask of the calls that have device work with the same correlation.
-
-    If a call of the driver lies inside a call of the runtime, both have the same correlation, but
-    only one of them is the call of the device work.
-    """
-    known = np.zeros(len(events) + 1, np.bool_)  # the last entry is for -1
-    known[work.call] = True
-    found: Flags = known[calls]
-    if not found.all():
-        others = events.correlation[calls[~found]]
-        found[~found] = np.isin(others, events.correlation[work.event])
-    return found
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
@@ -297,22 +281,25 @@ def _has_launch(work: Work) -> Flags:
 def _launched(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
     known, length = _has_launch(work), _durations(work)
-    # Work from before the recording runs before all other work of its stream.
-    groups = groupby(events.thread[work.event])[1]
-    first = groups.min(np.where(known, work.start_ns, np.iinfo(np.int64).max))
-    earlier = ~known & (work.start_ns < first[groups.of])
-    why = "device time has no launch in the trace, "
-    if 2 * length[earlier].sum() >= length[~known].sum():
-        why += (
-            "most likely because it was launched before the recording began: it is in no range, "
-            "and in the row [no launch] of the operators; synchronize before the window begins."
-        )
-    else:
-        why += (
-            "although other work of the same stream has: the profiler dropped the calls, or did "
-            "not record their thread; it is in no range, and in the row [no launch] of the "
-            "operators."
-        )
+    earlier = ran_first(events, work.event, known)
+    stream = groupby(events.thread[work.event])[1]
+    has_other = (stream.number(known) > 0)[stream.of]
+    causes = {
+        "most likely because it was launched before the recording began: {place}; synchronize "
+        "before the window begins.": earlier,
+        "although other work of the same stream has: the profiler dropped the calls, or did not "
+        "record their thread; {place}.": has_other & ~earlier & ~known,
+        "and no other work of the same stream has one: it was launched before the recording began, "
+        "or the profiler did not record the calls; {place}.": ~has_other,
+    }
+    if not events.among(is_runtime).any():
+        causes = {
+            "as the trace has no calls of the device's runtime at all: record them too, with cpu "
+            "(or the type CUDA_RUNTIME) in profiler.activities; {place}.": ~known
+        }
+    likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
+    place = "it is in no range, and in the row [no launch] of the operators"
+    why = f"device time has no launch in the trace, {likely.format(place=place)}"
     return _time(int(length[known].sum()), int(length.sum()), why)
 
 

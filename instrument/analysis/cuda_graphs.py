@@ -25,6 +25,7 @@ from instrument.links.stream_capture import (
     NodeNames,
     captured_graphs,
     surroundings,
+    unnamed,
 )
 from instrument.trace.events import Events, Flags, Ints
 
@@ -37,7 +38,8 @@ CUDA_GRAPHS: Schema = schema(
     "operators launched the graph",
     range="the path of the range that launched the graph; None if there is none, or if several "
     "ranges launched the graph",
-    steps="the number of finished steps that launched the graph; None if no step is finished",
+    steps="the number of finished steps that launched the graph; None if no step is finished, or "
+    "if the trace holds none of the launches",
     replays="launches of the graph whose work is in the trace",
     nodes="kernels, copies and memsets of a replay; if replays differ, of the median replay",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
@@ -51,13 +53,14 @@ CUDA_GRAPHS: Schema = schema(
     max_replay_ns="the longest of these times",
     streams="the number of streams on which the replays ran",
     names_from="how the nodes were joined to the launches of a capture: by kernel names, or by "
-    "order alone, as the trace does not name the kernels of captured launches; None if no capture "
-    "fits",
+    "order alone, as the trace does not name the kernels of captured launches; None if the nodes "
+    "have no names",
     no_names="why names are missing. no capture: the traces hold none from before the launch. "
     "other launches: the number or the kinds of the captured launches differ. other kernels: their "
     "kernels differ. unknown order: the graph has branches or its replays differ, and the names of "
     "the kernels do not tell the nodes apart. several captures: those that fit have other names. "
-    "None if no name is missing",
+    "several graphs: by order alone, captures fit more graphs with different kernels than there "
+    "are captures. None if no name is missing",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the graph, as in `cuda_graphs`",
@@ -203,9 +206,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
         _longest(events, replays, nodes, graph, first_ns)
         for graph, first_ns in enumerate(graphs.min(launched_ns).tolist())
     ]
-    names = [
-        _names(ran, is_alike, captures) for ran, is_alike in zip(longest, nodes.is_alike.tolist())
-    ]
+    names = _names(longest, nodes.is_alike, captures)
     columns: dict[str, list[Any]] = {
         "name": labels,
         "graph": ids,
@@ -350,12 +351,14 @@ def _longest(
     )
 
 
-def _names(ran: GraphNodes, is_alike: bool, captures: CapturedNames) -> NodeNames:
-    """The names of what the longest replay of a graph ran."""
-    if ran.in_order or is_alike:
-        return captures.of(ran)
-    unknown: list[str | None] = [None] * len(ran.kernel)
-    return NodeNames(unknown, unknown, None, NO_ORDER)
+def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
+    """The names of what the longest replay of each graph ran."""
+    usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
+    found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
+    return [
+        next(found) if is_usable else unnamed(ran, NO_ORDER)
+        for ran, is_usable in zip(longest, usable)
+    ]
 
 
 def _launching(
@@ -372,7 +375,7 @@ def _launching(
     return {
         "operator": [texts[k] for k in operator.tolist()],
         "range": [paths[k] for k in path.tolist()],
-        "steps": graphs.cells(number if len(steps) else None),
+        "steps": graphs.cells(number if len(steps) else None, graphs.number(known) > 0),
     }
 
 

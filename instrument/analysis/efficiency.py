@@ -17,6 +17,7 @@ from instrument.links.autograd import is_backward
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, needed_flops
 from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.launches import have_work, launches_kernel
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.links.traffic import moved_bytes, operand_types
@@ -311,18 +312,13 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
     torch drops the kernels that still run when it stops recording.
     """
     events = links.events
-    launch = np.flatnonzero(events.among(is_runtime) & events.named(_is_launch))
-    lost = launch[~np.isin(launch, links.launches.call)]
+    launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
+    lost = launch[~have_work(events, links.launches.device, launch)]
     position = np.full(len(events), -1)
     position[links.call_tree.index] = np.arange(len(links.call_tree))
     call = around[position[lost]]
     found: Flags = np.bincount(call[call >= 0], minlength=count) > 0
     return found
-
-
-def _is_launch(name: str) -> bool:
-    """Whether a runtime call of this name launches one kernel."""
-    return "LaunchKernel" in name or "LaunchCooperativeKernel" in name
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COPY, MEMSET, Work, device_work
-from instrument.analysis.kernels import estimated_occupancy, moved_bytes
+from instrument.analysis.kernels import bytes_per_second, estimated_occupancy, moved_bytes
 from instrument.analysis.table import Schema, names_of, schema
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Details, Events, Flags, Ints, decoded
@@ -164,11 +164,8 @@ def _of_device(events: Events, work: Work) -> dict[str, Any]:
     event, moved = work.event[copies], events.moved_bytes.copy()
     moved[event] = moved_bytes(events, event, work.call[copies])
     size, duration = moved[event], events.duration_ns[event]
-    has_rate = (size >= 0) & (duration > 0)
-    event, rate = event[has_rate], np.full(len(events), -1)
-    # Python's integers: the product can be larger than 64 bits.
-    exact = size[has_rate].astype(object) * 10**9 // duration[has_rate]
-    rate[event] = np.where(exact <= _LARGEST, exact, -1).astype(np.int64)
+    rate = np.full(len(events), -1)
+    rate[event] = bytes_per_second(size, duration)
     return {
         "blocks_per_sm": _known(events.blocks_per_sm, ~np.isnan(events.blocks_per_sm)),
         "occupancy": _known(occupancy, ~np.isnan(occupancy)),
@@ -243,8 +240,10 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """An Arrow column with the text at the position of each code; null for a negative code."""
     import pyarrow
 
+    # UTF-8 has no lone surrogates, which stand for bytes that are no text.
+    encodable = [text.encode("utf-8", "replace").decode() for text in values]
     return pyarrow.DictionaryArray.from_arrays(
-        _known(codes, codes >= 0), pyarrow.array(values, pyarrow.string())
+        _known(codes, codes >= 0), pyarrow.array(encodable, pyarrow.string())
     )
 
 

@@ -112,16 +112,21 @@ def copies(events: Events, work: Work) -> Table:
     names, groups = groupby(events.name[event])
     moved, taken = groups.sum(np.maximum(size, 0)), groups.sum(np.where(size >= 0, duration, 0))
     known = groups.number(size >= 0) > 0
-    rate = np.array(
-        [n * 10**9 // ns if ns else 0 for n, ns in zip(moved.tolist(), taken.tolist())], np.int64
-    )
+    rates = bytes_per_second(moved, taken)
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in names.tolist()],
         **_spread(groups, groups.sorted_by(duration), duration),
         "bytes": cells(moved, known),
-        "bytes_per_second": cells(rate, known & (taken > 0)),
+        "bytes_per_second": cells(rates, known & (rates >= 0)),
     }
     return Table.of(COPIES, columns).sort("device_ns")
+
+
+def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
+    """Sizes divided by durations; -1 for a duration of 0, and for more than 64 bits hold."""
+    pairs = zip(size.tolist(), duration_ns.tolist())
+    rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
+    return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
 
 
 def launches(events: Events, work: Work) -> Table:

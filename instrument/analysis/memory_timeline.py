@@ -418,7 +418,7 @@ def _timeline(memory: Memory, instant: Ints) -> Timeline:
     size = memory.size_bytes[instant]
     allocated, reserved = memory.allocated_bytes[instant], memory.reserved_bytes[instant]
     kind, index = int(memory.device_type[instant[0]]), int(memory.device_index[instant[0]])
-    name = _DEVICE_NAMES[kind] if kind < len(_DEVICE_NAMES) else f"device {kind}"
+    name = _DEVICE_NAMES[kind] if 0 <= kind < len(_DEVICE_NAMES) else f"device {kind}"
     return Timeline(
         device=name if index < 0 else f"{name}:{index}",
         instant=instant,

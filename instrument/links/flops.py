@@ -34,7 +34,8 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-_TOO_MANY = 2**60  # 20 minutes at 1 PFLOP/s; a sum of a few fits into 64 bits
+_TOO_MANY = 2**53  # 9 seconds at 1 PFLOP/s; a sum of a thousand fits into 64 bits
+_MOST_DIMS = 64  # as in torch
 
 
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
@@ -138,11 +139,22 @@ def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
     return count if isinstance(count, int) and 0 <= count < _TOO_MANY else UNKNOWN
 
 
+def elements(dims: list[int]) -> int:
+    """The number of elements of a tensor.
+
+    Raises:
+        ValueError: no tensor has as many dimensions.
+    """
+    if len(dims) > _MOST_DIMS:
+        raise ValueError
+    return prod(dims)
+
+
 def _product(a: list[int], b: list[int]) -> int:
     """[…, m, k] by [k, n]: m * n dot products of length k for each matrix (mm_flop, bmm_flop)."""
     *batch, m, k = a
     *_, n = b
-    return 2 * prod(batch) * m * n * k
+    return 2 * elements(batch) * m * n * k
 
 
 def _matrix_product(first: int) -> Rule:
@@ -152,7 +164,7 @@ def _matrix_product(first: int) -> Rule:
 
 def _matrix_vector(first: int) -> Rule:
     """[m, k] by [k], or [k] by [k] (not in flop_counter)."""
-    return lambda dims, _: 2 * prod(dims[first])
+    return lambda dims, _: 2 * elements(dims[first])
 
 
 def _convolution(dims: Shapes, arguments: list[str]) -> int:
@@ -190,7 +202,7 @@ def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
 
 def _applications(points: list[int], weight: list[int]) -> int:
     """The FLOPs of a filter [out, in / groups, …] at every point of [batch, channels, …]."""
-    return 2 * points[0] * prod(points[2:]) * prod(weight)
+    return 2 * points[0] * elements(points[2:]) * elements(weight)
 
 
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
@@ -257,7 +269,7 @@ def _recurrent(times: int) -> Rule:
 
     def rule(dims: Shapes, _: list[str]) -> int:
         (steps, batch, _width), of_input, of_hidden = dims[:3]
-        return times * 2 * steps * batch * (prod(of_input) + prod(of_hidden))
+        return times * 2 * steps * batch * (elements(of_input) + elements(of_hidden))
 
     return rule
 
@@ -273,7 +285,7 @@ def _recurrent_stack(times: int) -> Rule:
         data, weights = dims[:2]
         # `weights` is a list of tensors: a list of shapes.
         matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]
-        return times * 2 * prod(data[:-1]) * sum(map(prod, matrices))  # type: ignore[arg-type]
+        return times * 2 * elements(data[:-1]) * sum(map(elements, matrices))  # type: ignore[arg-type]
 
     return rule
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.links.call_tree import CallTree, nest
+from instrument.links.groupby import Groups
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
@@ -84,6 +85,39 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     positions, keys = positions[order], key[positions][order]
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
+
+
+def launches_kernel(name: str) -> bool:
+    """Whether a runtime call of this name launches one kernel, such as `cudaLaunchKernel`.
+
+    The names of CUDA, its driver, ROCm and XPU have both words; `runFunction` is MTIA's.
+    """
+    plain = name.lower()
+    return ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
+
+
+def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
+    """A mask of the calls whose correlation is that of some device event; False for correlation 0.
+
+    If a call of the driver lies inside a call of the runtime, both have the same correlation. Then
+    `Launches.call` has only one of them, but both have work.
+    """
+    wanted = events.correlation[calls]
+    found: Flags = np.isin(wanted, events.correlation[device]) & (wanted != 0)
+    return found
+
+
+def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
+    """A mask of the device events that ran before all work of their stream with a known launch.
+
+    A stream runs its work in the order of the launches. So these events were probably launched
+    before the recording began. On a stream without any known launch, the mask is False.
+    """
+    stream, start_ns = events.thread[device].astype(np.int64), events.start_ns[device]
+    known = Groups(stream[is_known], len(events.threads))
+    has_known = known.size[stream] > 0
+    found: Flags = has_known & (start_ns < known.min(start_ns[is_known])[stream])
+    return found
 
 
 def threads_of_calls(events: Events, others: Flags) -> Codes:

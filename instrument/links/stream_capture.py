@@ -12,14 +12,20 @@ stream, the graph has branches, and the order of the nodes is not known.
 No id in a trace joins a captured call to its node. The two are joined by their order, and a capture
 is refused if the number, the kinds or the kernels of its launches differ from those of the nodes.
 Kineto writes the name of the kernel on the launches of ROCm, and on none of CUDA.
+
+Without names, a capture also fits another graph with as many nodes, such as one that was captured
+before the recording. Graphs that one capture made run the same kernels. So if more graphs with
+different kernels fit than there are captures, some graph is from no capture in the trace. Then none
+of these graphs gets names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -54,7 +60,10 @@ OTHER_LAUNCHES = "other launches"
 OTHER_KERNELS = "other kernels"
 NO_ORDER = "unknown order"
 SEVERAL = "several captures"
+SEVERAL_GRAPHS = "several graphs"
 BY_KERNELS, BY_ORDER = "kernel names", "order"
+
+_Name = TypeVar("_Name", str, str | None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,139 +229,239 @@ def _kernels(events: Events, calls: Ints) -> list[str | None]:
     ]
 
 
+# The kinds of the nodes of a graph, and the names of its kernels, in order.
+_Sequence = tuple[bytes, tuple[str, ...]]
+# What tells nodes apart if their order is not known: the kind, and the name of a kernel.
+_Key = tuple[int, str]
+# Stands for the name of a node for which the captures, or the launches of its kernel, have several.
+_OPEN = object()
+
+
+class _Alike:
+    """Captures that fit the same graphs, by the time from which they can be of a graph.
+
+    Attributes:
+        keys: None if the order of the launches is known. Else the distinct keys, in order, and the
+            captures have one name for each key instead of one for each launch.
+    """
+
+    def __init__(self, keys: list[_Key] | None = None) -> None:
+        self.keys = keys
+        self._since_ns: list[float] = []
+        self._agreed: list[list[Any]] = []
+
+    def add(self, since_ns: float, names: list[Any]) -> None:
+        """Add a capture; `names` are its operators, then its ranges."""
+        self._since_ns.append(since_ns)
+        self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
+
+    def until(self, launched_ns: int) -> int:
+        """The number of captures that can be of a graph which was launched at this time."""
+        return bisect_right(self._since_ns, launched_ns)
+
+    def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
+        """The names of each node on which the first captures agree, or `_OPEN`."""
+        names = self._agreed[count - 1]
+        if self.keys is None:
+            return names
+        row = {key: k for k, key in enumerate(self.keys)}
+        of_node = [row[key] for key in _keys(nodes.kind, nodes.kernel)]
+        return [names[start + k] for start in (0, len(self.keys)) for k in of_node]
+
+
+# How captures fit a graph, from the best way to the worst one, and the captures.
+_Levels = list[tuple[str, list[_Alike]]]
+
+
 class CapturedNames:
-    """Finds the names of the nodes of graphs in the captures of one or several traces."""
+    """Finds the names of the nodes of graphs in the captures of one or several traces.
+
+    Cost: linear in the launches of the captures and in the nodes of the graphs, if the captures of
+    a trace name the kernels of all launches or of none.
+    """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
-        """Keep the captures of the trace that has the graphs, and those of other traces."""
-        self._by_counts: dict[bytes, list[tuple[CapturedGraph, float]]] = {}
-        for each, since_ns in [*((k, k.end_ns) for k in own), *((k, -np.inf) for k in others)]:
-            self._by_counts.setdefault(_counts(each.kind), []).append((each, since_ns))
-        usable = [since_ns for alike in self._by_counts.values() for _, since_ns in alike]
-        self._since_ns = min(usable, default=np.inf)
+        """Keep the captures of the trace that has the graphs, and those of other traces.
 
-    def of(self, nodes: GraphNodes) -> NodeNames:
-        """Return the names of the nodes of a graph; if several captures fit, what they agree on.
+        A capture in the same trace must have ended before the graph was launched.
+        """
+        # By the kinds, by the positions of the kernels whose names are known, and by these names.
+        self._ordered: dict[bytes, dict[tuple[int, ...], dict[tuple[str, ...], _Alike]]] = {}
+        # By whether the graph has an order, and by the keys of all nodes.
+        self._unordered: dict[tuple[bool, tuple[_Key, ...]], _Alike] = {}
+        # By the launches but the last one, which is a kernel.
+        self._longer: dict[_Sequence, _Alike] = {}
+        # Since when a reason holds for graphs with some kinds, in this order or as counts.
+        self._since_ns: dict[tuple[str, bool, str, bytes], float] = {}
+        every = [*((-np.inf, each) for each in others), *((each.end_ns, each) for each in own)]
+        every.sort(key=lambda each: each[0])
+        self._first_ns = every[0][0] if every else np.inf
+        for since_ns, each in every:
+            self._add(since_ns, each)
+
+    def _add(self, since_ns: float, each: CapturedGraph) -> None:
+        kinds, counts = each.kind.tobytes(), _counts(each.kind)
+        names = [*each.operator, *each.range]
+        for in_order in (True, False):
+            if in_order and not each.forks:
+                self._since_ns.setdefault((OTHER_KERNELS, True, "kinds", kinds), since_ns)
+                continue
+            reason = OTHER_KERNELS if each.is_named else NO_ORDER
+            self._since_ns.setdefault((reason, in_order, "counts", counts), since_ns)
+            if each.is_named:
+                keys = _keys(each.kind, each.kernel)
+                distinct = sorted(set(keys))
+                alike = self._unordered.setdefault(
+                    (in_order, tuple(sorted(keys))), _Alike(distinct)
+                )
+                columns = (_names_of_keys(keys, column) for column in (each.operator, each.range))
+                alike.add(since_ns, [by_key[key] for by_key in columns for key in distinct])
+        if each.forks:
+            return
+        kernels = _of_kernels(each.kind, each.kernel)
+        known = tuple(k for k, name in enumerate(kernels) if name is not None)
+        texts = tuple(name for name in kernels if name is not None)
+        by_names = self._ordered.setdefault(kinds, {}).setdefault(known, {})
+        by_names.setdefault(texts, _Alike()).add(since_ns, names)
+        # If the last two launches are of one kernel, it is not known which of the two was lost.
+        if each.is_named and each.kind[-1] == KERNEL and each.kernel[-1] not in each.kernel[-2:-1]:
+            alike = self._longer.setdefault((each.kind[:-1].tobytes(), texts[:-1]), _Alike())
+            alike.add(since_ns, [*each.operator[:-1], *each.range[:-1]])
+
+    def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
+        """Return the names of the nodes of each graph; if several captures fit, what they agree on.
+
+        Give all graphs of a trace at once: whether captures without the names of kernels are
+        believed depends on all graphs that they fit.
 
         The tracer of ROCm can lose the last kernel of every replay. So a capture with one more
         launch at its end fits too, if the names of all its kernels are known.
         """
-        counts = np.bincount(nodes.kind, minlength=OTHER + 1)
-        fits: dict[str, list[CapturedGraph]] = {BY_KERNELS: [], BY_ORDER: []}
-        reasons = {OTHER_LAUNCHES if self._since_ns <= nodes.launched_ns else NO_CAPTURE}
-        for each in self._before(counts, nodes.launched_ns):
-            source, reason = _fit(each, nodes)
-            if source:
-                fits[source].append(each)
-            else:
-                reasons.add(reason)
-        counts[KERNEL] += 1
-        chosen = fits[BY_KERNELS] or fits[BY_ORDER]
-        if not chosen:
-            longer = self._before(counts, nodes.launched_ns)
-            chosen = [each for each in longer if _is_one_longer(each, nodes)]
-        if not chosen:
-            unknown: list[str | None] = [None] * len(nodes.kind)
-            return NodeNames(unknown, unknown, None, max(reasons, key=_REASONS.index))
-        return _agreed(chosen, nodes, BY_ORDER if chosen is fits[BY_ORDER] else BY_KERNELS)
+        sequences = [_sequence(nodes) for nodes in graphs]
+        levels: dict[tuple[_Sequence, bool], _Levels] = {}
+        chosen = []
+        for nodes, sequence in zip(graphs, sequences):
+            key = (sequence, nodes.in_order)
+            if key not in levels:
+                levels[key] = self._levels(nodes, sequence)
+            chosen.append(_first_level(levels[key], nodes.launched_ns))
+        refused = _contradicted(chosen, sequences)
+        done: dict[Any, NodeNames] = {}
+        found = []
+        for nodes, sequence, (source, fits) in zip(graphs, sequences, chosen):
+            reason = None
+            if source is None:
+                reason = self._reason(nodes)
+            elif source == BY_ORDER and any(count <= refused[each] for each, count in fits):
+                reason = SEVERAL_GRAPHS
+            same = (sequence, nodes.in_order, source, reason, *fits)
+            if same not in done:
+                done[same] = unnamed(nodes, reason) if reason else _agreed(fits, nodes, source)
+            found.append(done[same])
+        return found
 
-    def _before(self, counts: Ints, launched_ns: int) -> list[CapturedGraph]:
-        """The captures with so many launches of each kind that can be of a graph.
+    def _levels(self, nodes: GraphNodes, sequence: _Sequence) -> _Levels:
+        """The captures that fit a graph if they ended before its launch."""
+        levels: dict[str, list[_Alike]] = {BY_KERNELS: [], BY_ORDER: []}
+        kinds, kernels = sequence
+        for known, by_names in self._ordered.get(kinds, {}).items() if nodes.in_order else ():
+            alike = by_names.get(tuple(kernels[k] for k in known))
+            if alike:
+                is_named = len(known) == len(kernels) > 0
+                levels[BY_KERNELS if is_named else BY_ORDER].append(alike)
+        keys = tuple(sorted(_keys(nodes.kind, nodes.kernel)))
+        if alike := self._unordered.get((nodes.in_order, keys)):
+            levels[BY_KERNELS].append(alike)
+        longer = self._longer.get(sequence) if nodes.in_order else None
+        return [*levels.items(), (BY_KERNELS, [longer] if longer else [])]
 
-        A capture in the same trace must have ended before the graph was launched.
-        """
-        alike = self._by_counts.get(counts.tobytes(), [])
-        return [each for each, since_ns in alike if since_ns <= launched_ns]
+    def _reason(self, nodes: GraphNodes) -> str:
+        """Why no capture fits a graph: the most specific reason."""
+        shapes = (("counts", _counts(nodes.kind)), ("kinds", nodes.kind.tobytes()))
+        for reason in (NO_ORDER, OTHER_KERNELS):
+            for shape in shapes:
+                since_ns = self._since_ns.get((reason, nodes.in_order, *shape), np.inf)
+                if since_ns <= nodes.launched_ns:
+                    return reason
+        return OTHER_LAUNCHES if self._first_ns <= nodes.launched_ns else NO_CAPTURE
 
 
-# From the least to the most specific one.
-_REASONS = (NO_CAPTURE, OTHER_LAUNCHES, OTHER_KERNELS, NO_ORDER)
+# How captures fit a graph, None if none does; and the captures, with how many of them are so old.
+_Chosen = tuple[str | None, list[tuple[_Alike, int]]]
+
+
+def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
+    for source, alike in levels:
+        fits = [(each, count) for each in alike if (count := each.until(launched_ns))]
+        if fits:
+            return source, fits
+    return None, []
+
+
+def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
+    """For captures that fit by order, how many of the first ones fit too many different graphs.
+
+    Graphs that one capture made run the same kernels. So n captures made graphs of at most n
+    different sequences of kernels; if they fit more, it is not known which graphs are theirs.
+    """
+    fitted: dict[_Alike, dict[_Sequence, int]] = {}
+    for (source, fits), sequence in zip(chosen, sequences):
+        for each, count in fits if source == BY_ORDER else ():
+            counts = fitted.setdefault(each, {})
+            counts[sequence] = min(count, counts.get(sequence, count))
+    return {
+        each: max((n for k, n in enumerate(sorted(counts.values()), 1) if k > n), default=0)
+        for each, counts in fitted.items()
+    }
+
+
+def unnamed(nodes: GraphNodes, reason: str) -> NodeNames:
+    """No names for the nodes of a graph, and why."""
+    unknown: list[str | None] = [None] * len(nodes.kind)
+    return NodeNames(unknown, unknown, None, reason)
+
+
+def _agreed(fits: list[tuple[_Alike, int]], nodes: GraphNodes, source: str | None) -> NodeNames:
+    names: list[Any] | None = None
+    for each, until in fits:
+        more = each.agreed(until, nodes)
+        names = more if names is None else _common(names, more)
+    assert names is not None
+    in_order = all(each.keys is None for each, _ in fits)
+    known = [None if name is _OPEN else name for name in names]
+    count = len(nodes.kind)
+    reason = SEVERAL if in_order else NO_ORDER
+    return NodeNames(known[:count], known[count:], source, reason if _OPEN in names else None)
+
+
+def _common(names: list[Any], others: list[Any]) -> list[Any]:
+    """The names that are the same in both lists, and `_OPEN` in the other places."""
+    found = [name if name == other else _OPEN for name, other in zip(names, others)]
+    # The first list again, so that equal lists take the memory of one.
+    return names if found == names else found
 
 
 def _counts(kind: Ints) -> bytes:
     return np.bincount(kind, minlength=OTHER + 1).tobytes()
 
 
-def _is_ordered(capture: CapturedGraph, nodes: GraphNodes) -> bool:
-    return nodes.in_order and not capture.forks
+def _sequence(nodes: GraphNodes) -> _Sequence:
+    return nodes.kind.tobytes(), tuple(_of_kernels(nodes.kind, nodes.kernel))
 
 
-def _fit(capture: CapturedGraph, nodes: GraphNodes) -> tuple[str | None, str]:
-    """How a capture with as many launches of each kind fits a graph, or else why it does not."""
-    if not _is_ordered(capture, nodes):
-        if not capture.is_named:
-            return None, NO_ORDER
-        same = sorted(_keys(capture.kind, capture.kernel)) == sorted(
-            _keys(nodes.kind, nodes.kernel)
-        )
-        return (BY_KERNELS, "") if same else (None, OTHER_KERNELS)
-    if not np.array_equal(capture.kind, nodes.kind):
-        return None, OTHER_LAUNCHES
-    if not _same_kernels(capture, nodes):
-        return None, OTHER_KERNELS
-    return BY_KERNELS if capture.is_named else BY_ORDER, ""
+def _of_kernels(kind: Ints, names: Sequence[_Name]) -> list[_Name]:
+    return [names[k] for k in np.flatnonzero(kind == KERNEL).tolist()]
 
 
-def _same_kernels(capture: CapturedGraph, nodes: GraphNodes) -> bool:
-    """Whether the kernels whose names are known are those of the nodes, in the same order."""
-    return all(
-        name is None or name == ran
-        for name, ran, kind in zip(capture.kernel, nodes.kernel, nodes.kind.tolist())
-        if kind == KERNEL
-    )
-
-
-def _is_one_longer(capture: CapturedGraph, nodes: GraphNodes) -> bool:
-    """Whether the launches of a capture but the last one, a kernel, are the nodes.
-
-    If the last two launches are of one kernel, it is not known which of the two was lost.
-    """
-    return (
-        _is_ordered(capture, nodes)
-        and capture.is_named
-        and np.array_equal(capture.kind[:-1], nodes.kind)
-        and _same_kernels(capture, nodes)
-        and capture.kernel[-1] not in (None, *capture.kernel[-2:-1])
-    )
-
-
-def _keys(kind: Ints, kernel: Iterable[str | None]) -> list[tuple[int, str]]:
-    """What tells nodes apart if their order is not known: the kind, and the name of a kernel."""
+def _keys(kind: Ints, kernel: Iterable[str | None]) -> list[_Key]:
     return [
         (kind, name if kind == KERNEL and name else "") for kind, name in zip(kind.tolist(), kernel)
     ]
 
 
-def _agreed(fits: list[CapturedGraph], nodes: GraphNodes, source: str) -> NodeNames:
-    operator = _agreed_names(fits, nodes, [each.operator for each in fits])
-    path = _agreed_names(fits, nodes, [each.range for each in fits])
-    is_open = _OPEN in operator or _OPEN in path
-    in_order = all(_is_ordered(each, nodes) for each in fits)
-    return NodeNames(
-        [None if name is _OPEN else name for name in operator],
-        [None if name is _OPEN else name for name in path],
-        source,
-        (SEVERAL if in_order else NO_ORDER) if is_open else None,
-    )
-
-
-# Stands for the name of a node for which the captures, or the launches of its kernel, have several.
-_OPEN = object()
-
-
-def _agreed_names(
-    fits: list[CapturedGraph], nodes: GraphNodes, names: list[list[str | None]]
-) -> list[Any]:
-    """The name of each node, or `_OPEN`."""
-    count, found = len(nodes.kind), list[list[Any]]()
-    keys = _keys(nodes.kind, nodes.kernel)
-    for each, of_launches in zip(fits, names):
-        if _is_ordered(each, nodes):
-            found.append(of_launches[:count])
-            continue
-        by_key: dict[tuple[int, str], set[str | None]] = {}
-        for key, name in zip(_keys(each.kind, each.kernel), of_launches):
-            by_key.setdefault(key, set()).add(name)
-        single = {key: _OPEN if len(few) > 1 else few.pop() for key, few in by_key.items()}
-        found.append([single[key] for key in keys])
-    return [few.pop() if len(few := set(of_node)) == 1 else _OPEN for of_node in zip(*found)]
+def _names_of_keys(keys: list[_Key], names: list[str | None]) -> dict[_Key, Any]:
+    """The name of the launches of each key, or `_OPEN`."""
+    found: dict[_Key, Any] = {}
+    for key, name in zip(keys, names):
+        found[key] = name if found.setdefault(key, name) == name else _OPEN
+    return found

@@ -43,8 +43,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.links.groupby import Groups
-from instrument.links.launches import Launches, find
+from instrument.links.launches import Launches, find, ran_first
 from instrument.trace.events import (
     Events,
     Flags,
@@ -222,7 +221,9 @@ class _Work:
         self.start_ns, self.end_ns = events.start_ns[self.device], events.end_ns[self.device]
         self.stream = events.thread[self.device].astype(np.int64)
         self.queued_ns = np.where(
-            self._ran_first(len(events.threads)), events.begin_ns - 1, events.start_ns[launch]
+            ran_first(events, self.device, self.is_launched),
+            events.begin_ns - 1,
+            events.start_ns[launch],
         )
         self.thread = np.where(self.is_launched, events.thread[launch], -1)
         self.devices: dict[int | str, int] = {}
@@ -242,12 +243,6 @@ class _Work:
         self.first = known[np.append(True, changes)[: len(known)]]
         self.by_launch = _Index(self.stream[self.first], self.queued_ns[self.first])
         self.by_end = np.argsort(self.end_ns, kind="stable")
-
-    def _ran_first(self, threads: int) -> Flags:
-        """A mask of the work that ran before any work of its stream whose launch is known."""
-        known, never = self.is_launched, np.iinfo(np.int64).max
-        first_ns = Groups(self.stream[known], threads).min(self.start_ns[known])[self.stream]
-        return (self.start_ns < first_ns) & (first_ns < never)
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
         """The first row that was launched on a stream at or after a time; -1 if there is none."""

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
-from instrument.links.flops import FUSED_ATTENTION, Shapes, convolution_output, evaluated
+from instrument.links.flops import FUSED_ATTENTION, Shapes, convolution_output, elements, evaluated
 from instrument.trace.events import decoded, split_overload
 
 #: For each element type of a trace, its name in torch and the size of an element in bytes.
@@ -60,7 +59,7 @@ class _Call:
 
     def bytes(self, at: int) -> int:
         """The size of an argument; 0 for an optional tensor that is not given."""
-        return prod(self.dims[at]) * self.size(at) if self.types[at] else 0
+        return elements(self.dims[at]) * self.size(at) if self.types[at] else 0
 
     def scalars(self, first: int) -> list[str]:
         """The arguments from `first` on that are not tensors."""
@@ -98,7 +97,7 @@ def _unknown(_: _Call) -> int:
 def _product(call: _Call, first: int, size: int) -> int:
     """Both operands of a matrix product and its result, whose elements have `size` bytes."""
     *batch, rows, _ = call.dims[first]
-    result = prod(batch) * rows * call.dims[first + 1][-1] * size
+    result = elements(batch) * rows * call.dims[first + 1][-1] * size
     return call.bytes(first) + call.bytes(first + 1) + result
 
 
@@ -156,7 +155,7 @@ def _dot_product(call: _Call) -> int:
 
 def _convolution(call: _Call) -> int:
     """The image, the weight, the bias, and the output in the type of the image."""
-    output = prod(convolution_output(call.dims, call.arguments)) * call.size(0)
+    output = elements(convolution_output(call.dims, call.arguments)) * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 
@@ -176,7 +175,7 @@ def _convolution_backward(call: _Call) -> int:
 def _attention(call: _Call) -> int:
     """Query, key, value, and the output."""
     query, value = call.dims[0], call.dims[2]
-    output = prod(query[:-1]) * value[-1] * call.size(0)
+    output = elements(query[:-1]) * value[-1] * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 

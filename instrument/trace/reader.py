@@ -206,8 +206,8 @@ class _Columns:
             "moved_bytes": (np.array(moved_bytes, np.int64), -1),
             "grid": (self._codes_of_texts(args["grid"], self._grids), -1),
             "block": (self._codes_of_texts(args["block"], self._grids), -1),
-            "blocks_per_sm": (np.array(args["blocks_per_sm"], np.float32), np.nan),
-            "occupancy": (np.array(args["occupancy"], np.float32), np.nan),
+            "blocks_per_sm": (_floats(args["blocks_per_sm"]), np.nan),
+            "occupancy": (_floats(args["occupancy"]), np.nan),
         }
         return {
             name: _scattered(at, values, missing, len(category))
@@ -375,6 +375,14 @@ def _annotation(args: Args) -> str | None:
     """The annotation of a node of a CUDA graph; torch 2.13 writes it under the key `str`."""
     keys = (args.annotation_name, args.annotation_text, args.annotation)
     return next((text for text in keys if isinstance(text, str) and text), None)
+
+
+def _floats(values: Sequence[float | None]) -> NDArray[np.float32]:
+    """Numbers as a column; NaN for None, and for numbers that are too large for it."""
+    with np.errstate(over="ignore"):
+        found = np.array(values, np.float32)
+    found[np.isinf(found)] = np.nan
+    return found
 
 
 def _scattered(at: Ints, values: NDArray[Any], missing: float, count: int) -> NDArray[Any]:

@@ -180,7 +180,12 @@ def test_the_likely_cause_depends_on_where_it_is_missing(tmp_path) -> None:
         return row.why
 
     assert "before the recording began" in why(rows.LAUNCHED, ADDED["work from before"][0])
-    assert "other work of the same stream" in why(rows.LAUNCHED, ADDED["a lost call"][0])
+    assert "although other work of the same stream" in why(rows.LAUNCHED, ADDED["a lost call"][0])
+    alone = kernel("side", 2, 20, correlation=99, tid=11)
+    assert "no other work of the same stream" in why(rows.LAUNCHED, [alone])
+    longer = kernel("odd", 250, 21, correlation=98)
+    assert "although other work of the same stream" in why(rows.LAUNCHED, [alone, longer])
+    assert "no calls of the device's runtime" in why(rows.LAUNCHED, [alone], [])
     assert "1 of them after the last one" in why(rows.LAUNCHES, ADDED["a lost kernel"][0])
     early = [event for event in TRAINING if event["name"] != "gemm_backward"]
     assert "profiler dropped its records" in why(rows.LAUNCHES, [], early)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import (
     Event,
@@ -24,6 +25,7 @@ from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.cuda_graphs import replayed
+from instrument.links.stream_capture import CapturedGraph, CapturedNames, GraphNodes
 
 GRAPH = 3
 
@@ -132,7 +134,7 @@ def test_a_launch_before_the_window_is_found_by_the_ids_alone(tmp_path: Path) ->
     events = [{**event, "args": event["args"] | {"External id": 0}} for event in events]
     (row,) = capture(tmp_path, events).cuda_graphs
     assert (row.name, row.replays, row.device_ns, row.idle_ns) == ("graph 3", 2, 104_000, 13_000)
-    assert row[2:5] == (None, None, 0)
+    assert row[2:5] == (None, None, None)
     assert (row.launch_ns, row.median_delay_ns) == (None, None)
     assert len(capture(tmp_path, without_ids(events)).cuda_graphs) == 0
 
@@ -402,6 +404,114 @@ def test_several_captures_give_the_names_on_which_they_agree(tmp_path: Path) -> 
     found = capture(tmp_path, [*captured(0, named=True), *events[len(captured(0)) :]])
     assert found.cuda_graphs[0][-2:] == ("kernel names", None)
     assert names_of(found) == NAMES
+
+
+def small_capture(at_us: float, correlation: int, kernel: str | None = None) -> list[Event]:
+    """A capture of one launch in `aten::a`, 20 µs long."""
+    return [
+        call("cudaStreamBeginCapture", at_us, 1),
+        span("aten::a", at_us + 2, 8),
+        launch("cudaLaunchKernel", at_us + 3, correlation, kernel),
+        call("cudaStreamEndCapture", at_us + 19, 1),
+    ]
+
+
+def small_replay(at_us: float, graph: int, name: str) -> list[Event]:
+    """A replay of a graph of one kernel."""
+    device = kernel(name, at_us + 10, 5, correlation=graph, graph_id=graph, graph_node_id=graph)
+    return [call("cudaGraphLaunch", at_us, 5, graph), device]
+
+
+NONE, ORDER, KERNELS = (None, "several graphs"), ("order", None), ("kernel names", None)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        # One of the two was captured before the recording.
+        ([*small_capture(0, 100), "x", "y"], [NONE, NONE]),
+        # Two graphs of one capture, or a capture for each graph.
+        ([*small_capture(0, 100), "x", "x"], [ORDER, ORDER]),
+        ([*small_capture(0, 100), *small_capture(50, 101), "x", "y", "x"], [ORDER] * 3),
+        ([*small_capture(0, 100), *small_capture(50, 101), "x", "y", "z"], [NONE] * 3),
+        # The second capture ends after two launches, or after one.
+        ([*small_capture(0, 100), "x", "y", *small_capture(250, 101), "x"], [NONE, NONE, ORDER]),
+        ([*small_capture(0, 100), "x", *small_capture(150, 101), "y", "z"], [NONE] * 3),
+        ([*small_capture(0, 100), "x", *small_capture(150, 101), "y", "x"], [ORDER] * 3),
+        # A capture that names its kernels takes x away from the other one.
+        ([*small_capture(0, 100), *small_capture(50, 101, "x"), "x", "y"], [KERNELS, ORDER]),
+    ],
+)
+def test_captures_without_kernel_names_do_not_name_more_graphs_than_they_made(
+    tmp_path: Path, events: list[Any], expected: list[Any]
+) -> None:
+    """A text stands for a graph that replays this kernel; the replays are 100 µs apart from 100 µs on."""
+    graphs = [each for each in events if isinstance(each, str)]
+    trace = [each for each in events if not isinstance(each, str)]
+    for k, name in enumerate(graphs, 1):
+        trace += small_replay(100 * k, k, name)
+    found = capture(tmp_path, trace).cuda_graphs
+    by_graph = {row.graph: (row.names_from, row.no_names) for row in found}
+    assert [by_graph[k] for k in range(1, len(graphs) + 1)] == expected
+    known = {row.name: row.operator for row in found.nodes}
+    assert known == {row.name: "aten::a" if row.names_from else None for row in found}
+
+
+class Counted(str):
+    """A text that counts how often it is compared or looked up."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.count += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        Counted.count += 1
+        return str.__hash__(self)
+
+    def __lt__(self, other: str) -> bool:
+        Counted.count += 1
+        return str.__lt__(self, other)
+
+
+def comparisons(number: int, is_named: bool, in_order: bool, same: bool) -> int:
+    """How many texts are compared to find the names of some graphs of four nodes in as many captures."""
+
+    def texts(of: str, k: int) -> list[Any]:
+        return [Counted(f"{of}{node}" if same else f"{of}{node} of {k}") for node in range(4)]
+
+    captures = [
+        CapturedGraph(
+            kind=np.zeros(4, np.int64),
+            kernel=texts("kernel", k) if is_named else [None] * 4,
+            operator=texts("operator", k),
+            range=[None] * 4,
+            is_named=is_named,
+            forks=False,
+            end_ns=k,
+        )
+        for k in range(number)
+    ]
+    graphs = [
+        GraphNodes(np.zeros(4, np.int64), texts("kernel", k), in_order, number)
+        for k in range(number)
+    ]
+    Counted.count = 0
+    found = CapturedNames(captures).of(graphs)
+    assert len(found) == number
+    assert (found[0].source is None) == (not is_named and not in_order)
+    return Counted.count
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_twice_the_captures_and_graphs_are_twice_the_work(
+    is_named: bool, in_order: bool, same: bool
+) -> None:
+    few, many = (comparisons(number, is_named, in_order, same) for number in (50, 100))
+    assert 0 < few < many < 2.2 * few
 
 
 def test_the_kernels_tell_the_nodes_of_branches_apart(tmp_path: Path) -> None:

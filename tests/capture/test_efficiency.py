@@ -405,6 +405,21 @@ def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path) -> None:
     assert [(row.calls, row.device_ns) for row in found] == [(1, 500_000), (1, None)]
 
 
+def test_a_call_of_the_driver_in_one_of_the_runtime_is_no_lost_kernel(tmp_path) -> None:
+    """Both calls have the correlation of the one kernel."""
+    events = [
+        *product("aten::mm", 0, SQUARE, HALF, 1, 500),
+        {**call("cuLaunchKernel", 2, 3, 1), "cat": "cuda_driver"},
+        *product("aten::mm", 100, SQUARE, HALF, 2, 500),
+        call("urEnqueueKernelLaunch", 106, 1.5, 3),  # of XPU; its kernel is lost
+    ]
+    found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
+    assert [(row.calls, row.flops, row.device_ns) for row in found] == [
+        (1, 137_438_953_472, 500_000),
+        (1, 137_438_953_472, None),
+    ]
+
+
 # Peaks.
 
 

@@ -265,7 +265,9 @@ def test_what_has_no_rule_or_no_shapes_or_odd_ones_is_unknown(tmp_path) -> None:
     assert {row.flops for row in table} == {None}
 
 
-@pytest.mark.parametrize("shape", [[2**40, 2**40], [10**30, 2], [1e400, 2], [-3, 2]])
+@pytest.mark.parametrize(
+    "shape", [[2**40, 2**40], [10**30, 2], [1e400, 2], [-3, 2], [2**62] * 20_000]
+)
 def test_a_shape_that_cannot_be_is_unknown(tmp_path, shape) -> None:
     given = {"Input_Dims": [shape, [shape[1], 2]]}
     path = write_trace(

@@ -163,6 +163,11 @@ def test_a_copy_whose_size_is_not_known_counts_neither_in_bytes_nor_in_bandwidth
     ]
 
 
+def test_an_impossible_rate_is_not_known(tmp_path) -> None:
+    (row,) = capture(tmp_path, [copy(0, 1, bytes=9 * 10**17)]).copies
+    assert (row.bytes, row.bytes_per_second) == (9 * 10**17, None)
+
+
 def test_streams(tmp_path) -> None:
     events = [kernel("gemm", 0, 10), kernel("nccl", 5, 10), kernel("gemm", 30, 10), copy(0, 12)]
     table = capture(tmp_path, events).streams

@@ -202,10 +202,10 @@ def test_the_curve_stands_on_what_lived_before(tmp_path) -> None:
 
 def test_a_device_type_without_a_name_is_a_number(tmp_path) -> None:
     event = on_cuda(1, 1, 1, 1)
-    events = [{**event, "args": event["args"] | {"Device Type": kind}} for kind in (20, 21)]
+    events = [{**event, "args": event["args"] | {"Device Type": kind}} for kind in (20, 21, -1)]
     rows = capture(tmp_path, events).memory.devices
-    found = [(row.device, row.allocations) for row in rows]
-    assert found == [("privateuse1:0", 1), ("device 21:0", 1)]
+    found = {row.device: row.allocations for row in rows}
+    assert found == {"privateuse1:0": 1, "device 21:0": 1, "device -1:0": 1}
 
 
 def test_the_cpus_libraries_allocate_memory_of_the_cpu(tmp_path) -> None:
