@@ -133,8 +133,12 @@ def columns_page() -> str:
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
         parts += [f"## {title}", _table(("column", ""), rows)]
         if names := depends_on.get(title):
+            quoted = ", ".join(f'"{name}"' for name in names)
             parts.append(
-                _prose(f"Stands on these [rows of the coverage](#rows): {', '.join(names)}")
+                _prose(
+                    "If one of these [rows of `capture.coverage`](#rows) is below 100 %, numbers of "
+                    f"this table may be too low or missing: {quoted}"
+                )
             )
     parts += ["## Rows of `capture.coverage` { #rows }", _coverage_rows()]
     return "\n\n".join(parts) + "\n"

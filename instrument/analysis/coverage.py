@@ -136,7 +136,7 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return why no time belongs to a range, or what to mark so that more time does."""
+    """Return advice on how to get more time into ranges: what to mark, or what was switched off."""
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."

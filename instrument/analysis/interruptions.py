@@ -80,7 +80,7 @@ INTERRUPTIONS: Schema = schema(
     "free memory of a device or pinned memory), full launch queue, profiler, or other overhead "
     "(reported without a known cause)",
     name="the event's name in the trace",
-    calls="how often it happened; inside another one of the same kind it does not count",
+    calls="the number of interruptions; one that lies inside another of the same kind is not counted",
     cpu_ns="CPU time of these calls; each nanosecond of a thread counts once for a kind, but a "
     "call can contain calls of other kinds",
     max_ns="the longest call",

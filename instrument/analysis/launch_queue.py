@@ -27,7 +27,7 @@ FULL_QUEUE = 1021
 QUEUE: Schema = schema(
     device="the device, as the trace numbers it",
     stream="the stream, as the trace numbers it",
-    launches="launches on the stream whose CPU call is in the trace; a call that starts several "
+    launches="launches on this stream, if their CPU call is in the trace; a call that starts several "
     "device events, such as the launch of a CUDA graph, is one launch",
     mean_length="the number of outstanding launches, averaged over `total_ns`; a launch is "
     "outstanding from the start of its CPU call until the device starts its work",

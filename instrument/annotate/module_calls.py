@@ -31,9 +31,9 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of one module and the number of its calls.
+    """The range of one module, and how often the module was called.
 
-    `type` is the name of the module's class, None for a marked module.
+    `type` is the name of the module's class; None if the module has its own `@profiled`.
     """
 
     name: str

@@ -329,13 +329,17 @@ class CapturedNames:
             alike.add(since_ns, [*each.operator[:-1], *each.range[:-1]])
 
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
-        """Return the names of the nodes of each graph; if several captures fit, what they agree on.
+        """Return the names of the nodes of each CUDA graph.
 
-        Give all graphs of a trace at once: whether captures without the names of kernels are
-        believed depends on all graphs that they fit.
+        The names come from stream captures. A capture fits a graph if its launches match the nodes
+        in number, in kind and, where it is known, in kernel. If several captures fit, only names
+        that are the same in all of them are returned.
+
+        Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
+        that it did not make, which only a comparison of all graphs shows.
 
         The tracer of ROCm can lose the last kernel of every replay. So a capture with one more
-        launch at its end fits too, if the names of all its kernels are known.
+        launch at its end than the graph has nodes fits too, if all its kernel names are known.
         """
         sequences = [_sequence(nodes) for nodes in graphs]
         levels: dict[tuple[_Sequence, bool], _Levels] = {}

@@ -175,7 +175,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip windows that begin before this step; the user may have set the step number."""
+        """Skip planned windows that begin before `step`, for example after a jump of the number."""
         planned = self.planned
         if (
             planned is None
