@@ -27,6 +27,7 @@ COPIED = (
     "tests/page_script.py",
     "tests/collected.py",
     "tests/installed.py",
+    "tests/warm.py",
 )
 
 

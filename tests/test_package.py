@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from release import COPIED
 from test_hydra import FOREIGN
 
 ROOT = Path(__file__).parent.parent
@@ -133,3 +135,19 @@ def test_a_foreign_hydra_application_is_served(python: Path, tmp_path: Path) -> 
     table = (Path(folder) / "table.txt").read_text()
     assert shown.rpartition("; its export ")[0] == table.rpartition("; its export ")[0]
     assert "usage: instrument" in run(python, "-m", "instrument", "--help", cwd=tmp_path)
+
+
+def test_the_wheel_is_tested_with_all_modules_that_its_tests_import() -> None:
+    """`make wheel` copies some tests into an empty folder; what they import must be copied too."""
+    tests = Path(__file__).parent
+    for name in (each for each in COPIED if each.endswith(".py")):
+        tree = ast.parse((tests.parent / name).read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        imported |= {
+            each.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for each in node.names
+        }
+        own = {f"tests/{each}.py" for each in imported if each and (tests / f"{each}.py").is_file()}
+        assert own <= {*COPIED}, name
