@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import ConfigError
 from instrument.links.intervals import Intervals, sweep
-from instrument.links.launches import launches
+from instrument.links.links import Links
 from instrument.patterns import Pattern
-from instrument.trace.events import Events, Flags, Ints
+from instrument.trace.events import COPIES, Flags, Ints
 
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
@@ -27,7 +27,6 @@ COMMUNICATION_NAMES = (
     r"|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
     r"|multimem|(one|two)_?shot_?all_?reduce|cross_device_reduce|all_?reduce_fusion"
 )
-_COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 _MEMSETS = frozenset({"gpu_memset", "Memset"})
 # Some accelerators write all device events in one category, so copies are recognised by their
 # names, such as `dma_request` on MTIA.
@@ -88,18 +87,18 @@ def check_names(communication: str) -> None:
 
 
 def device_work(
-    events: Events, communication: str | None = None, added: Pattern | None = None
+    links: Links, communication: str | None = None, added: Pattern | None = None
 ) -> Work:
     """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
     Args:
-        events: the events of the trace.
+        links: the relations of the trace.
         communication: a regular expression; a kernel whose name it matches is communication.
             `"nccl|rccl"` replaces the default, `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
             None means `COMMUNICATION_NAMES`.
         added: the pattern of a capture's metadata; kernels that it matches are communication too.
     """
-    found = launches(events)
+    events, found = links.events, links.launches
     event = found.device
     expression = COMMUNICATION_NAMES if communication is None else communication
     is_communication = re.compile(expression, re.IGNORECASE).search
@@ -112,7 +111,7 @@ def device_work(
     if added is not None:
         kind[np.array([added.search(text) for text in names], np.bool_)[name]] = COMMUNICATION
     kind[np.array([_COPY_NAME.match(text) is not None for text in names], np.bool_)[name]] = COPY
-    kind[events.among(_COPIES)[event]] = COPY
+    kind[events.among(COPIES)[event]] = COPY
     kind[events.among(_MEMSETS)[event]] = MEMSET
     return Work(
         event, kind, events.start_ns[event], events.end_ns[event], found.call, found.operator

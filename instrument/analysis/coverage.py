@@ -22,6 +22,7 @@ from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
 from instrument.links.launches import have_work, launches_kernel, ran_first
 from instrument.links.step_index import step_at
+from instrument.links.stream_capture import CAPTURE_BEGINS, CAPTURE_ENDS
 from instrument.range_names import REGION
 from instrument.trace.events import (
     ANNOTATION,
@@ -55,7 +56,6 @@ ENOUGH = 0.95
 # only if there are at least this many of them.
 _ENOUGH_STEPS = 10
 
-_CAPTURE_BEGINS, _CAPTURE_ENDS = "StreamBeginCapture", "StreamEndCapture"
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
 # What Kineto logs; see `operator<<` of its `ErrorCounts`, and `CuptiActivityApi`. "Out-of-range"
@@ -232,8 +232,8 @@ def _captures(events: Events, time_ns: Ints) -> Flags:
     The first call that ends a capture may belong to one that began before the recording.
     """
     calls = events.among(is_runtime)
-    begins = events.start_ns[calls & events.named(lambda name: _CAPTURE_BEGINS in name)]
-    ends = events.end_ns[calls & events.named(lambda name: _CAPTURE_ENDS in name)]
+    begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]
+    ends = events.end_ns[calls & events.named(lambda name: CAPTURE_ENDS in name)]
     if not len(begins) and not len(ends):
         return np.zeros(len(time_ns), np.bool_)
     begins, ends = np.sort(begins), np.sort(ends)

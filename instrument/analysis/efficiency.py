@@ -243,11 +243,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]
     process, processes = intern(process for process, _ in events.threads)
-    by_id = {device.id: device for device in reversed(events.devices) if device.id is not None}
-    rates = [
-        (each, peak_rates(by_id.get(each) if type(each) is int else None, given))
-        for each in processes
-    ]
+    rates = [(each, peak_rates(events.device_of(each), given)) for each in processes]
     device = _one_device(launched, process[events.thread[events_on]])
     device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
     says = np.zeros(len(node), np.int64)
@@ -314,9 +310,7 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
     events = links.events
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
     lost = launch[~have_work(events, links.launches.device, launch)]
-    position = np.full(len(events), -1)
-    position[links.call_tree.index] = np.arange(len(links.call_tree))
-    call = around[position[lost]]
+    call = around[links.call_tree.nodes_of(lost)]
     found: Flags = np.bincount(call[call >= 0], minlength=count) > 0
     return found
 

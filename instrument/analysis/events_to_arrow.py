@@ -129,7 +129,7 @@ def _spans(events: Events) -> dict[str, Any]:
     device, node = links.launched
     launcher = np.full(len(events), -1)
     launcher[device] = np.append(call_tree.index, -1)[node]
-    work = device_work(events)
+    work = device_work(links)
     return {
         "event": _known(np.arange(len(events))),
         "category": _texts(events.category, categories),

@@ -146,10 +146,10 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy",
         "occupancy_covered",
     )
-    products = {device.id: device.name for device in reversed(events.devices)}
+    found = [events.device_of(process) for process in used]
     cells = {
         "device": list(used),
-        "name": [products.get(process) if type(process) is int else None for process in used],
+        "name": [None if device is None else device.name for device in found],
         **{name: [row[name] for row in used.values()] for name in names},
     }
     return Table.of(DEVICES, cells)

@@ -439,7 +439,7 @@ class Views:
         """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
         from instrument.analysis.breakdown import device_work
 
-        return device_work(self.events, self.communication, self._added)
+        return device_work(self.links, self.communication, self._added)
 
     @cached_property
     def breakdown(self) -> Table:

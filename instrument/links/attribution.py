@@ -68,12 +68,12 @@ def attributed_work(links: Links) -> AttributedWork:
     key = ((scopes.enclosing + 1) * width + scopes.attributed + 1) * len(KINDS) + kind
     # The last entry is for the work outside all scopes, whose scope is -1.
     distinct, groups = groupby(np.append(key, FORWARD))
-    roots, position = links.call_tree.parent < 0, np.zeros(len(events), np.int64)
-    position[links.call_tree.index] = np.arange(len(links.call_tree))
+    roots = links.call_tree.parent < 0
+    node_of_scope = links.call_tree.nodes_of(scopes.nodes.index)
 
     def own(total_ns: Ints) -> Ints:
         """The own time of each scope, followed by the time outside all scopes."""
-        of_scopes = total_ns[position[scopes.nodes.index]]
+        of_scopes = total_ns[node_of_scope]
         outside = total_ns[roots].sum() - of_scopes[scopes.nodes.parent < 0].sum()
         return np.append(scopes.nodes.own(of_scopes), outside)
 

@@ -229,9 +229,7 @@ def _owners(
     target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
     operator = _forward_operators(events, call_tree.index[recording], scopes.index[nodes])
-    position = np.full(len(events) + 1, -1)
-    position[call_tree.index] = np.arange(len(call_tree))
-    node = position[operator]
+    node = call_tree.nodes_of(operator)
     found = node >= 0
     in_backward = (scopes.parent[nodes] >= 0) & backward[scopes.parent[nodes]]
     target[nodes] = np.where(in_backward, scopes.parent[nodes], unknown)

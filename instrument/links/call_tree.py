@@ -54,6 +54,13 @@ class CallTree:
         """The duration of each node."""
         return self.end_ns - self.start_ns
 
+    def nodes_of(self, events: Ints) -> Ints:
+        """The node of each event, given as positions; -1 for an event without a node, and for -1."""
+        most = max(int(self.index.max(initial=-1)), int(events.max(initial=-1)))
+        node = np.full(most + 2, -1)  # the last entry is for -1
+        node[self.index] = np.arange(len(self))
+        return node[events]
+
     def own(self, totals: Ints) -> Ints:
         """The total of each node, less the totals of its direct children."""
         return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)

@@ -142,8 +142,8 @@ def launching_nodes(events: Events, call_tree: CallTree, found: Launches) -> Int
     """The node of the call tree that launched each device event; -1 if it is not known."""
     if not len(found.device):
         return found.device
-    position = np.full(len(events) + 1, -1)
-    position[call_tree.index] = np.arange(len(call_tree))
+    of_call, of_operator = call_tree.nodes_of(np.stack([found.call, found.operator]))
     nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)
-    around_call = nearest[position[found.call]]
-    return np.where(around_call >= 0, around_call, position[found.operator])
+    around_call: Ints = nearest[of_call]
+    found_node: Ints = np.where(around_call >= 0, around_call, of_operator)
+    return found_node

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from instrument.links.launches import have_work
 from instrument.links.links import Links
 from instrument.trace.events import (
     OPERATOR,
@@ -37,7 +38,6 @@ from instrument.trace.events import (
     Ints,
     is_runtime,
     is_step,
-    works_on_device,
 )
 
 # What a captured launch does on the device. OTHER stands for a graph inside the graph, and for nodes
@@ -53,7 +53,8 @@ _KINDS = (
     (re.compile("Memcpy"), COPY),
     (re.compile("Memset"), MEMSET),
 )
-_BEGIN, _END, _FORK = "StreamBeginCapture", "StreamEndCapture", "StreamWaitEvent"
+CAPTURE_BEGINS, CAPTURE_ENDS = "StreamBeginCapture", "StreamEndCapture"
+_FORK = "StreamWaitEvent"
 
 NO_CAPTURE = "no capture"
 OTHER_LAUNCHES = "other launches"
@@ -126,7 +127,7 @@ def captured_graphs(links: Links) -> list[CapturedGraph]:
 
     The launches of all threads count, because other threads launch the backward pass. A launch that
     has work on the device was not captured, and is left out. If the captures of several threads
-    overlap in time, their launches cannot be told apart, and these captures are left out.
+    overlap in time, it is not known which launch is whose, and these captures are left out.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -135,9 +136,10 @@ def captured_graphs(links: Links) -> list[CapturedGraph]:
         return []
     kinds = np.array([_kind(name) for name in events.names])
     kind = np.where(is_call, kinds[events.name], _NOTHING)
-    calls = _by_start(events, (kind != _NOTHING) & ~_has_work(events))
-    forks = _by_start(events, is_call & events.named(lambda name: _FORK in name))
-    operator, path = surroundings(links, _nodes_of(links, calls))
+    launch = np.flatnonzero(kind != _NOTHING)
+    calls = _by_start(events, launch[~have_work(events, links.launches.device, launch)])
+    forks = _by_start(events, np.flatnonzero(is_call & events.named(lambda name: _FORK in name)))
+    operator, path = surroundings(links, links.call_tree.nodes_of(calls))
     operators, paths = [*events.names, None], [*links.scopes.paths.texts, None]
     found = []
     from_call, from_fork = (np.searchsorted(events.start_ns[k], begin) for k in (calls, forks))
@@ -175,21 +177,14 @@ def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
     return name, np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[node]]
 
 
-def _nodes_of(links: Links, index: Ints) -> Ints:
-    """The node of the call tree of each event; -1 for none."""
-    position = np.full(len(links.events), -1)
-    position[links.call_tree.index] = np.arange(len(links.call_tree))
-    return position[index]
-
-
 def _kind(name: str) -> int:
     return next((kind for part, kind in _KINDS if part.search(name)), _NOTHING)
 
 
 def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
     """When captures began and ended: the end of the first call, the start of the last one."""
-    begins = is_call & events.named(lambda name: _BEGIN in name)
-    marks = np.flatnonzero(begins | (is_call & events.named(lambda name: _END in name)))
+    begins = is_call & events.named(lambda name: CAPTURE_BEGINS in name)
+    marks = np.flatnonzero(begins | (is_call & events.named(lambda name: CAPTURE_ENDS in name)))
     marks = marks[np.lexsort((events.start_ns[marks], events.thread[marks]))]
     one, other = marks[:-1], marks[1:]
     pairs = begins[one] & ~begins[other] & (events.thread[one] == events.thread[other])
@@ -203,15 +198,7 @@ def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
     return begin[alone], end[alone]
 
 
-def _has_work(events: Events) -> Flags:
-    """A mask of the events whose correlation some device event has."""
-    ids = np.unique(events.correlation[works_on_device(events)])
-    found: Flags = np.isin(events.correlation, ids[ids != 0])
-    return found
-
-
-def _by_start(events: Events, chosen: Flags) -> Ints:
-    index = np.flatnonzero(chosen)
+def _by_start(events: Events, index: Ints) -> Ints:
     found: Ints = index[np.argsort(events.start_ns[index], kind="stable")]
     return found
 

@@ -45,6 +45,7 @@ import numpy as np
 
 from instrument.links.launches import Launches, find, ran_first
 from instrument.trace.events import (
+    COPIES,
     Events,
     Flags,
     Ints,
@@ -58,7 +59,6 @@ KINDS = ("device", "stream", "event", "copy", "stream wait")
 DEVICE, STREAM, EVENT, COPY, STREAM_WAIT = range(5)
 
 _SYNC = frozenset({"cuda_sync"})
-_COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 _KIND_OF_SYNC = {
     "Context Sync": DEVICE,
     "Stream Sync": STREAM,
@@ -365,7 +365,7 @@ def _blocking_copies(events: Events, found: Launches) -> Ints:
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
-    chosen = events.among(_COPIES)[found.device] & (found.call >= 0) & (pageable | by_name) & ended
+    chosen = events.among(COPIES)[found.device] & (found.call >= 0) & (pageable | by_name) & ended
     return np.flatnonzero(chosen)
 
 

@@ -24,6 +24,7 @@ OPERATOR = frozenset({"cpu_op", "Operator"})
 ANNOTATION = frozenset({"user_annotation"})
 PYTHON = frozenset({"python_function"})
 _MTIA = frozenset({"mtia_ccp_events"})
+COPIES = frozenset({"gpu_memcpy", "Memcpy"})
 DEVICE = (
     frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"})
     | _MTIA
@@ -334,6 +335,12 @@ class Events:
     def __repr__(self) -> str:
         counts = f"{len(self)} with a duration, {len(self.memory)} memory"
         return f"<Events: {counts}, {self.recorded} in the file>"
+
+    def device_of(self, process: int | str) -> Device | None:
+        """The device that a process of device events is; None if the trace does not describe it."""
+        if type(process) is not int:
+            return None
+        return next((device for device in self.devices if device.id == process), None)
 
     @property
     def begin_ns(self) -> int:

@@ -22,6 +22,7 @@ from instrument.analysis.breakdown import (
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import sweep
+from instrument.links.links import Links
 
 COLUMNS = "compute_ns exposed_communication_ns exposed_copy_ns idle_ns total_ns communication_ns copy_ns overlap_ns"
 KNOWN_AS = {
@@ -40,7 +41,7 @@ KNOWN_AS = {
 @pytest.mark.parametrize("name", sorted(set(KNOWN) - {"mtia_rank0"}))
 def test_every_column_of_every_real_trace_to_the_nanosecond(name) -> None:
     events, known = load(name).events, KNOWN[name]["exact"]
-    row = breakdown(device_work(events, "nccl|rccl"))[0]._asdict()
+    row = breakdown(device_work(Links(events), "nccl|rccl"))[0]._asdict()
     if KNOWN[name]["device_events"]:
         assert row == {ours: round(known[theirs] * 1e6) for ours, theirs in KNOWN_AS.items()}
     else:
@@ -65,7 +66,7 @@ def test_communication_that_is_not_nccl(name, communication_ns, overlap_ns, expo
 def test_mtia_is_what_hta_finds_once_rounded_as_it_rounds() -> None:
     """HTA leaves out the 137 requests without a stream, and shrinks every event to whole microseconds."""
     events = load("mtia_rank0").events
-    work = device_work(events)
+    work = device_work(Links(events))
     streamed = np.array([thread != (9, 801) for thread in events.threads])[
         events.thread[work.event]
     ]
@@ -159,12 +160,14 @@ def test_a_caller_may_add_to_the_rule_or_replace_it(tmp_path) -> None:
     events = read(
         tmp_path, [kernel("my_exchange", 0, 7), kernel("multimem_x", 10, 5), kernel("nccl", 20, 3)]
     )
-    assert breakdown(device_work(events))[0].communication_ns == 8000
+    assert breakdown(device_work(Links(events)))[0].communication_ns == 8000
     assert (
-        breakdown(device_work(events, COMMUNICATION_NAMES + "|my_exchange"))[0].communication_ns
+        breakdown(device_work(Links(events), COMMUNICATION_NAMES + "|my_exchange"))[
+            0
+        ].communication_ns
         == 15000
     )
-    assert breakdown(device_work(events, "nccl|rccl"))[0].communication_ns == 3000
+    assert breakdown(device_work(Links(events), "nccl|rccl"))[0].communication_ns == 3000
 
 
 def test_what_the_recordings_config_adds_counts_when_it_is_read(tmp_path) -> None:

@@ -246,7 +246,7 @@ def test_a_graph_whose_replays_have_no_common_order(
 
 
 def test_nodes_have_no_number_where_the_replays_differ(tmp_path: Path) -> None:
-    """Two branches overtake each other in the second replay. With ids, the nodes are told apart all the same."""
+    """Two branches overtake each other in the second replay. With ids, each node is known all the same."""
     order = [("a", 7, 0), ("b", 9, 1), ("b", 7, 2)]
     events = []
     for number, nodes in enumerate([order, [order[1], order[0], order[2]]], 1):
