@@ -1,0 +1,1 @@
+"""What makes a run slow, what to change, and what the step would take then."""

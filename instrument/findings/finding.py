@@ -1,0 +1,81 @@
+"""`Finding`: a problem, the evidence for it, what to change, and the step time that this saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from instrument.analysis.views import Views
+    from instrument.whatif.scenario import Scenario
+
+
+class NotRecorded(Exception):
+    """A check cannot run because the capture lacks something.
+
+    The message says what is missing and which option records it, as in "The trace has no Python
+    stacks: record with profiler.with_stack=true."
+    """
+
+
+class Evidence(NamedTuple):
+    """Events that show a problem: equal events in one place, as one row.
+
+    Attributes:
+        name: the name of the events, such as "aten::item".
+        calls: how often they occurred in the window.
+        total_ns: their time in the window; None if their time says nothing.
+        start_ns: the start of the longest one, on the trace's own clock; None if it is not known.
+        detail: what else matters, such as a size or a shape; empty if nothing does.
+    """
+
+    name: str
+    calls: int
+    total_ns: int | None = None
+    start_ns: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem in a capture.
+
+    Attributes:
+        code: the kind of the problem, such as "loader-wait"; the file in `instrument.findings` that
+            finds it has the same name with underscores.
+        title: the problem with its number, such as "80 % of the step waits for data".
+        change: what to write, as a sentence or a line of PyTorch.
+        verify: a command or override that shows whether the change helped.
+        saving: the simulation of the step without the problem; None if it cannot be simulated.
+            `saving.saving_ns` is what a step would win, with bounds.
+        range: the path of the range where the problem is; None if it is in no single range.
+        source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
+        evidence: the events that show the problem, the most important first.
+        coverage: the rows of `capture.coverage` that the finding depends on.
+    """
+
+    code: str
+    title: str
+    change: str
+    verify: str
+    saving: Scenario | None = None
+    range: str | None = None
+    source: str | None = None
+    evidence: tuple[Evidence, ...] = ()
+    coverage: tuple[str, ...] = ()
+
+
+class Check(NamedTuple):
+    """A kind of problem and the function that looks for it.
+
+    Attributes:
+        code: as in `Finding`.
+        passed: the sentence for a capture without this problem, such as "No step waits for data."
+        find: yields the findings of one capture. Its arguments are the capture and the scenario
+            without edits of `instrument.whatif`. It raises `NotRecorded` if it cannot tell.
+    """
+
+    code: str
+    passed: str
+    find: Callable[[Views, Scenario], Iterator[Finding]]
