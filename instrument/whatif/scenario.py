@@ -215,10 +215,9 @@ class Scenario:
         """
         if sync is not None and not any((range, operator, kernel, thread)):
             calls = selection.calls_named(self.model, sync)
-            return (
-                self.asynchronous(positions=calls)
-                .scale_events(calls, 0.0)
-                ._named((*self.edits, f"no sync {sync}"))
+            waits = selection.of_events(self.model, calls)
+            return self._with(
+                f"no sync {sync}", lambda costs, _: edits.remove(self.model, costs, waits)
             )
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
         return self._with(f"no {text}", lambda costs, _: edits.remove(self.model, costs, chosen))
