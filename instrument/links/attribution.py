@@ -1,10 +1,12 @@
 """Find the range and the kind of work that all time in a trace belongs to.
 
-Each nanosecond that an event covers on a thread is the own time of one scope, the innermost scope
-around it. A nanosecond without such a scope lies outside all scopes. `instrument.links.autograd`
-finds the range that a scope belongs to. A range belongs to itself, even inside a backward node, as
-in recomputation. A backward node belongs to the range of its forward operator, whichever thread the
-engine ran it on.
+A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
+event covers on a thread is own time of the innermost scope around it. If there is no such scope,
+the nanosecond lies outside all scopes.
+
+`instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
+inside a backward node, as in recomputation. A backward node belongs to the range around its forward
+operator, on whichever thread the engine ran the node.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class AttributedWork:
     """All work of a trace, in groups with equal `enclosing`, `attributed` and `kind`.
 
     Attributes:
-        enclosing: the path of the innermost range in which the work ran; -1 for none.
-        attributed: the path that the work belongs to; -1 for none.
+        enclosing: the path of the innermost range in which the work ran; -1 if there is no range.
+            A path is an index into `Scopes.paths`.
+        attributed: the path of the range that the work belongs to; -1 if there is no range.
         kind: an index into `KINDS`.
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
@@ -139,7 +142,7 @@ def _recording_gradients(links: Links) -> Ints:
 
 
 def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each group, and the number of operators that have these FLOPs."""
+    """The FLOPs of each group, and the number of operators that were counted for these FLOPs."""
     flops = links.flops
     if flops is None:
         return None, None
