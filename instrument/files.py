@@ -78,7 +78,7 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 @contextmanager
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file, which replaces `target` if the block succeeds and is removed if it raises.
+    """Open a new file. If the block succeeds, the file replaces `target`, else the file is removed.
 
     A link at `target` is replaced. The temporary file is in the same folder, named `.*.tmp`. The
     umask applies to `mode`.
@@ -145,9 +145,9 @@ def make_folder(base: Path, *names: str) -> Path:
 
 
 def state_folder() -> Path:
-    """This user's folder for files that are kept, but are no cache.
+    """The folder of this user's state.
 
-    It is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
+    This is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
 
     Raises:
         RuntimeError: the user has no home folder.

@@ -3,8 +3,8 @@ r"""Match regular expressions from a config or a capture, in time linear in the 
 Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty characters. The matcher
 here follows all alternatives at once, one character at a time (Thompson, 1968).
 
-It supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the assertions
-`^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
+The matcher supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the
+assertions `^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ _PLAIN_VALUE = re.compile(
     rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I
 )
 
-# Words of a command line that are followed by values (`--token`, `Authorization:`), or by one value
-# (`API_KEY`, `-p`), and words that end the values.
+# Words of a command line. The first pattern matches a word before values (`--token`,
+# `Authorization:`), the second a word before one value (`API_KEY`, `-p`), and the last two a word
+# that ends the values.
 _BEFORE_VALUES = re.compile(r"""^--?([\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
 _BEFORE_ONE_VALUE = re.compile(r"-p|\w[\w.\-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.\-]*(=.*)?|-[A-Za-z]", re.S)

@@ -21,7 +21,7 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError, Missin
 from instrument.files import is_regular
 from instrument.redact import holds_password
 
-# The files that are fetched; no name of a file comes from the server.
+# The files that are fetched. Their names are fixed here: the server cannot choose them.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
 # Keys of fsspec's file information that change with the content, the most reliable first.
 _STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -43,7 +43,7 @@ def check(url: str, option: str) -> None:
 
     Raises:
         ConfigError: `url` is not a URL, holds a password or a query, or has an unknown protocol.
-        MissingPackage: the package for its protocol is not installed.
+        MissingPackage: the package for the protocol of the URL is not installed.
     """
     if not is_url(url):
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")

@@ -106,7 +106,7 @@ def attributed_work(links: Links) -> AttributedWork:
 
 
 def _kinds(links: Links) -> Ints:
-    """The kind of each scope's own work."""
+    """The kind of each scope's own work, as an index into `KINDS`."""
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
@@ -117,7 +117,7 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """A mask of the paths that are work of an optimizer: its step, and the ranges in the step.
+    """A mask of the paths of optimizer steps and of the ranges in them, without closures.
 
     The closure of an optimizer runs forward and backward inside the step. A range in which
     operators record gradients belongs to such a closure, and is not work of the optimizer.
@@ -130,7 +130,7 @@ def _under_step(links: Links) -> Flags:
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """For each path, the number of operators in its ranges that record gradients.
+    """For each path, how many operators record gradients in the ranges of the path.
 
     The operators of an optimizer itself do not record gradients.
     """

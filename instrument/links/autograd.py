@@ -8,9 +8,9 @@ so that a layer has its backward time too.
 The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
 torch/csrc/autograd/node.h):
 
-- While gradients are recorded, torch writes a sequence number on every operator. It is the number
-  that the next backward node of this thread will get. Several operators can have the same number.
-  The last of these operators made the node.
+- While gradients are recorded, torch writes a sequence number on every operator. The next backward
+  node that this thread makes gets the same number. Several operators can have the same number. The
+  last of these operators made the node.
 - When the engine runs the node, torch writes this sequence number and the forward thread on the
   event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
   backward use the same two values (`generateForwardBackwardLink` in
@@ -18,14 +18,14 @@ torch/csrc/autograd/node.h):
 - The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
   events have the thread ids of the operating system. So each forward thread is matched with the
   thread whose operators fit its nodes best: the thread with the most pairs of equal names
-  (`AddmmBackward0` and `aten::addmm`). If there are several such threads, the number of sequence
-  numbers that are found decides.
+  (`AddmmBackward0` and `aten::addmm`). If several threads have equally many such pairs, the number
+  of sequence numbers that are found decides.
 
 Three more rules:
 
 - A node that accumulates the gradient of a leaf has no sequence number. The engine prefers such
-  nodes to all other nodes, so the node runs as soon as its input is there. It therefore gets the
-  range of the backward node just before it on the same thread. This is a guess, and tables show
+  nodes to all other nodes, so the node runs as soon as its input is there. The node therefore gets
+  the range of the backward node just before it on the same thread. This is a guess, and tables show
   such time as a separate kind.
 - If a backward node has no forward operator and lies inside another backward node, it gets the
   range of the outer node.
@@ -196,7 +196,7 @@ def _recomputed(
         == np.append(scopes.index, -1)[innermost[enclosing]]
     )
     differentiates[holder[innermost[is_operator & own & ~recording]]] = True
-    records[-1] = False  # this element stands for scopes in no backward node
+    records[-1] = False  # this element stands for scopes outside all backward nodes
     in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
     found: Flags = (records & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
     return found
@@ -242,7 +242,7 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
-    for _ in range(count.bit_length() + 1):  # each round follows twice as many targets
+    for _ in range(count.bit_length() + 1):  # k rounds follow 2**k targets
         target = target[target]
     owner = target[:count]
     # In a damaged trace, backward nodes can point at each other. Then the owner is a backward node.

@@ -62,7 +62,7 @@ class CallTree:
         `events` holds positions among the events. A position of -1 gives the node -1.
         """
         most = max(int(self.index.max(initial=-1)), int(events.max(initial=-1)))
-        node = np.full(most + 2, -1)  # the last entry is for -1
+        node = np.full(most + 2, -1)  # the last entry is for the position -1
         node[self.index] = np.arange(len(self))
         return node[events]
 
@@ -180,11 +180,11 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     """The parent of each event: the nearest earlier event on its thread that ends late enough.
 
-    A parent must not end before the event.
-    The parent of an event without a duration must end later than the event.
+    A parent must not end before the event. The parent of an event without a duration must end later
+    than the event.
     """
     needed = end + (start == end)
-    candidate = np.arange(-1, len(start) - 1, dtype=np.int32)  # half the memory of 64 bits
+    candidate = np.arange(-1, len(start) - 1, dtype=np.int32)  # half the memory of int64
     candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
     passed = candidate >= 0
     passed[1:] &= end[:-1] < needed[1:]

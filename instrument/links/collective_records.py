@@ -24,7 +24,7 @@ _NONE = Details()
 
 
 def is_collective(name: str) -> bool:
-    """Whether a process group names its annotations like this, such as "nccl:all_reduce"."""
+    """Whether an annotation of this name is from a process group, such as "nccl:all_reduce"."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 

@@ -42,7 +42,7 @@ def graph_ids(events: Events, device: Ints) -> tuple[Ints, Ints, list[int], list
 
     Returns:
         Four values: for each device event, its graph as an index into the graph ids, and its node
-            as an index into the node ids, -1 if it has none; the sorted graph ids; the sorted node
+            as an index into the node ids, -1 without an id; the sorted graph ids; the sorted node
             ids.
     """
     graphs = sorted({found.graph for found in events.details if found.graph is not None})

@@ -34,7 +34,7 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-# For one call: 9 seconds at 1 PFLOP/s. The sum of a thousand such calls fits into 64 bits.
+# The limit for one call: 9 seconds at 1 PFLOP/s. A sum of a thousand such calls fits into 64 bits.
 _TOO_MANY = 2**53
 _MOST_DIMS = 64  # torch allows no more
 
@@ -108,7 +108,7 @@ def is_fused_attention(name: str) -> bool:
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
-    """Replace the FLOPs of a node by `UNKNOWN` if the node calls its own operator once again."""
+    """Set the FLOPs of a node to `UNKNOWN` if the node calls its own operator once again."""
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
     nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
@@ -120,7 +120,7 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
 
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    """Replace the FLOPs of each node below a node with known FLOPs by `UNKNOWN`."""
+    """Set the FLOPs of a node to `UNKNOWN` if a node above it has known FLOPs."""
     counted = call_tree.nearest(flops != UNKNOWN)
     below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
     return np.where(below, UNKNOWN, flops)
@@ -166,7 +166,7 @@ def _matrix_product(first: int) -> Rule:
 
 
 def _matrix_vector(first: int) -> Rule:
-    """[m, k] by [k], or [k] by [k] (not in flop_counter)."""
+    """A matrix [m, k] or a vector [k], by a vector [k]; flop_counter has no such rule."""
     return lambda dims, _: 2 * elements(dims[first])
 
 
@@ -182,9 +182,9 @@ def _convolution(dims: Shapes, arguments: list[str]) -> int:
 
 
 def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
-    """The shape of the output of `aten::convolution`, by the formulas of torch.nn.Conv2d.
+    """The shape of the output of `aten::convolution`, transposed or not.
 
-    The formula for a transposed convolution is that of torch.nn.ConvTranspose2d.
+    The formulas are in the documentation of torch.nn.Conv2d and torch.nn.ConvTranspose2d.
     """
     image, weight = dims[0], dims[1]
     stride, padding, dilation = (_numbers(text, len(image) - 2) for text in arguments[3:6])
@@ -266,8 +266,8 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
 def _recurrent(times: int) -> Rule:
     """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
-    in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
+    flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -280,8 +280,8 @@ def _recurrent(times: int) -> Rule:
 def _recurrent_stack(times: int) -> Rule:
     """All layers of cuDNN or MIOpen: for each step of each sequence, a product with each matrix.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
-    in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
+    flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:

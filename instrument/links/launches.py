@@ -16,7 +16,7 @@ have the call. torch itself uses the external id (`_parse_kineto_results` in
 torch/autograd/profiler.py).
 
 All device events that a CUDA graph replays have the correlation of the call that launched the
-graph. So they belong to the operator or annotation around that call.
+graph. So these events belong to the operator or annotation around that call.
 """
 
 from __future__ import annotations

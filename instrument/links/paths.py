@@ -91,7 +91,7 @@ class Paths:
     def common(self, one: Ints, other: Ints) -> Ints:
         """For each pair of paths, the innermost path at or above both; -1 if there is none."""
         above, after = np.append(self.above, -1), np.append(self.after, -1)
-        jumps = [above]  # 1, 2, 4, … paths up
+        jumps = [above]  # the ancestors 1, 2, 4, … levels up
         while (jumps[-1] >= 0).any():
             jumps.append(jumps[-1][jumps[-1]])
         path = one

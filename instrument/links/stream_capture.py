@@ -243,7 +243,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture that can have made the graphs that were launched from `since_ns` on.
+        """Add a capture. It can have made graphs that were launched at `since_ns` or later.
 
         `names` are the operators of the capture, then its ranges.
         """

@@ -6,14 +6,14 @@ A wait is a CPU call of one of these kinds:
   after the work of a stream, and `cudaEventSynchronize` after the work before a CUDA event.
 - A blocking copy returns after the copy has ended: `cudaMemcpy`, and `cudaMemcpyAsync` from the
   device to pageable memory.
-- `cudaStreamWaitEvent` returns at once. The next work on its stream starts after the work before
-  the event has ended.
+- `cudaStreamWaitEvent` returns at once. The next work on the waiting stream starts after the work
+  before the CUDA event has ended.
 
 The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
 An edge is recorded if the trace states what the call waits for. Kineto writes a `cuda_sync` event
-for each wait if it was asked to (`enable_cuda_sync_events` of torch's `_ExperimentalConfig`). This
-event names the stream, and the call that recorded the CUDA event (`handleCudaSyncActivity` in
+for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is set. This event names
+the stream, and the call that recorded the CUDA event (`handleCudaSyncActivity` in
 libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last work that was launched on this
 stream before that call. HTA's critical path uses the same rule. `cudaEventQuery` has such an event
 too, but does not wait.
@@ -32,8 +32,9 @@ inferred from times, and only where the times show one cause:
 - Work on a stream waits for work on another stream if a thread called `cudaStreamWaitEvent` and
   then launched the first work, with no other launch on the same stream in between. The work on the
   other stream must have been launched before the wait. If the trace has calls that record events,
-  it must have been launched before the last such call. It must have ended at most 30 µs before the
-  first work started, and after everything else that the first work had to wait for.
+  the other work must also have been launched before the last such call. The other work must have
+  ended at most 30 µs before the first work started, and after everything else that the first work
+  had to wait for.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def synchronisations(events: Events, found: Launches) -> Synchronisations:
 
     An edge says that one event waits for another event. Edges that follow from other edges are left
     out. So if a stream has no new work since the last synchronisation of its device, the next
-    synchronisation has an edge from this stream only if its work ended last on the device.
+    synchronisation has an edge from this stream only if the stream's work ended last on the
+    device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -214,8 +216,9 @@ class _Latest:
 class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
-    The launch of some work is not in the trace. If such work ran before all work of its stream with
-    a known launch, it counts as queued before the trace began; if not, as queued when it started.
+    Work whose launch is not in the trace counts as queued when it started. But if the work ran
+    before the first work with a known launch on its stream, it counts as queued before the trace
+    began.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -241,7 +244,7 @@ class _Work:
         self.latest = _Latest(self.stream, self.queued_ns, self.end_ns)
         self.by_thread = _Index(self.thread, self.queued_ns)
         known = np.flatnonzero(self.is_launched)
-        # Of the events of one call, only the first on each stream has to wait.
+        # Of the device events of one call, only the first on each stream has to wait.
         known = known[np.lexsort((self.start_ns[known], self.call[known], self.stream[known]))]
         changes = (np.diff(self.call[known]) != 0) | (np.diff(self.stream[known]) != 0)
         self.first = known[np.append(True, changes)[: len(known)]]
@@ -273,7 +276,7 @@ class _Work:
 
 
 class _Waits:
-    """The waits of a trace. A wait is stated if a `cuda_sync` event describes it."""
+    """The waits of a trace. A wait is stated if a `cuda_sync` event describes the wait."""
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)
@@ -334,7 +337,7 @@ class _Waits:
         wanted = [_small(each and each.waits_for_correlation) for each in known]
         record = find(events.correlation, is_call, np.array(wanted, np.int64))
         self.since_ns, self.is_exact = self.start_ns.copy(), np.zeros(len(self), np.bool_)
-        # Kineto can name a later record of the same CUDA event, which is then ignored.
+        # Kineto can name a later record of the same CUDA event. Such a record is ignored.
         earlier = (record >= 0) & (events.start_ns[record] <= self.start_ns[rows])
         self.is_exact[rows] = earlier
         self.since_ns[rows] = np.where(earlier, events.start_ns[record], self.start_ns[rows])

@@ -137,7 +137,7 @@ def _summed_product(call: _Call) -> int:
 
 
 def _addend(call: _Call, scalars: list[str]) -> int:
-    """The tensor that is added to a product; 0 if `beta` is 0, because torch then ignores it."""
+    """The bytes of the tensor that is added to a product; 0 if `beta` is 0: torch ignores it."""
     return call.bytes(0) if scalars and scalars[0] and float(scalars[0]) else 0
 
 

@@ -37,7 +37,7 @@
 #endif
 #define MOST_PROBES 1024 /* for one text in a table; only texts chosen to collide need more */
 #define MOST_KEYS 64 /* the limit of the keys in a `struct keys` */
-#define START MOST_KEYS /* instead of the position of a member: no member was read yet */
+#define START MOST_KEYS /* as the position of the previous member: there is none */
 #define LONGEST_STEP 64 /* in bytes; the text of a longer step is not kept */
 #define MOST_BYTES ((size_t)1 << 30) /* of a piece; all counts then fit into an int32_t */
 
@@ -401,7 +401,7 @@ static bool take_escape(struct text *text)
     return !is_half;
 }
 
-/* The number of bytes before the first byte of a mask that is not 0. */
+/* In a mask, the number of bytes before the first byte that is not 0. */
 static int bytes_before(uint64_t mask)
 {
 #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__

@@ -48,7 +48,7 @@ def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
     """Convert integers to a column; an integer with more than 64 bits keeps its lower 64 bits."""
     try:
         return np.array(values, np.int64)
-    except OverflowError:  # unsigned 64 bits, such as -1 written without its sign
+    except OverflowError:  # unsigned integers, such as 2**64 - 1 for -1
         return np.array([v & 0xFFFF_FFFF_FFFF_FFFF for v in values], np.uint64).view(np.int64)
 
 
@@ -65,7 +65,7 @@ class Interned(dict[Any, int]):
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """The values of each field of some structs, by field name; the fastest way to read them."""
+    """The values of each field of the structs `values`, by name; the fastest way to read fields."""
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 

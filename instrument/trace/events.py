@@ -1,4 +1,4 @@
-"""`Events`: a trace as parallel numpy columns with interned names."""
+"""`Events`: a trace as parallel numpy columns. Each distinct name is stored once."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class Events:
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
         negative_durations: the number of events that end before they begin, which happens if the
-            clock was set back. In the columns, they last 0 ns and are not finished.
+            clock was set back. In the columns, these events last 0 ns and are not finished.
     """
 
     categories: tuple[str, ...]
@@ -305,7 +305,7 @@ class Events:
         return len(self.start_ns)
 
     def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[index]  # negative indices and IndexError as for a list
+        at = range(len(self))[index]  # negative indices count from the end, as in a list
         process, thread = self.threads[self.thread[at]]
         occupancy = float(self.occupancy[at])
         return Event(
@@ -352,7 +352,7 @@ class Events:
 
     @property
     def begin_ns(self) -> int:
-        """When the first event began, memory events included; 0 if there are no events."""
+        """The start of the first event or memory event; 0 if there are no events."""
         return min(
             (int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)),
             default=0,

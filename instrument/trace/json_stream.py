@@ -24,8 +24,8 @@ from instrument.errors import TraceError
 from instrument.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 21, 1 << 13
-# The limit in bytes of an event, and of the text before and after the list of events. More text is
-# never in memory.
+# The limit in bytes of an event, and of the text before and after the list of events. Longer texts
+# are refused, so that they do not fill the memory.
 LONGEST = 1 << 24
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
@@ -323,7 +323,7 @@ def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
     The backslash of an unknown escape is taken literally, NaN and Infinity become None, and a time
-    with two minus signs keeps the first.
+    with two minus signs keeps one of them.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.
@@ -337,7 +337,7 @@ def forgiving(text: bytes) -> tuple[Any, str]:
 def with_one_sign(text: bytes) -> bytes:
     """Make negative times valid JSON by removing the second of two minus signs.
 
-    Cost: 0.1 ms for each MB if the text has no such time.
+    Cost: 0.1 ms for each MB if no time has two signs.
     """
     characters = np.frombuffer(text, np.uint8)  # `b".-" in text` takes ten times as long
     if not (characters[np.flatnonzero(characters == ord("-")) - 1] == ord(".")).any():
@@ -381,7 +381,7 @@ def _skip_back(text: bytes, at: int) -> int:
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the bracket that closes the bracket at `begin`; -1 if none does."""
+    """The position after the bracket that closes the bracket at `begin`; -1 if beyond `end`."""
     depth = 0
     for token in _TOKEN.finditer(text, begin, end):
         character = text[token.start()]
