@@ -7,11 +7,11 @@ counts: it has the types that are multiplied. Operators without a rule are not c
 operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the operators of
 a trace that are not counted.
 
-Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`, and the totals
-equal those of `FlopCounterMode`. The totals differ in two cases. First, `FlopCounterMode` has no
-rule for attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with
-vectors. Second, its count for the weight gradient of a grouped convolution is too high, by a factor
-of the number of groups.
+Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
+equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for
+attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors.
+Second, its count for the weight gradient of a grouped convolution is too high, by a factor of the
+number of groups.
 
 With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts.
 Fused kernels compute only the needed products. `needed_flops` counts only these products.

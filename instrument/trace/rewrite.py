@@ -29,10 +29,10 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     """Copy the trace `source` to `target`, with `metadata` as its first keys.
 
     The copy is gzip if the name of `target` ends in `.gz`. If the clock was set back, a trace has
-    negative times, and torch writes these times in a form that is not JSON. The copy has these times
-    as valid JSON, so that Perfetto opens the copy. If neither the compression nor the keys change,
-    all bytes are copied unchanged, negative times too. `target` appears whole or not at all, and may
-    be the same file as `source`.
+    negative times, and torch writes these times in a form that is not JSON. The copy has these
+    times as valid JSON, so that Perfetto opens the copy. If neither the compression nor the keys
+    change, all bytes are copied unchanged, negative times too. `target` appears whole or not at
+    all, and may be the same file as `source`.
 
     Raises:
         TraceError: the file cannot be read. Or its gzip data is cut short, damaged or expands too
