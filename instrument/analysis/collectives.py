@@ -97,7 +97,7 @@ COLLECTIVES: Schema = schema(
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
     "`group_size`; a lower bound. Compare this column with the rate of the link",
     largest_message_bytes="the size of the largest message whose time is known",
-    largest_message_calls="the number of calls with a message of this size",
+    largest_message_calls="the number of calls with a message of `largest_message_bytes`",
     largest_message_bus_bytes_per_second="`bus_bytes_per_second` of the calls with the largest "
     "message alone. Latency affects large messages least",
 )

@@ -199,7 +199,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, the time that all steps took before it."""
+    """For each point in time, the total time of all steps before this point."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]

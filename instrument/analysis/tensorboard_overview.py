@@ -66,13 +66,14 @@ OVERVIEW: Schema = schema(
     duration_ns="time until the step's last device event ends, or until the step ends on the CPU "
     "if that is later",
     kernel_ns="time in which a kernel other than communication ran",
-    memcpy_ns="of the remaining time, the part in which a copy ran",
-    memset_ns="of the remaining time, the part in which a memset ran",
-    communication_ns="of the remaining time, the part in which communication ran",
-    runtime_ns="of the remaining time, the part in which a call of the device's runtime ran",
-    loader_ns="of the remaining time, the part in which the data loader ran",
-    cpu_ns="of the remaining time, the part in which an operator ran on the CPU",
-    other_ns="the remaining time",
+    memcpy_ns="time in which a copy ran, without the time in `kernel_ns`",
+    memset_ns="time in which a memset ran, without the time in the columns above",
+    communication_ns="time in which communication ran, without the time in the columns above",
+    runtime_ns="time in which a call of the device's runtime ran, without the time in the columns "
+    "above",
+    loader_ns="time in which the data loader ran, without the time in the columns above",
+    cpu_ns="time in which an operator ran on the CPU, without the time in the columns above",
+    other_ns="the part of `duration_ns` that is in none of the columns above",
 )
 DEVICES: Schema = schema(
     device="the device, as the trace numbers it",
@@ -221,7 +222,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """The number of steps that remain if steps at the end with too little device work are cut."""
+    """The number of steps, not counting steps at the end that have too little device work."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

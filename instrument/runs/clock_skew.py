@@ -22,8 +22,8 @@ from instrument.trace.events import Ints
 _MOST = 128
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
-# A drift is used if the median distance from offset and drift is at most this fraction of the
-# median distance from a constant offset.
+# A drift is used only if it explains the measured differences between two clocks: their median
+# distance from offset and drift is at most this fraction of their distance from the offset alone.
 _UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(

@@ -291,7 +291,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return the first eight numbers as text for a sentence, and how many more there are."""
+    """Return the first eight numbers as text, and the count of the rest: "0, 1, … and 4 more"."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

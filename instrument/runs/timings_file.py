@@ -28,7 +28,7 @@ TIMINGS: Schema = schema(
     device_p95_ns="the 95th percentile of the times in the device's stream, exact to 2 %",
     device_max_ns="the longest time of a call in the device's stream",
 )
-# The format of the lines; a line without a number has format 1.
+# The newest format of a line. A line without the field `format` has format 1.
 FORMAT = 1
 # The longest line that is read, in bytes. A line has about 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
