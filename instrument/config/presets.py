@@ -37,7 +37,7 @@ def preset(name: str) -> dict[str, Any]:
         raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(
-            f"{name!r} is no preset (those are {', '.join(presets())})"
+            f"{name!r} is none of the presets ({', '.join(presets())})"
             f"{suggestion(name, presets()) or '.'}"
         )
     return _composed(f"{name}.yaml")
@@ -78,6 +78,6 @@ def _yaml(path: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """By name, the `_target_` of each class that ships; `group` is sinks or triggers."""
+    """By name, the `_target_` of each sink or trigger that ships; `group` is sinks or triggers."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}
