@@ -89,7 +89,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output, without programs that the repository names.
+    """Run git in a folder and return its output; git runs no program that the repository names.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: there is no git, no repository, or no
