@@ -44,7 +44,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def _composed(path: str) -> dict[str, Any]:
-    """A file of the config group, merged with the files that its defaults list names."""
+    """The options of a config file, merged with the options of the files in its defaults list."""
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):

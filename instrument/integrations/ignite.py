@@ -65,8 +65,8 @@ def detach(engine: Engine) -> None:
 class Attached:
     """Replaces `engine.run`, and drives the session by the engine's events.
 
-    Wrapping `run` is the only way to see an exception that leaves it: a handler of EXCEPTION_RAISED
-    would stop the exception.
+    Wrapping `run` is the only way to see an exception that ends the run: a handler of
+    EXCEPTION_RAISED would stop the exception.
     """
 
     def __init__(

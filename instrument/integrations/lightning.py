@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[ProfilerCallback(…)])`, or `profiler=InstrumentProfiler(…)`.
 
 The package is `lightning` or `pytorch_lightning`. If both are installed, both classes derive from
-both packages, so that a Trainer of either accepts them.
+both packages, so that the Trainer of each package accepts them.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Replaces Lightning's `PassThroughProfiler` while a session runs; opens ranges in a step.
+    """Opens ranges for the parts of a step, in place of Lightning's `PassThroughProfiler`.
 
     While nothing is recorded, this class costs less than the `PassThroughProfiler`.
     """
@@ -278,7 +278,7 @@ def _batches(trainer: Any, module: LightningModule) -> int | None:
     )
     most = trainer.num_training_batches * epochs
     if module.automatic_optimization:  # otherwise the number of optimizer steps is unknown
-        # Lightning raises here if the accumulation of gradients changes; the fit must go on
+        # Lightning raises here if gradient accumulation changes during the fit; the fit must go on
         with suppress(Exception):
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
             most = min(most, steps) if steps > 0 else most

@@ -221,7 +221,7 @@ class _Messages:
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The messages since the last call. Without any, this costs one request to the store."""
+        """The new messages since the last call. If there are none, this costs one request."""
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)

@@ -36,7 +36,7 @@ _owner: weakref.ref[Owner] | None = None
 
 
 def set_owner(owner: Owner) -> None:
-    """Store who uses the profiler now; the use lasts while `owner.prepared` is true."""
+    """Store that `owner` uses the profiler, for as long as `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 

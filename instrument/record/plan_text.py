@@ -1,4 +1,4 @@
-"""Sentences about which steps a session will record, and why it recorded none."""
+"""Sentences that say which steps a session will record, or why it has recorded no step."""
 
 from __future__ import annotations
 

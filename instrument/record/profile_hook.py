@@ -10,7 +10,7 @@ from loguru import logger
 
 
 class ProfileHook:
-    """The profile hook of the current thread, and the one for new threads, to restore them."""
+    """Keeps the profile hooks of the current thread and of new threads, to restore them later."""
 
     def __init__(self) -> None:
         self._hook: Any = sys.getprofile()

@@ -148,7 +148,7 @@ class Recorder:
         """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: as for `prepare`, or this thread cannot stop the window, as for `stop`.
+            CaptureError: for the reasons of `prepare`, or this thread cannot stop the window.
         """
         if not self.prepared:
             self.prepare()

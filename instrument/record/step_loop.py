@@ -163,7 +163,7 @@ class StepCounter:
         self.skip_to(step_number)
 
     def advance(self) -> None:
-        """Plan the next window, because the planned one is over or cannot be recorded."""
+        """Plan the next window, because the planned window is over or cannot be recorded."""
         if self.planned is not self._following[0]:
             self.look_ahead()
         self.planned = self._following[1]
@@ -374,7 +374,7 @@ class StepLoop:
         before.overhead.exclude(elapsed_ns)
 
     def go_to(self, number: int) -> None:
-        """Set the number of the current training step. An open window ends: it has no gaps."""
+        """Set the number of the current training step. An open window ends, to avoid a gap in it."""
         counter = self.train
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")

@@ -306,7 +306,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the current step, if any; every n steps, write a line."""
+        """Count the step that `begin_step` began, if any; every n steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number

@@ -22,7 +22,7 @@ _REQUEST_BYTES = 20
 
 
 class File(Trigger):
-    """Records a window when the file `record` is touched, or on `instrument trigger`.
+    """Records a window after the file `record` is touched, or after `instrument trigger` is run.
 
     The file is in the session's folder for captures.
 

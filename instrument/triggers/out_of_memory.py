@@ -1,4 +1,4 @@
-"""A snapshot of CUDA's allocator when memory runs out."""
+"""Saves a snapshot of CUDA's allocator when memory runs out."""
 
 from __future__ import annotations
 

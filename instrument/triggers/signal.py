@@ -35,7 +35,7 @@ class Signal(Trigger):
         return name
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
-        """Set the handler."""
+        """Set the signal's handler, which requests a window."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
                 "The signal trigger does nothing: the session was not started on the main thread."

@@ -169,7 +169,7 @@ class CaptureQueue:
             )
 
     def _release(self, unsent: list[str]) -> None:
-        """Release the run's lock; delete its job if no window is left to finish or upload."""
+        """Release the run's lock; delete the saved job if no window is left to finish or upload."""
         done = not unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self.taken:

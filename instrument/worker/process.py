@@ -1,4 +1,4 @@
-"""The worker, a process that finishes captures during training, and `Exporter`, which runs it.
+"""The worker process, which finishes captures during training; `Exporter` starts and feeds it.
 
 `main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
 further line is empty and announces a window: the worker then looks for queued folders of its run

@@ -87,7 +87,7 @@ class Upload(Sink):
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether the upload of a capture is still to come; False once it has failed."""
+        """Whether the upload of a capture is still to come; False once the upload has failed."""
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
