@@ -176,7 +176,7 @@ class ModuleRanges:
         return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def types(self) -> dict[str, str]:
-        """By range name, the class of the submodules whose ranges opened: "Linear or Conv2d"."""
+        """By range name, the class of the submodules whose ranges opened, as "Linear or Conv2d"."""
         found: dict[str, set[str]] = {}
         for each, calls in self._calls_before.items():
             if each.calls > calls and each.type is not None:

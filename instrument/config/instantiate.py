@@ -32,14 +32,14 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
     """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
 
     Args:
-        kind: whether it is a sink or a trigger.
-        name: its name in the config.
+        kind: what to build, a sink or a trigger.
+        name: the name of the sink or trigger in the config.
         given: a `_target_` mapping, the options of a built-in class, or an instance, which is
             returned unchanged.
 
     Raises:
-        ConfigError: `given` is none of these, cannot be built, or lacks the method of a sink or
-            trigger.
+        ConfigError: `given` is none of these three, cannot be built, or lacks the method of a sink
+            or trigger.
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):

@@ -120,11 +120,12 @@ class ProfilerConfig(BaseModel):
         capture_overload_names: record operators with their overload, as `aten::add.Tensor`, so that
             they can be grouped by overload. By default, tables show operators without overload.
         communication: regular expressions for kernel names, ignoring case. Kernels that match count
-            as communication, in addition to the known ones. The capture stores the expressions.
+            as communication, and so do known kernels such as NCCL's. The capture stores the
+            expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
             float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Peaks
-            that are not given come from a table of devices; with None, all peaks come from there.
+            that are not given come from a table of devices; None means that all peaks do.
         memory_snapshot: write `memory_snapshot.pickle` to the capture: the snapshot of CUDA's
             allocator, with the allocations and frees during the window. pytorch.org/memory_viz
             opens it. If the program records a memory history with `torch.cuda.memory`, the window
@@ -153,7 +154,7 @@ class ProfilerConfig(BaseModel):
         keep: how many captures of this run and rank are kept; the oldest are removed. None means
             all.
         disk_budget: bytes that the captures of this run and rank may take: a number, or text such
-            as "2GB". The oldest are removed first; the newest always stays.
+            as "2GB". The oldest capture is removed first; the newest capture always stays.
         upload_to: an fsspec URL such as s3://bucket/run. Each finished capture is uploaded there,
             as a folder with the capture's name. If another run has uploaded a capture NAME to this
             URL, the new folder is called NAME-2. Captures that are not uploaded yet are kept
@@ -439,7 +440,7 @@ _self = Parameter("self", Parameter.POSITIONAL_ONLY)
 _parameters = [_self, *signature(ProfilerConfig).parameters.values()]
 ProfilerConfig.__init__.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]
 
-# What follows "is not an option" for names from torch or from an earlier version.
+# The end of the error "NAME is not an option", for options of torch or of an earlier version.
 _HINTS = {
     "profiler.graph": f" any more: {NO_GRAPH}",
     "profiler.on_trace_ready": ": choose sinks instead, which process each window, as in "

@@ -62,7 +62,7 @@ class StepActions:
     def described(self) -> Any:
         """The mapping, or the name of the function, for `capture.json`."""
         if isinstance(self._given, Mapping):
-            with suppress(TypeError, ValueError):  # JSON cannot hold it
+            with suppress(TypeError, ValueError):  # JSON cannot hold the mapping
                 return json.loads(json.dumps(dict(self._given)))
         kind = type(self._given)
         return str(getattr(self._given, "__qualname__", kind.__qualname__))

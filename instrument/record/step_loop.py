@@ -374,7 +374,10 @@ class StepLoop:
         before.overhead.exclude(elapsed_ns)
 
     def go_to(self, number: int) -> None:
-        """Set the number of the current training step. An open window ends, to avoid a gap in it."""
+        """Set the number of the current training step.
+
+        An open window ends, because its steps must be consecutive.
+        """
         counter = self.train
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")

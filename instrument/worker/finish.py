@@ -48,7 +48,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         began = time.perf_counter_ns()
         for half_written in folder.glob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
-        about = dict(Capture.load(folder).metadata)  # a copy: sinks may change the capture's
+        about = dict(Capture.load(folder).metadata)  # a copy: sinks may change it
         raw = folder / RAW
         if files.exists(raw):
             if not files.is_regular(raw):

@@ -322,7 +322,7 @@ def _allow(seconds: float) -> None:
     """Kill this process after `seconds`; 0 cancels the timer."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     faulthandler.cancel_dump_traceback_later()
-    if seconds:  # in case a sink blocks the signal; writes the traceback
+    if seconds:  # a second timer, in case a sink blocks the signal; it also writes the traceback
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 

@@ -237,7 +237,7 @@ def is_queued_of(folder: Path, job: Job) -> bool:
 def _described_at(folder: Path) -> int:
     try:
         return (folder / METADATA_FILE).stat().st_mtime_ns
-    except OSError:  # it has just been finished
+    except OSError:  # the folder has just been finished
         return 0
 
 

@@ -243,7 +243,7 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    if not fs.async_impl:  # an object store has no folders, and might create a bucket
+    if not fs.async_impl:  # object stores have no folders: this call might create a bucket there
         fs.makedirs(path, exist_ok=True)
 
 
