@@ -137,7 +137,7 @@ def arm(emitting: Backend | None = None) -> None:
 
 
 def disarm(emitting: Backend | None = None) -> None:
-    """Open no further ranges in the backend `emitting`; None means in no backend at all.
+    """Stop opening ranges in the backend `emitting`; None means in every backend.
 
     Annotations still close the ranges that they have opened.
     """

@@ -88,7 +88,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
 
 
 def _sentence(model: type[Options], error: ValidationError) -> str:
-    """A sentence about an unknown option if there is one, otherwise about pydantic's first error."""
+    """A sentence about an unknown option if there is one, else about pydantic's first error."""
     errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     first = errors[0]
     where = [str(part) for part in first["loc"]]

@@ -112,16 +112,16 @@ def require_idle() -> None:
         raise CaptureError(why)
     if current_owner() is not None:
         raise CaptureError(
-            "Another session is recording in this process, and only one can: stop that session "
-            "first. If a trainer has two callbacks, use one callback with the windows "
+            "Another session is recording in this process, and only one can record at a time: stop "
+            "that session first. If a trainer has two callbacks, use one callback with the windows "
             "(profiler.at_steps) and the sinks (profiler.sinks) of both."
         )
     if torch._C._autograd._profiler_enabled() or getattr(
         torch.autograd.profiler, "_is_profiler_enabled", False
     ):
         raise CaptureError(
-            "torch's own profiler is running in this process, and only one profiler can: stop it "
-            "first."
+            "torch's own profiler is running in this process, and only one profiler can run at a "
+            "time: stop torch's profiler first."
         )
 
 

@@ -397,7 +397,7 @@ class RecordedWindow:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is already saved
             logger.error(
-                "The memory snapshot cannot be written ({}): make room for the next one.", error
+                "The memory snapshot cannot be written ({}): make room for the next window.", error
             )
 
     def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:

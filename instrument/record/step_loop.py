@@ -294,7 +294,7 @@ class StepLoop:
         if self.step_number == self.ended_at:
             self.train.step_number = 0
         self.run, self._logged = run, set()
-        # `current` too: the session may start inside a `session.phase` block
+        # also the current phase: the session may start inside a `session.phase` block
         self._counters = {each.name: each for each in (self.train, self.current)}
         for counter in self._counters.values():
             counter.begin(self.config, counter.step_number if counter is self.train else 0)

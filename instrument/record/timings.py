@@ -58,7 +58,7 @@ class DurationHistogram:
         self._bins = np.zeros(_BINS, np.int64)
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count durations, at least one."""
+        """Add durations to the histogram; needs at least one."""
         values = np.array(durations_ns, np.int64)
         self.calls += len(values)
         self.total_ns += int(values.sum())

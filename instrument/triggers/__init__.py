@@ -112,7 +112,7 @@ class Trigger(Options):
         super().__init__(**options)
 
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
-        """Whether to record the steps after this one; a text means yes and gives the reason."""
+        """Whether to record the steps after `step`; a text means yes and gives the reason."""
         return None
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
