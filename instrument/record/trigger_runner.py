@@ -237,7 +237,7 @@ class TriggerRunner:
             return
         try:
             self._exchange(coordinator)
-        except Exception as error:  # the store raises various types
+        except Exception as error:  # the store raises errors of various types
             self._coordinator = None
             logger.log(
                 "INFO" if coordinator.ended else "WARNING",
