@@ -406,11 +406,11 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "--sink", "tabel"],
-            f"'tabel' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); did you mean table?",
+            f"'tabel' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            f"'mine' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); give one of these, "
+            f"'mine' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
         (
