@@ -24,7 +24,7 @@ def positive(text: str) -> int:
 
 
 def row_count(text: str) -> int:
-    """Return a number of rows; the largest integer for -1, as in torch's `row_limit`."""
+    """Return a number of rows; -1 means all rows, as in torch's `row_limit`."""
     return sys.maxsize if text == "-1" else positive(text)
 
 

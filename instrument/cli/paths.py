@@ -13,7 +13,7 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# How many of the captures that are not shown are listed.
+# The most captures that are listed when another capture is shown.
 _OTHERS = 10
 
 
@@ -71,7 +71,7 @@ def captures_in(folder: Path) -> list[Path]:
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
-    """Name on stderr the newest of several captures or windows, and list the next newest ones."""
+    """Print on stderr which capture or window is shown, and list others, the newest first."""
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""

@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE",
         type=Path,
-        help="also merge the ranks' traces into this file, for Perfetto; .gz compresses it",
+        help="also merge the ranks' traces into this file, for Perfetto; a name that ends in .gz "
+        "compresses the file",
     )
 
 

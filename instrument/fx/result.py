@@ -164,5 +164,5 @@ class GraphProfile:
         if machine is not None:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
-            notes.append(f"The bounds follow from the rates of {machine}.")
+            notes.append(f"The bounds are computed from the rates of {machine}.")
         return page(Table(columns), self.model, notes)
