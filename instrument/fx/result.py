@@ -39,16 +39,15 @@ class Overhead:
     """The cost of running a model node by node: medians over the runs, in nanoseconds.
 
     Attributes:
-        model_ns: the time of a run of the model without its graph; None if the model did not run
-            so.
+        model_ns: the time of a run of the model without its graph; None if there was no such run.
         interpreted_ns: the time of a run of the graph node by node.
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
         of_model: the sum of the times of the nodes, less the time that measuring adds, divided by
-            the time of a run of the model without its graph. Each run of the graph is compared with
-            the model's run next to it, so that other work on the machine slows both; this is the
-            median of all such pairs.
+            the time of a run of the model without its graph. There is a ratio for each pair of
+            neighbouring runs, one with the graph and one without, because other work on the machine
+            slows both. This is the median of the ratios.
         quartiles: the first and third quartile of these ratios; None for fewer than two pairs of
             runs.
     """
@@ -88,9 +87,8 @@ class GraphProfile:
             why tracing failed.
         overhead: the cost of running node by node.
         outputs: the result of the model in the first run, detached.
-        storages: for each node, a number and the bytes for the memory of each of its tensors,
-            except parameters and buffers. A view has the number of the tensor that it was made
-            from.
+        storages: for each node, the memory of its tensors, except parameters and buffers: pairs of
+            a number and a size in bytes. A view has the number of the tensor that it was made from.
         model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
         model: the name of the model's class.
@@ -121,7 +119,7 @@ class GraphProfile:
         return liveness(self.nodes, self.storages, self.model_bytes)
 
     def roofline(self, machine: Machine | None = None) -> Table:
-        """A row for each node: what limits it on a machine, and its time at that limit.
+        """A row for each node: what limits the node on a machine, and its time at that limit.
 
         See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply. They are
         measured at the first use, which takes a second or two, and cached.
