@@ -11,7 +11,7 @@ ROWS = 15
 
 
 def path_or_url(text: str) -> Path | str:
-    """Return a path, or a URL as text."""
+    """Return the text as a path, or unchanged if it is a URL."""
     return text if "://" in text else Path(text)
 
 

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> str:
     if failures:
         count = len(chosen) + len(finished)
         others = (
-            f" ({len(failures)} of {count} captures failed; this was the first.)"
+            f" ({len(failures)} of {count} captures failed; this is the first error.)"
             if count > 1
             else ""
         )

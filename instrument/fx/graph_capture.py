@@ -136,7 +136,7 @@ def outcome(
             leaves = _leaves(run(*args, **kwargs))
         why = _changed_containers(inputs, (args, kwargs)) or _packed(leaves, packing)
         if strict and why is not None:
-            raise GraphError(f"{type(model).__name__} {why}; a graph cannot do so.")
+            raise GraphError(f"{type(model).__name__} {why}; a graph cannot represent such a call.")
         left = [tensor.detach().clone() for tensor in written_tensors(model, inputs)]
         gradients = _gradients(leaves, [*model.parameters(), *pytree.tree_leaves(inputs)])
         results = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]

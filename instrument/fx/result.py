@@ -73,8 +73,11 @@ class Overhead:
             low, high = self.quartiles
             spread = f" ({100 * low:.1f}–{high:.1%})"
             doubt = ", but the runs differ too much to tell" if high - low > _UNEQUAL else ""
-        model = f"the {duration(self.model_ns)} of the model itself"
-        return f"{text} Without measuring, they take {self.of_model:.1%}{spread} of {model}{doubt}."
+        share, model = f"{self.of_model:.1%}{spread}", duration(self.model_ns)
+        return (
+            f"{text} Without measuring, the nodes take {share} of the {model} of the model "
+            f"itself{doubt}."
+        )
 
 
 @dataclass(frozen=True, repr=False)

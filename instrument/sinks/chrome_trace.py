@@ -33,7 +33,8 @@ class ChromeTrace(Sink):
     """False makes the file a plain `trace.json`, about ten times as large."""
 
     copy_to: str | None = None
-    """A folder for a copy named `<capture name>.json` or `.json.gz`; created if missing."""
+    """A folder for a copy named `<capture name>.json` or `.json.gz`. If the folder is missing, the
+    sink creates it."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows them.

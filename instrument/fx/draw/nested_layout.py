@@ -22,7 +22,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The size of a node, and the distance from its left edge to the point where lines meet it."""
+    """The size of a node, and the distance from its left edge to the point where its lines end."""
 
     width: float
     height: float

@@ -343,7 +343,7 @@ def _drawn(
     hyperedges: Sequence[Hyperedge],
     waypoints: Sequence[Sequence[int]],
 ) -> Drawing:
-    """The drawing, in pixels from its upper left corner."""
+    """Make the drawing; places are in pixels from its upper left corner."""
     left = min((centre - width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     right = max((centre + width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     tops, bottoms, y = [], [], 0.0

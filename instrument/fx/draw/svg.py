@@ -224,7 +224,7 @@ def _view(
 def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """Copy a frame, with frames deeper than `depth` closed; append its boxes to `units`."""
+    """Copy a frame, with frames deeper than `depth` closed; append the copy's boxes to `units`."""
     first = len(units)
     children: list[int | Frame] = []
     for child in frame.children:
