@@ -183,7 +183,7 @@ def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
         path = str(stack[-1][0]) if stack else ""
     try:
         return path, type(model.get_submodule(path)).__name__
-    except AttributeError:  # a constant of the graph
+    except AttributeError:  # the node reads a constant, which the model does not hold
         return None, None
 
 

@@ -130,7 +130,7 @@ class GraphProfile:
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """The rates of this machine for the types of the nodes; `refresh` measures them again."""
+        """The rates of this machine for the types of the nodes; `refresh` measures again."""
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
