@@ -18,7 +18,7 @@ _OTHERS = 10
 
 
 def newest_capture(path: Path | str, graph_captures: Sequence[Path | str] = ()) -> Capture:
-    """Return the newest capture at a path or URL; if there are several, list them on stderr.
+    """Return the newest capture at a path or URL; list other captures on stderr.
 
     `graph_captures` is the argument of `Capture.load`.
     """

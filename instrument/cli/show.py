@@ -162,7 +162,7 @@ def _timings_file(path: Path | str) -> Path:
     files = (file for file in regular_files(path) if fnmatch(file.name, "timings_rank*.jsonl"))
     found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
     if not found:
-        raise CaptureError(f"{path} holds no timings: record some with profiler=timings.")
+        raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")
     *others, newest = found
     tell_others(newest, others, "files of timings")
     return newest

@@ -383,7 +383,7 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
     if len(given.left) != len(expected.left) or any(
         _value_difference(*pair) for pair in zip(given.left, expected.left)
     ):
-        return "leaves other buffers or inputs than the model"
+        return "changes buffers or inputs differently than the model"
     if given.changed != expected.changed:
         _, name = next(key for key, _ in given.changed.items() ^ expected.changed.items())
         return f"leaves another value of {name} in a module than the model"

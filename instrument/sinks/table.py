@@ -1,4 +1,4 @@
-"""The range tree and the operator table as text, in the log and in `table.txt`."""
+"""A sink that writes the range tree and the operator table as text, to the log and a file."""
 
 from __future__ import annotations
 

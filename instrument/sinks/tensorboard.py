@@ -98,7 +98,7 @@ def append_scalars(
 ) -> None:
     """Append scalars to an event file; create the file if it is missing.
 
-    If writing fails with an OSError, the file is cut back to its size before.
+    If writing fails with an OSError, the file is cut back to its earlier size.
     """
     with open_to_append(target) as raw:
         size = raw.seek(0, os.SEEK_END)

@@ -246,7 +246,7 @@ def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float])
 
 
 def crossings(rows: _Rows, position: Sequence[float]) -> int:
-    """The number of pairs of lines between neighbouring rows that cross, counted as inversions."""
+    """The number of crossings of lines between neighbouring rows, counted as inversions."""
     total = 0
     for row in rows.rows:
         ends = sorted(
@@ -303,7 +303,7 @@ def _place(
     centres: list[float],
     widths: Sequence[float],
 ) -> None:
-    """Place the items of a row by least squares in their order.
+    """Place the items of a row by least squares, and keep their order.
 
     Items that would be too close to each other move as one block.
     """
