@@ -207,7 +207,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _comments(file: Path, inside: str | None) -> dict[str, str]:
-    """The comment beside each option in a file, or in its mapping `inside`."""
+    """The comment beside each option in a file, or in the mapping `inside` of the file."""
     found: dict[str, str] = {}
     mapping = None
     for line in file.read_text(encoding="utf-8").splitlines():

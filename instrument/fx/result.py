@@ -137,7 +137,7 @@ class GraphProfile:
         """An HTML page with a picture of the graph and a table of the nodes.
 
         The table also has columns for the memory and the bounds of the nodes. The page loads
-        nothing, and is the same for the same profile. For `machine`, see `roofline`.
+        nothing. The same profile gives the same page. For `machine`, see `roofline`.
         """
         return self._page(machine or self.machine())
 
