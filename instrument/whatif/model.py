@@ -384,7 +384,6 @@ def _finish(
     made: _Builder, moments: Moments, has_steps: bool, step_of: Ints, waits: _WaitMoments
 ) -> Model:
     axis = _axis(made)
-    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
     # Among device events at the same time, the one that started first comes first.
     started = np.zeros(len(moments.time_ns), np.int64)
     started[moments.end_of] = made.work.start_ns
@@ -392,7 +391,7 @@ def _finish(
     started[moments.start_of[has_start]] = made.work.start_ns[has_start]
     on_cpu = moments.phase >= _BEGINS
     order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
-    program, kept = build(order, arcs.target, arcs.source)
+    program, arcs, kept = _built(made, moments, order)
     arcs.fixed_ns[~kept] = NEVER
     typical = np.concatenate(made.typical)
     typical[~kept] = NEVER
@@ -411,6 +410,26 @@ def _finish(
         _typical_ns=typical,
     )
     return replace(found, residue_ns=_residues(found))
+
+
+def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs, Flags]:
+    """The program, its arcs, and which of them it has.
+
+    A moment of which the clocks contradict all arcs happens when it happened.
+    """
+    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
+    program, kept = build(order, arcs.target, arcs.source)
+    alone = np.ones(len(moments.time_ns), np.bool_)
+    alone[arcs.target[kept]] = False
+    if not alone.any():
+        return program, arcs, kept
+    target = np.flatnonzero(alone)
+    row_of = np.full(len(alone), -1)
+    row_of[moments.end_of] = np.arange(len(moments.end_of))
+    lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
+    made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
+    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
+    return (*build(order, arcs.target, arcs.source)[:1], arcs, np.append(kept, alone[target]))
 
 
 def _residues(found: Model) -> Ints:
@@ -483,19 +502,17 @@ def _hand_overs(made: _Builder) -> None:
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
-    mains = np.unique(made.events.thread[links.steps])
-    if not len(mains):
-        mains = np.array([np.argmax(np.bincount(tree.thread))])
+    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
+    main = int(np.argmax(np.bincount(threads)))
     engines = np.unique(tree.thread[is_backward(made.events)[tree.index]])
     roots = np.flatnonzero(tree.parent < 0)
     of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
-    for main in mains.tolist():
-        own = np.flatnonzero(tree.thread == main)
-        bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
-        for other, rows in enumerate(of_thread):
-            if len(rows) and other not in mains:
-                mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
-                _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
+    own = np.flatnonzero(tree.thread == main)
+    bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    for other, rows in enumerate(of_thread):
+        if len(rows) and other != main:
+            mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
+            _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
 
 
 def _hand_over(
