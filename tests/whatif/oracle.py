@@ -71,7 +71,7 @@ class Sync:
     """A call that waits for a stream, or with None for the device."""
 
     stream: int | None = None
-    own: int = 4_800
+    own: int = 16_000
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class Run:
 
     Attributes:
         events: the events of the trace.
-        steps: the duration of each step, from the end of the step before it until CPU and device
-            have done what the step does.
+        steps: the duration of each step, from its start or the end of the step before it until CPU
+            and device have done what the step does.
         step_of: for each launch of each thread, the step in which it was called; -1 for none.
         asked: when the main thread asked for each batch.
     """
@@ -305,8 +305,9 @@ def run(program: Program, recorded: Run | None = None) -> Run:
             step_of[nth] = recorded.step_of[nth]
         if step_of[nth] >= 0:
             ends[step_of[nth]] = max(ends[step_of[nth]], work.end)
-    bounds = list(accumulate([machine.steps[0][0], *ends], max))
-    return Run(machine.events, [b - a for a, b in zip(bounds, bounds[1:])], step_of, machine.asked)
+    until = list(accumulate(ends, max))
+    begins = [max(start, end) for (start, _), end in zip(machine.steps, [0, *until])]
+    return Run(machine.events, [b - a for a, b in zip(begins, until)], step_of, machine.asked)
 
 
 # ---- the edits

