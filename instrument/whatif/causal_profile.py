@@ -217,5 +217,6 @@ def _largest(bound: Ints, rows: int) -> list[int]:
 def short_name(name: str) -> str:
     """The name of a kernel without return type, template arguments and parameters."""
     plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
-    ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0]
+    # "Memcpy HtoD (Pageable -> Device)" has no parameters: how the memory is held is its kind.
+    ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0 and plain[at - 1] != " "]
     return plain[: min(ends)] if ends else plain
