@@ -38,6 +38,7 @@ from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, group_rows, groupby
 from instrument.links.intervals import Intervals, merged
 from instrument.links.links import Links
+from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import Events, Flags, Ints, loader_iterator
 from instrument.whatif.cpu_time import CpuTime, axis_of, joined, within
@@ -658,10 +659,10 @@ def _queue_arcs(
 
 @dataclass(frozen=True, slots=True)
 class _WaitMoments:
-    """The ends of waiting calls: the moment, the edge, the device row and the lag after its end."""
+    """The ends of waiting calls: the moment, the call, the device row and the lag after its end."""
 
     moment: Ints
-    edge: Ints
+    call: Ints
     row: Ints
     lag_ns: Ints
     usual_ns: Ints
@@ -674,9 +675,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     row_of = np.full(len(events) + 1, -1)
     row_of[work.event] = np.arange(len(work.event))
     edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (row_of[found.earlier] >= 0))
-    wait, row = found.wait[edge], row_of[found.earlier[edge]]
-    order = np.argsort(wait, kind="stable")
-    edge, wait, row = edge[order], wait[order], row[order]
+    wait, row = _with_repeated(made, found.wait[edge], row_of[found.earlier[edge]])
     waits, of_wait = np.unique(wait, return_inverse=True)
     call, kind = found.call[waits], found.kind[waits]
     start, end = events.start_ns[call], events.end_ns[call]
@@ -704,7 +703,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
     return _WaitMoments(
         moments[of_wait],
-        edge,
+        call[of_wait],
         row,
         own_lag,
         np.where(decides, lag[of_wait], own_lag),
@@ -712,14 +711,40 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     )
 
 
+def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
+    """The edges, and those of device synchronisations to work that an earlier one waited for.
+
+    Such edges follow from others, until an edit lets the earlier synchronisation no longer wait.
+    """
+    events, found, work = made.events, made.links.synchronisations, made.work
+    on_device = found.kind[wait] == DEVICE_WAIT
+    waits, nth = np.unique(wait[on_device], return_inverse=True)
+    rows = row[on_device]
+    streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
+    rank = np.empty(len(waits), np.int64)
+    rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
+    by_end = np.argsort(work.end_ns[rows], kind="stable")
+    # The last row of each stream that each synchronisation, or else the one before it, waits for.
+    own = np.full((len(waits), len(streams)), -1)
+    own[rank[nth[by_end]], column[by_end]] = rows[by_end]
+    last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
+    filled = np.take_along_axis(own, last, axis=0)
+    device = np.array([events.threads[k][0] for k in streams.tolist()], object)
+    of_wait = np.empty(len(waits), object)
+    of_wait[rank[nth]] = device[column]
+    repeated = (own < 0) & (filled >= 0) & (of_wait[:, None] == device[None, :])
+    at, _ = np.nonzero(repeated)
+    by_rank = waits[np.argsort(rank)]
+    return np.concatenate([wait, by_rank[at]]), np.concatenate([row, filled[repeated]])
+
+
 def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
-    call = made.links.synchronisations.call[made.links.synchronisations.wait[waits.edge]]
     made.connect(
         WAIT,
         waits.moment,
         end_of[waits.row],
         waits.lag_ns,
-        event=call,
+        event=waits.call,
         typical_ns=waits.usual_ns,
     )
 
