@@ -37,7 +37,9 @@ def arcs(found: Scenario, kind: int) -> int:
     return int(np.count_nonzero(found.window.models[0].arcs.kind == kind))
 
 
-def repeated(length_us: float, body: Callable[[int, float], list[Event]], steps: int = 4) -> list[Event]:
+def repeated(
+    length_us: float, body: Callable[[int, float], list[Event]], steps: int = 4
+) -> list[Event]:
     """Steps of one length; `body` gets the step's number and start."""
     found = []
     for k in range(steps):
@@ -151,7 +153,11 @@ def test_a_full_queue_makes_launches_free(tmp_path) -> None:
     recorded = oracle.run(program)
     found = whatif(tmp_path, recorded.events)
     assert arcs(found, QUEUE) > 200
-    for kind, ours, by in (("call", "operator", 0.5), ("kernel", "kernel", 0.5), ("call", "operator", 2.0)):
+    for kind, ours, by in (
+        ("call", "operator", 0.5),
+        ("kernel", "kernel", 0.5),
+        ("call", "operator", 2.0),
+    ):
         name = "cudaLaunchKernel" if kind == "call" else "gemm"
         right = oracle.run(oracle.scaled(program, kind, name, by), recorded).steps
         assert found.scale(**{ours: name}, by=by).steps == right
@@ -191,7 +197,10 @@ def test_a_range_as_a_graph(tmp_path) -> None:
     """A range of 300 µs with three launches costs one launch of a graph, which takes 10 µs."""
 
     def body(k: int, at: float) -> list[Event]:
-        launches = [launched("relu", at + 120 + 80 * n, at + 130 + 80 * n, 20, 10 * k + n + 1) for n in range(3)]
+        launches = [
+            launched("relu", at + 120 + 80 * n, at + 130 + 80 * n, 20, 10 * k + n + 1)
+            for n in range(3)
+        ]
         return [annotation("block", at + 100, 300), *(each for pair in launches for each in pair)]
 
     found = whatif(tmp_path, repeated(1000, body))
@@ -374,7 +383,9 @@ def test_names_are_data(tmp_path) -> None:
         assert str(raised.value).isprintable()
     # A name in full is no glob.
     assert found.scale(range=EVIL, by=0.5).saving_ns == 200_000
-    starred = whatif(tmp_path, [step(0, 0, 100), annotation("[a*", 0, 50), annotation("other", 60, 20)])
+    starred = whatif(
+        tmp_path, [step(0, 0, 100), annotation("[a*", 0, 50), annotation("other", 60, 20)]
+    )
     assert steps_us(starred.scale(range="[a*", by=0)) == [50]
     assert repr(found.scale(range=EVIL, by=0.5)).isprintable()
 
