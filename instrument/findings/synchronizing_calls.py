@@ -80,7 +80,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     share = span.share(int(idle_ns.sum()))
     if share < _LEAST_SHARE:
         return
-    saving = simulated(lambda: whatif.asynchronous("*", positions=calls))
+    saving = simulated(lambda: whatif.asynchronous(positions=calls))
     if not is_worth(saving, _LEAST_SAVING):
         return
     path, source = common_place(capture, calls, idle_ns)

@@ -251,7 +251,9 @@ def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A sentence with its markup escaped; a mention or a reference to an issue becomes plain."""
-    marked = re.sub(r"([\\`*_{}\[\]()<>#+!|~&:/@.-])", r"\\\1", printable(text))
-    # GitHub reads a mention or an issue number also after a backslash.
-    return re.sub(r"\\([@#])(?=\w)", "\\\\\\1\u200b", marked)
+    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
+    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
+    marked = re.sub(r"://", r":\\//", marked)
+    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
+    # A backslash does not stop GitHub from reading a mention or an issue number.
+    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)
