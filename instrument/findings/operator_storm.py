@@ -93,7 +93,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             f"{len(storm.events) / span.count:,.0f} calls of "
             f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} each",
             change=_change(path),
-            verify="instrument show CAPTURE --ops --by range, after recording again",
+            verify="instrument show CAPTURE --ops --by range",
             saving=saving,
             range=path,
             source=source,
@@ -194,9 +194,7 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def _saving(
-    capture: Views, whatif: Scenario, span: Measured, storm: Storm
-) -> Scenario | None:
+def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
     """The step if one round did the work of all rounds of its loop.
 
     Of each call, the time up to `_CALL_NS` is the cost of calling and goes; what the median call
