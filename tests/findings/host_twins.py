@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from findings.twins import Twin
 from torch.utils.data import DataLoader, Dataset
 
+from findings.twins import Twin
 from instrument import profiled
 
 LOADS_S, WORKS_S = 0.03, 0.04

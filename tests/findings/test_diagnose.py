@@ -135,7 +135,10 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
 def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
     checks = [check({"title": "one"}, {"title": "two"})]
     found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
-    assert [each.title for each in found.findings] == ["one (on all 2 ranks)", "two (on all 2 ranks)"]
+    assert [each.title for each in found.findings] == [
+        "one (on all 2 ranks)",
+        "two (on all 2 ranks)",
+    ]
 
 
 def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> None:
