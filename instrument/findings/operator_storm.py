@@ -48,8 +48,8 @@ _TINY_NS = 50_000
 _SHOWN = 5
 # Calling an operator takes 2 to 20 µs while it is recorded, however little it does.
 _CALL_NS = 20_000
-# If the loop is at least this part of its range, the range is the loop.
-_MOST_OF_RANGE = 0.8
+# If the loop is at least this part of its range, the saving is taken from the whole range.
+_MOST_OF_RANGE = 0.5
 # Optimizers of torch that have a fused implementation for CPU and CUDA.
 _FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 _OPTIMIZER = re.compile(rf"{OPTIMIZER_STEP}(\w+)\.step")
@@ -198,9 +198,9 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
     """The step if one round did the work of all rounds of its loop.
 
     Of each call, the time up to `_CALL_NS` is the cost of calling and goes; what the median call
-    takes beyond that is its work and stays. If the loops are most of their range, the range is
-    scaled, which counts the time between the calls and the backward too. Otherwise only the time
-    inside the calls is saved.
+    takes beyond that is its work and stays. If the loops are half of their range or more, the
+    range is scaled, which counts the time between the calls and the backward too. Otherwise only
+    the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]
