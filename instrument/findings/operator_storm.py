@@ -1,10 +1,10 @@
 """Operator storms: loops that call the same few tiny operators again and again.
 
 A loop over rows, time steps or parameters gives each operator so little work that the time goes to
-calling it. Found from the order of the operators and ranges directly inside a range: a pattern of at
-most 16 of them that repeats at least 32 times without a break, each of them short (a median of at
-most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each layer
-has a range of its own name.
+calling it. Found from the order of the operators and ranges directly inside a range: a pattern of
+at most 16 of them that repeats at least 32 times without a break, each of them short (a median of
+at most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each
+layer has a range of its own name.
 
 Threshold: 5 % of the steps lie in such loops, counted from the first to the last operator of each
 loop, and the simulation without them saves 2 % of a step or more. While a device is busy anyway,

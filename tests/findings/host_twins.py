@@ -1,4 +1,4 @@
-"""The twins of the findings on the CPU's side: waiting for data, loops over tiny operators, unmarked time."""
+"""The twins of the findings on the CPU: waiting for data, tiny operators, unmarked time."""
 
 from __future__ import annotations
 
