@@ -1,0 +1,85 @@
+"""`slow-links`: large messages between ranks move more slowly than any usual link allows.
+
+It looks at the bus bandwidth of collectives on devices with messages of at least 4 MiB, on which
+latency weighs little, and takes the fastest one: the others may have waited for ranks that came
+later. PCIe 3.0 with 16 lanes moves about 12 GB/s, the links between the devices of one machine
+(NVLink, xGMI) 50 GB/s and more, and networks for training 12 to 50 GB/s for each device. So less
+than 10 GB/s means that the data takes a detour, such as through the memory of the CPU or over a slow
+network interface. The finding also needs 5 % of the step in exposed communication. The saving is
+that of a link with 12 GB/s.
+
+It cannot see which link the data took. If this rank always waits for another one, the fastest
+collective contains this waiting too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from instrument.analysis.collectives import DEVICE
+from instrument.analysis.views import Views
+from instrument.findings.device_time import is_worthwhile, simulated
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import measured, percent
+from instrument.units import rate, size
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LARGE_BYTES = 4 * 2**20
+_SLOW, _USUAL = 10e9, 12e9  # in bytes per second
+_LEAST_SHARE = 0.05
+_MOST_ROWS = 5
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the fastest large collective has a low bus bandwidth."""
+    time = measured(capture)
+    calls = capture.collective_calls.where(
+        runs_on=DEVICE, group_size=lambda ranks: ranks is None or ranks > 1
+    )
+    inside = time.holds(np.array(calls.column("start_ns"), np.int64)) >= 0
+    exposed_ns = int(np.array(calls.column("exposed_ns"), np.int64)[inside].sum())
+    if time.share(exposed_ns) < _LEAST_SHARE:
+        return
+    if not any(calls.column("bytes")):
+        raise NotRecorded(
+            "The trace has no sizes of messages: record with a version of torch that writes the "
+            "arguments of collectives (2.3 or later)."
+        )
+    large = calls.where(
+        bytes=lambda moved: moved is not None and moved >= _LARGE_BYTES,
+        bus_bytes_per_second=lambda speed: speed is not None,
+    ).sort("bus_bytes_per_second")
+    if not len(large) or large[0].bus_bytes_per_second >= _SLOW:
+        return
+    fastest = large[0]
+    speed = fastest.bus_bytes_per_second
+    saving = simulated(lambda: whatif.bandwidth(_USUAL / speed))
+    if not is_worthwhile(saving):
+        return
+    yield Finding(
+        code="slow-links",
+        title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
+        f"bus bandwidth among {fastest.group_size} ranks; {percent(time.share(exposed_ns))} of the "
+        f"{time.what} waits for communication.",
+        change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
+        "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
+        "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "
+        "(rccl-tests on ROCm).",
+        verify="instrument show CAPTURE --collective-calls (column `bus bandwidth`)",
+        saving=saving,
+        evidence=tuple(_row(row) for row in large.head(_MOST_ROWS)),
+        coverage=("device records that the profiler kept",),
+    )
+
+
+def _row(row: Any) -> Evidence:
+    detail = f"{size(row.bytes)} at {rate(row.bus_bytes_per_second)}"
+    return Evidence(row.kind, 1, row.duration_ns, row.start_ns, detail)
+
+
+CHECK = Check("slow-links", "No large message between ranks moves at less than 10 GB/s.", find)
