@@ -64,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         chosen = np.flatnonzero(is_on_cpu(capture.events))
     if not len(chosen):
         return
-    exposed_ns = _on_device(capture, time) if on_device else _on_cpu(capture)
+    exposed_ns = exposed_on_device(capture, time) if on_device else _on_cpu(capture)
     share = time.share(exposed_ns)
     if share < _LEAST_SHARE:
         return
@@ -93,7 +93,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-def _on_device(capture: Views, time: Measured) -> int:
+def exposed_on_device(capture: Views, time: Measured) -> int:
     """The time in the measured steps in which communication ran and no kernel computed."""
     timeline = sweep([*layers_of(capture.work), (time.start_ns, time.end_ns)])
     exposed = masks(timeline.active)["exposed_communication_ns"]

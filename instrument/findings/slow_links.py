@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from instrument.analysis.collectives import DEVICE
 from instrument.analysis.views import Views
 from instrument.findings.device_time import is_worthwhile, simulated
+from instrument.findings.exposed_communication import exposed_on_device
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import measured, percent
 from instrument.units import rate, size
@@ -38,21 +37,17 @@ _MOST_ROWS = 5
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the fastest large collective has a low bus bandwidth."""
     time = measured(capture)
-    calls = capture.collective_calls.where(
-        runs_on=DEVICE, group_size=lambda ranks: ranks is None or ranks > 1
-    )
-    inside = time.holds(np.array(calls.column("start_ns"), np.int64)) >= 0
-    exposed_ns = int(np.array(calls.column("exposed_ns"), np.int64)[inside].sum())
+    exposed_ns = exposed_on_device(capture, time)
     if time.share(exposed_ns) < _LEAST_SHARE:
         return
+    calls = capture.collective_calls.where(lambda row: row.runs_on == DEVICE and row.group_size != 1)
     if not any(calls.column("bytes")):
         raise NotRecorded(
-            "The trace has no sizes of messages: record with a version of torch that writes the "
-            "arguments of collectives (2.3 or later)."
+            "The trace has no sizes of messages between ranks: record with profiler.record_shapes=true "
+            "and torch 2.3 or later."
         )
     large = calls.where(
-        bytes=lambda moved: moved is not None and moved >= _LARGE_BYTES,
-        bus_bytes_per_second=lambda speed: speed is not None,
+        bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0
     ).sort("bus_bytes_per_second")
     if not len(large) or large[0].bus_bytes_per_second >= _SLOW:
         return
