@@ -257,6 +257,7 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def is_on_cpu(events: Events) -> Flags:
+    """A mask of the annotations of collectives that run on the CPU."""
     return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, evidence_of_nodes
-from instrument.findings.device_time import is_worthwhile, simulated
+from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.trace.events import OPERATOR, Events, Ints, decoded, split_overload
 
 if TYPE_CHECKING:
@@ -47,13 +49,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     chosen = capture.links.call_tree.index[between]
     saving = simulated(lambda: whatif.scale_events(chosen, by=0))
-    if not is_worthwhile(saving):
+    if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, capture.links.call_tree.index[softmax])
     yield Finding(
         code="attention-not-fused",
         title=f"{percent(share)} of the {time.what} is softmax and what surrounds it between the "
-        f"two matrix products of attention ({len(softmax) / time.count:,.0f} times).",
+        f"two matrix products of attention ({len(softmax) / time.count:,.0f} times)",
         change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify="instrument show CAPTURE --ops: no aten::softmax between aten::bmm, but "
@@ -62,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         range=path,
         source=source,
         evidence=evidence_of_nodes(capture, between),
-        coverage=("launched device time with an operator",),
+        coverage=LAUNCHERS,
     )
 
 
@@ -116,9 +118,7 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
         return events.shapes[softmax] < 0
     rows, columns = scores[0][-2:]
     return (
-        factors[-2][-2] == rows
-        and factors[-1][-1] == columns
-        and others[0][-2:] == [rows, columns]
+        factors[-2][-2] == rows and factors[-1][-1] == columns and others[0][-2:] == [rows, columns]
     )
 
 

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
+from instrument.analysis.coverage_rows import LAUNCHING
 from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.synchronisations import outermost_operators
 from instrument.analysis.views import Views
-from instrument.findings.device_time import has_device_work, is_worthwhile, simulated
+from instrument.findings.device_time import LEAST_SAVING, has_device_work
 from instrument.findings.finding import Check, Evidence, Finding
 from instrument.findings.places import common_place, measured, nodes_of, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Flags, Ints, is_runtime, is_wait
@@ -39,7 +41,7 @@ _TO_DEVICE, _PAGEABLE = "HtoD", "Pageable"
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the CPU waits for copies to the device."""
-    if not has_device_work(capture):
+    if not has_device_work(capture, "Copies to the device were"):
         return
     events, work, time = capture.events, capture.work, measured(capture)
     to_device = (work.kind == COPY) & (work.call >= 0)
@@ -61,17 +63,15 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if time.share(blocked_ns) < _LEAST_SHARE:
         return
     pageable = bool(events.named(lambda name: _PAGEABLE in name)[copies[blocking]].any())
-    saving = simulated(
-        lambda: whatif.asynchronous(positions=calls).overlap(copy=f"*{_TO_DEVICE}*")
-    )
-    if not is_worthwhile(saving):
+    saving = simulated(lambda: whatif.asynchronous(positions=calls).overlap(copy=f"*{_TO_DEVICE}*"))
+    if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, calls)
     memory = "from pageable memory " if pageable else ""
     yield Finding(
         code="blocking-copies",
         title=f"The CPU waits for copies {memory}to the device, which computes nothing for "
-        f"{percent(time.share(blocked_ns))} of the {time.what} meanwhile.",
+        f"{percent(time.share(blocked_ns))} of the {time.what} meanwhile",
         change=(
             "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
             "batch.to(device, non_blocking=True)."
@@ -84,7 +84,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         range=path,
         source=source,
         evidence=_evidence(capture, copies[blocking], to_device, calls),
-        coverage=("launches with their device work", "device time with a launch"),
+        coverage=LAUNCHING,
     )
 
 
@@ -104,9 +104,7 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
     return waited | (by_call & returned_later), waits[np.isin(of_wait, of_copy) & (of_wait >= 0)]
 
 
-def _evidence(
-    capture: Views, copies: Ints, to_device: Flags, calls: Ints
-) -> tuple[Evidence, ...]:
+def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
     """The copies by name with their sizes, then the calls by name."""
     events, work = capture.events, capture.work
     call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))

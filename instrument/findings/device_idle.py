@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
+    LEAST_SAVING,
     LaunchGaps,
     has_device_work,
-    is_worthwhile,
     launch_gaps,
-    simulated,
 )
 from instrument.findings.finding import Check, Evidence, Finding
 from instrument.findings.launch_bound import LONG_NS
 from instrument.findings.places import measured, percent, source_codes
+from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Ints, is_step, split_overload
-from instrument.units import duration
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -56,7 +56,7 @@ class _Cause(NamedTuple):
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device is idle in long gaps that nothing else explains."""
-    if not has_device_work(capture):
+    if not has_device_work(capture, "Idle time of the device was"):
         return
     found, time = launch_gaps(capture), measured(capture)
     long = found.only(found.wait_ns >= LONG_NS)
@@ -66,7 +66,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     causes = _causes(capture, long)
     only_cpu = _events_inside(capture, long)
     saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if len(only_cpu) else None
-    if not is_worthwhile(saving):
+    if not is_worth(saving, LEAST_SAVING):
         return
     top = causes[0]
     sources, texts = source_codes(capture, np.array([max(top.event, 0)]))
@@ -74,7 +74,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="device-idle",
         title=f"The device is idle for {percent(time.share(idle_ns))} of the {time.what} in gaps "
-        f"of over 1 ms; {percent(top.time_ns / idle_ns)} of this time the CPU is {where}.",
+        f"of over 1 ms; {percent(top.time_ns / idle_ns)} of this time the CPU is {where}",
         change=f"Shorten {top.name} on the CPU, or run it while the device works: in the workers "
         "of the DataLoader, in another thread, or after the next launches."
         if top.event >= 0
@@ -95,7 +95,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             )
             for cause in causes[:_MOST_CAUSES]
         ),
-        coverage=("launches with their device work", "device time with a launch"),
+        coverage=ORDERED,
     )
 
 

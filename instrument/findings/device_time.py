@@ -1,11 +1,9 @@
-"""What the findings about devices share: device work, gaps in it, and simulated edits."""
+"""What the findings about devices share: device work, gaps in it, and who launched it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from glob import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +12,11 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.steps import gaps
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError
 from instrument.findings.finding import Evidence, NotRecorded
 from instrument.findings.places import Measured, measured
 from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import Flags, Ints, split_overload
-
-if TYPE_CHECKING:
-    from instrument.whatif.scenario import Scenario
 
 # Interruptions that have findings of their own, or that show no problem of the program.
 _EXPLAINED = (
@@ -33,8 +27,8 @@ _EXPLAINED = (
     interruptions.ALLOCATION,
     interruptions.PROFILER,
 )
-# An edit that wins less than this share of the step is not worth a change of the program.
-_LEAST_SAVING = 0.01
+#: An edit that wins less than this share of the step is not worth a change of the program.
+LEAST_SAVING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +61,19 @@ class LaunchGaps:
         )
 
 
-def has_device_work(capture: Views) -> bool:
+def has_device_work(capture: Views, what: str) -> bool:
     """Whether the trace holds work of a device; False if the run used none.
 
     Raises:
-        NotRecorded: the machine has a device, and the trace holds no work of it.
+        NotRecorded: the machine has a device, and the trace holds no work of it. The message begins
+            with `what`, the subject of the check.
     """
     if len(capture.work.event):
         return True
     if capture.events.devices or capture.about.devices:
         raise NotRecorded(
-            "The trace holds no work of the device: record with "
-            "'profiler.activities=[cpu,cuda]', or the device's own activity instead of cuda."
+            f"{what} not checked: the trace has no device work. Record with a device among "
+            "profiler.activities."
         )
     return False
 
@@ -157,21 +152,6 @@ def by_operator(
         )
         for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
     )
-
-
-def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
-    """The scenario that an edit makes; None if the step cannot be simulated."""
-    try:
-        scenario = edit()
-        scenario.saving_ns
-    except CaptureError:
-        return None
-    return scenario
-
-
-def is_worthwhile(saving: Scenario | None) -> bool:
-    """Whether an edit may win at least 1 % of the step; True if that is not known."""
-    return saving is None or saving.high_ns >= _LEAST_SAVING * saving.baseline_ns
 
 
 def glob_of(path: str | None) -> str:

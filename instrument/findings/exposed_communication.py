@@ -19,10 +19,12 @@ import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION, layers_of, masks
 from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
+from instrument.analysis.coverage_rows import FILE, LAUNCHING
 from instrument.analysis.views import Views
-from instrument.findings.device_time import is_worthwhile, simulated
+from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Evidence, Finding
 from instrument.findings.places import Measured, common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.links.collective_records import is_collective
 from instrument.links.intervals import sweep
 from instrument.trace.events import Ints
@@ -69,7 +71,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if share < _LEAST_SHARE:
         return
     saving = simulated(lambda: whatif.scale_events(chosen, by=0))
-    if not is_worthwhile(saving):
+    if not is_worth(saving, LEAST_SAVING):
         return
     table = capture.collectives.where(exposed_ns=lambda ns: bool(ns)).sort("exposed_ns")
     kind = next((each for each in table.column("kind") if each is not None), None)
@@ -79,7 +81,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="exposed-communication",
         title=f"For {percent(share)} of the {time.what}, communication runs and nothing else"
-        + (f", mostly {kind}." if kind else "."),
+        + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
         verify="instrument show CAPTURE --collectives; with the captures of other ranks, "
         "instrument ranks FOLDER tells waiting from transfer",
@@ -87,9 +89,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         range=path,
         source=source,
         evidence=tuple(_row(each) for each in table.head(_MOST_ROWS)),
-        coverage=("launches with their device work", "device records that the profiler kept")
-        if on_device
-        else (),
+        coverage=LAUNCHING if on_device else FILE,
     )
 
 

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
+    LEAST_SAVING,
     by_operator,
     glob_of,
     has_device_work,
-    is_worthwhile,
     launch_gaps,
-    simulated,
 )
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _LEAST_SHARE, _LEAST_GAPS = 0.05, 20
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device waits for launches in many short gaps."""
-    if not has_device_work(capture):
+    if not has_device_work(capture, "Launches were"):
         return
     found, time = launch_gaps(capture), measured(capture)
     short = found.only((found.wait_ns < LONG_NS) & (found.call >= 0))
@@ -50,7 +51,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     path, source = common_place(capture, short.call, short.wait_ns)
     saving = simulated(lambda: whatif.graph_launch(range=glob_of(path)))
-    if not is_worthwhile(saving):
+    if not is_worth(saving, LEAST_SAVING):
         return
     work_ns = capture.work.end_ns - capture.work.start_ns
     share, mean_ns = percent(time.share(waited_ns)), waited_ns // len(short.call)
@@ -58,7 +59,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code="launch-bound",
         title=f"The device waits {share} of the {time.what} for launches: "
         f"{len(short.call) / time.count:,.0f} gaps of {duration(mean_ns)} on average, between "
-        f"kernels of {duration(int(np.median(work_ns)))} (median).",
+        f"kernels of {duration(int(np.median(work_ns)))} (median)",
         change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
         "kernels and records them as CUDA graphs; or increase the batch size, and use fused=True "
         "in the optimizer.",
@@ -69,11 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         evidence=by_operator(
             capture, short.call, short.wait_ns, "time in which the device waited for its kernels"
         ),
-        coverage=(
-            "launches with their device work",
-            "device time with a launch",
-            "device work in the order of its launches",
-        ),
+        coverage=ORDERED,
     )
 
 

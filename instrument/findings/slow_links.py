@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.collectives import DEVICE
+from instrument.analysis import collectives, coverage_rows
 from instrument.analysis.views import Views
-from instrument.findings.device_time import is_worthwhile, simulated
+from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.exposed_communication import exposed_on_device
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import measured, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.units import rate, size
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     exposed_ns = exposed_on_device(capture, time)
     if time.share(exposed_ns) < _LEAST_SHARE:
         return
-    calls = capture.collective_calls.where(lambda row: row.runs_on == DEVICE and row.group_size != 1)
+    calls = capture.collective_calls.where(
+        lambda row: row.runs_on == collectives.DEVICE and row.group_size != 1
+    )
     if not any(calls.column("bytes")):
         raise NotRecorded(
-            "The trace has no sizes of messages between ranks: record with profiler.record_shapes=true "
+            "The rate of the links was not checked: the trace has no sizes of messages. Record with profiler.record_shapes=true "
             "and torch 2.3 or later."
         )
     large = calls.where(
@@ -54,13 +57,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     fastest = large[0]
     speed = fastest.bus_bytes_per_second
     saving = simulated(lambda: whatif.bandwidth(_USUAL / speed))
-    if not is_worthwhile(saving):
+    if not is_worth(saving, LEAST_SAVING):
         return
     yield Finding(
         code="slow-links",
         title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
         f"bus bandwidth among {fastest.group_size} ranks; {percent(time.share(exposed_ns))} of the "
-        f"{time.what} waits for communication.",
+        f"{time.what} waits for communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
         "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "
@@ -68,7 +71,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         verify="instrument show CAPTURE --collective-calls (column `bus bandwidth`)",
         saving=saving,
         evidence=tuple(_row(row) for row in large.head(_MOST_ROWS)),
-        coverage=("device records that the profiler kept",),
+        coverage=coverage_rows.DEVICE,
     )
 
 

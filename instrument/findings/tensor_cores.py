@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from instrument.analysis.breakdown import KERNEL
+from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.operator_keys import shape_text
 from instrument.analysis.peak_rates import peak_rates
 from instrument.analysis.views import Views
 from instrument.findings.device_time import (
+    LEAST_SAVING,
     device_share,
     has_device_work,
-    is_worthwhile,
-    simulated,
 )
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth, simulated
 from instrument.trace.events import Device, Ints
 
 if TYPE_CHECKING:
@@ -108,32 +109,36 @@ _LEAST_FACTOR = 2
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield a finding for each kind of kernel that takes a large part of the step."""
-    if not has_device_work(capture):
+    if not has_device_work(capture, "Tensor cores were"):
         return
+    for kind in _KINDS:
+        yield from _find_kind(capture, whatif, kind)
+
+
+def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Finding]:
     work, time = capture.work, measured(capture)
     kernels = work.event[work.kind == KERNEL]
-    for kind in _KINDS:
-        is_kind = capture.events.named(lambda name: kind.name.search(name) is not None)
-        chosen = kernels[is_kind[kernels]]
-        share = device_share(capture, time, chosen)
-        if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
-            continue
-        saving = simulated(lambda: whatif.scale_events(chosen, by=_FASTER))
-        if not is_worthwhile(saving):
-            continue
-        path, source = common_place(capture, chosen)
-        yield Finding(
-            code="tensor-cores",
-            title=f"For {percent(share)} of the {time.what}, kernels {kind.does}.",
-            change=kind.change or _change_of_float32(_device(capture, chosen)),
-            verify="instrument show CAPTURE --kernels --efficiency (columns `precision` and "
-            "`peak share`)",
-            saving=saving,
-            range=path,
-            source=source,
-            evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
-            coverage=("device time with a launch",),
-        )
+    is_kind = capture.events.named(lambda name: kind.name.search(name) is not None)
+    chosen = kernels[is_kind[kernels]]
+    share = device_share(capture, time, chosen)
+    if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
+        return
+    saving = simulated(lambda: whatif.scale_events(chosen, by=_FASTER))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, chosen)
+    yield Finding(
+        code="tensor-cores",
+        title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
+        change=kind.change or _change_of_float32(_device(capture, chosen)),
+        verify="instrument show CAPTURE --kernels --efficiency (columns `precision` and "
+        "`peak share`)",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
+        coverage=LAUNCHERS,
+    )
 
 
 def _device(capture: Views, kernels: Ints) -> Device | None:
@@ -152,8 +157,8 @@ def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
     if kind.precision not in rates or len(rates) < 2:
         name = "unknown" if device is None or device.name is None else device.name
         raise NotRecorded(
-            f"The peak rates of the device {name} are not known, so it may have no tensor cores: "
-            "load the capture with peak_flops={'float32': ..., 'float16': ...}."
+            f"Tensor cores were not checked: the peak rates of the device {name} are not known. "
+            "Load the capture with peak_flops={'float32': ..., 'float16': ...}."
         )
     return max(rates.values()) >= _LEAST_FACTOR * rates[kind.precision]
 
