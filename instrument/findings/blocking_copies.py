@@ -5,7 +5,8 @@ same operator that wait for them, such as cudaStreamSynchronize inside aten::to.
 the part counts in which no kernel runs. The driver copies pageable memory in pieces, through a
 buffer of its own, and the call returns only when the last piece is there; torch also waits for the
 copy if `non_blocking` is not set. The finding needs 2 % of the step: 1 % is common, and little can
-be won then.
+be won then. The saving is that of the step without these calls and copies, as if they ran beside the
+computation in full.
 
 It cannot see whether a kernel needs the copied data at once, so that overlap wins nothing. Copies
 to the CPU are left to the synchronising calls.

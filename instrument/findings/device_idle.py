@@ -5,6 +5,8 @@ until the call returned that launched the next work, without the time of the dat
 compilation, garbage collection, allocations and the profiler, which have findings of their own. So
 have gaps in which the CPU waited for the device first. The cause is the operator or range in which
 the launching thread spent most of its own time during the gaps. The finding needs 5 % of the step.
+The saving is that of the step without the calls inside the gaps. It is not known if most of the time
+lies in operators that also launch work, or in no operator.
 
 It cannot see what Python code does outside of operators and ranges, if no Python frames were
 recorded, nor what other processes do for which this one waits.
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.05
+# The saving is not known if the calls that only work on the CPU take less of the gaps than this.
+_EXPLAINED = 0.5
 _MOST_CAUSES = 5
 
 
@@ -65,7 +69,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     causes = _causes(capture, long)
     only_cpu = _events_inside(capture, long)
-    saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if len(only_cpu) else None
+    # Most of the time may lie in operators that launch work too, or in no event.
+    explained = int(capture.events.duration_ns[only_cpu].sum()) >= _EXPLAINED * idle_ns
+    saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
     if not is_worth(saving, LEAST_SAVING):
         return
     top = causes[0]
