@@ -115,7 +115,7 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
     """
     factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
     if len(factors) < 2 or not scores or not others:
-        return events.shapes[softmax] < 0
+        return bool(events.shapes[softmax] < 0)
     rows, columns = scores[0][-2:]
     return (
         factors[-2][-2] == rows and factors[-1][-1] == columns and others[0][-2:] == [rows, columns]

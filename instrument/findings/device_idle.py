@@ -5,8 +5,8 @@ until the call returned that launched the next work, without the time of the dat
 compilation, garbage collection, allocations and the profiler, which have findings of their own. So
 have gaps in which the CPU waited for the device first. The cause is the operator or range in which
 the launching thread spent most of its own time during the gaps. The finding needs 5 % of the step.
-The saving is that of the step without the calls inside the gaps. It is not known if most of the time
-lies in operators that also launch work, or in no operator.
+The saving is that of the step without the calls that end in the gaps and launch nothing. It is not
+known if most of the time lies in calls that also launch work, or in no call.
 
 It cannot see what Python code does outside of operators and ranges, if no Python frames were
 recorded, nor what other processes do for which this one waits.
@@ -34,7 +34,7 @@ from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
-from instrument.trace.events import Ints, is_step, split_overload
+from instrument.trace.events import Ints, is_runtime, is_step, is_wait, split_overload
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -68,9 +68,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if time.share(idle_ns) < _LEAST_SHARE:
         return
     causes = _causes(capture, long)
-    only_cpu = _events_inside(capture, long)
+    only_cpu, only_cpu_ns = _only_cpu(capture, long)
     # Most of the time may lie in operators that launch work too, or in no event.
-    explained = int(capture.events.duration_ns[only_cpu].sum()) >= _EXPLAINED * idle_ns
+    explained = only_cpu_ns >= _EXPLAINED * idle_ns
     saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
     if not is_worth(saving, LEAST_SAVING):
         return
@@ -121,7 +121,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     for thread in np.unique(threads).tolist():
         chosen = threads == thread
         timeline = sweep([(gaps.start_ns[chosen], gaps.queued_ns[chosen]), gaps.waiting])
-        waits = timeline.active.all(axis=0)
+        waits = timeline.active[0] & timeline.active[1]
         inside = timeline.within(waits, tree.start_ns, tree.ends_before_overlap())
         inside[tree.thread != thread] = 0
         own_ns += tree.own(inside)
@@ -150,20 +150,25 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     return sorted(found, key=lambda cause: -cause.time_ns)
 
 
-def _events_inside(capture: Views, gaps: LaunchGaps) -> Ints:
-    """The calls that lie inside a gap, on the thread whose launch ends it; only outermost ones.
+def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
+    """The outermost calls that end in a gap, launch nothing and do not wait for the device.
 
-    As they end before the launch, they launched nothing that the device had to wait for.
+    They run on the thread whose launch ends the gap. Also returns their time in the gaps.
     """
     events, tree = capture.events, capture.links.call_tree
     if not len(gaps.call) or not len(tree):
-        return np.zeros(0, np.int64)
-    at = np.searchsorted(gaps.start_ns, tree.start_ns, "right") - 1
+        return np.zeros(0, np.int64), 0
+    at = np.searchsorted(gaps.start_ns, tree.end_ns, "left") - 1
     launch_ns = np.where(gaps.call >= 0, events.start_ns[gaps.call], gaps.queued_ns)
     inside = (at >= 0) & (tree.end_ns <= launch_ns[at])
     inside &= tree.thread == _threads(capture, gaps)[at]
-    outermost = inside & ~np.append(inside, False)[tree.parent]
-    return tree.index[outermost]
+    _, launcher = capture.links.launched
+    works = np.bincount(launcher[launcher >= 0], minlength=len(tree))
+    works += (events.among(is_runtime) & events.named(is_wait))[tree.index]
+    inside &= tree.with_descendants(works) == 0
+    outermost = np.flatnonzero(inside & ~np.append(inside, False)[tree.parent])
+    lies_ns = tree.end_ns - np.maximum(tree.start_ns, gaps.start_ns[at])
+    return tree.index[outermost], int(lies_ns[outermost].sum())
 
 
 CHECK = Check("device-idle", "The device is not idle for long without a known reason.", find)
