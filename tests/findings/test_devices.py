@@ -208,7 +208,7 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, synchronous_steps(own_us))
     (window,) = Run.load(tmp_path).windows
     (finding,) = stragglers.CHECK.find(window)
-    assert "Rank 2 on box is late" in finding.title
+    assert finding.title.startswith("Rank 2 is late: the own work of rank 2 takes 122 %")
     assert "495.000 µs of each step (50 %)" in finding.title
     assert finding.range == "forward"
 
@@ -252,5 +252,9 @@ def test_harmless_waiting_is_not_reported(name: str) -> None:
 def test_stragglers_of_a_real_job() -> None:
     ranks = [FOLDER / f"a100_megatron_tp8_rank{rank}.json.gz" for rank in range(8)]
     (window,) = Run.load(*ranks).windows
-    titles = [finding.title for finding in stragglers.CHECK.find(window)]
-    assert [title[:6] for title in titles] == ["Rank 6", "Rank 0", "Rank 2"]
+    (finding,) = stragglers.CHECK.find(window)
+    assert finding.title.startswith("Ranks 6, 0, 2 are late")
+    assert "its CPU is late" in finding.change
+    # The CPU of each rank is busy all the time, so that balance wins much less than the devices wait.
+    assert finding.saving is not None
+    assert 0 < finding.saving.saving_ns < 0.1 * finding.saving.baseline_ns
