@@ -15,7 +15,7 @@ from instrument import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -348,3 +348,41 @@ def test_the_command_fails_if_no_capture_can_be_read(
     assert main(["diagnose", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("instrument: ")
     assert main(["diagnose", str(tmp_path / "nothing")]) == 2
+
+
+# Comparing ranks
+
+
+def late(ranks: Any) -> Iterator[Finding]:
+    """A finding in every window, about its highest rank."""
+    rank = ranks.summaries[-1].rank
+    yield Finding("late", f"Rank {rank} is late", "wait less", "instrument ranks FOLDER")
+
+
+LATE = RanksCheck("late", "No rank is late.", late)
+
+
+def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3, 0), recorded(tmp_path, 6, 0), recorded(tmp_path, 6, 1)]
+    found = diagnose(captures, [], [LATE])
+    assert [each.title for each in found.findings] == ["Rank 1 is late (in 1 of 2 windows)"]
+    assert not found.passed
+    assert not found.not_checked
+
+
+def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
+    quiet = RanksCheck("late", "No rank is late.", lambda ranks: iter(()))
+    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
+    assert (found.findings, found.passed) == ((), ("No rank is late.",))
+
+
+def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:
+    found = diagnose([recorded(tmp_path)], [], [LATE])
+    assert (found.findings, found.passed) == ((), ())
+    (sentence,) = found.not_checked
+    assert sentence.startswith("The ranks were not compared")
+
+
+def test_a_job_of_one_rank_has_nothing_to_compare(tmp_path: Path) -> None:
+    found = diagnose([write_capture(tmp_path, steps())], [], [LATE])
+    assert (found.findings, found.passed, found.not_checked) == ((), (), ())

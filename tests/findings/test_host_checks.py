@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from instrument import Capture
 from instrument.findings import loader_wait, operator_storm, synchronizing_calls, unmarked_time
 from instrument.findings.diagnose import diagnose
 from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.report.diagnosis import as_text
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
@@ -390,3 +392,17 @@ def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
     assert found.source == "resnet50_profiler_api.py:42 in <module>"
     assert found.saving is not None
     assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)
+
+
+@needs_traces
+def test_what_the_page_shows_is_printed() -> None:
+    """The first finding of docs/diagnose.md."""
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
+    shown = page[page.index("1. 33 %") : page.index("\n\n2. ")].split("\n")
+    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
+    printed = as_text(diagnose([Capture.load(path)], CHECKS)).split("\n")
+    is_saving = re.compile(r" +(saves|would take) .* m?s")  # its last digits may change
+    assert [line for line in shown if not is_saving.match(line)] == [
+        line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)
+    ]
+    assert any(is_saving.match(line) for line in shown)
