@@ -85,6 +85,8 @@ _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
 # A batch was waited for if its call took more than twice the shortest one and this much.
 _READY_NS = 200_000
+# A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
+_LONGEST_DELAY_NS = 1_000_000
 # Fewer events than this do not make a median that one exception cannot change.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
@@ -804,8 +806,10 @@ def _usual_delays(
     launched = work.call >= 0
     free_ns = np.where(follows, np.append(work.end_ns, 0)[before], np.iinfo(np.int64).min)
     name = np.append(events.name, -1)[work.call].astype(np.int64) + 1
-    idle = launched & ~waits & (free_ns <= launch_ns) & (work.start_ns >= launch_ns)
-    delay = _medians(name, work.start_ns - launch_ns, idle)
+    late_ns = work.start_ns - launch_ns
+    idle = launched & ~waits & (free_ns <= launch_ns)
+    idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
+    delay = _medians(name, late_ns, idle)
     same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
     queued = follows & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
     stream = events.thread[work.event].astype(np.int64) * 2 + same_call
