@@ -61,7 +61,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Remove torch.cuda.empty_cache() from the loop; if the sizes of tensors change, set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "
         "smaller batch.",
-        verify="instrument show CAPTURE --interruptions (kind `memory allocation`)",
+        verify="instrument show CAPTURE --interruptions",
         saving=saving,
         range=path,
         source=source,

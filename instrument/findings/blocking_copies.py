@@ -129,4 +129,4 @@ def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tu
     return tuple(rows)
 
 
-CHECK = Check("blocking-copies", "The CPU does not wait for copies to the device.", find)
+CHECK = Check("blocking-copies", "No step takes much longer because of copies to the device.", find)

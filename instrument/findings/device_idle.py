@@ -87,7 +87,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         else "Find this code first: mark it with @profiled or record with "
         "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
         "launches of the step.",
-        verify="instrument show CAPTURE --steps (column `launch wait`) --moments",
+        verify="instrument show CAPTURE --steps --launches",
         saving=saving,
         range=top.range,
         source=texts[sources[0]] if top.event >= 0 and sources[0] >= 0 else None,

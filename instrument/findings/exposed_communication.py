@@ -83,8 +83,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"For {percent(share)} of the {time.what}, communication runs and nothing else"
         + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
-        verify="instrument show CAPTURE --collectives; with the captures of other ranks, "
-        "instrument ranks FOLDER tells waiting from transfer",
+        verify="instrument show CAPTURE --collectives --breakdown",
         saving=saving,
         range=path,
         source=source,
@@ -133,6 +132,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(row.kind or "communication", row.calls, row.exposed_ns, None, detail)
 
 
-CHECK = Check(
-    "exposed-communication", "Communication is hidden behind computation, or there is none.", find
-)
+CHECK = Check("exposed-communication", "No step waits long for communication.", find)

@@ -100,7 +100,7 @@ def _conversions(
     does = "casts tensors" if what == "cast" else "copies tensors with contiguous() or clone()"
     yield Finding(
         code="layout-and-casts",
-        title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} times",
+        title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} a {time.what}",
         change=_CHANGES[what],
         verify="instrument show CAPTURE --ops --by stack",
         saving=saving,

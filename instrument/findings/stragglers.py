@@ -115,4 +115,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(f"rank {row.rank}", row.steps, row.own_ns, None, waiting)
 
 
-CHECK = RanksCheck("stragglers", "No rank makes the others wait.", find)
+CHECK = RanksCheck("stragglers", "No rank makes the others wait for long.", find)

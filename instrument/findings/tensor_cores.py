@@ -131,8 +131,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
         code="tensor-cores",
         title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
         change=kind.change or _change_of_float32(_device(capture, chosen)),
-        verify="instrument show CAPTURE --kernels --efficiency (columns `precision` and "
-        "`peak share`)",
+        verify="instrument show CAPTURE --kernels --efficiency",
         saving=saving,
         range=path,
         source=source,
@@ -195,5 +194,5 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
 
 
 CHECK = Check(
-    "tensor-cores", "Matrix products and convolutions run on the fast units of the device.", find
+    "tensor-cores", "Tensor cores would not make matrix products or convolutions much faster.", find
 )

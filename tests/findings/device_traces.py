@@ -288,7 +288,7 @@ PAIRS = (
         "attention-not-fused",
         attention(fused=False),
         attention(fused=True),
-        ("60 % of the step", "1 times"),
+        ("60 % of the step", ": 1 a step"),
         saves=(590, 610),
     ),
     Pair(
