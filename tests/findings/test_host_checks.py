@@ -333,6 +333,26 @@ def test_unmarked_time_is_told_with_what_runs_in_it(tmp_path: Path) -> None:
     assert "Session(model=model)" not in found.change
 
 
+def test_python_stacks_show_the_functions_outside_of_operators(tmp_path: Path) -> None:
+    events = [frame("train.py(1): main", 0, 2000)]
+    for number in range(2):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            frame("train.py(9): tokenize", start + 100, 700),
+            frame("json/decoder.py(3): decode", start + 200, 100),
+            span("aten::mm", start + 500, 200),
+            frame("other.py(2): sleep", start + 100, 900, tid=3),
+        ]
+    (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
+        ("(no range, no operator)", 1, 800_000),
+        ("train.py:9 in tokenize", 1, 500_000),
+        ("train.py:1 in main", 1, 300_000),
+        ("aten::mm", 1, 200_000),
+    ]
+
+
 def test_without_any_range_the_model_should_be_given(tmp_path: Path) -> None:
     events = [step(0, 0, 1000), span("aten::mm", 0, 990)]
     (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
