@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from builders import (
+    Event,
     capture,
+    kernel,
+    launched,
     span,
     step,
     synchronous_steps,
@@ -41,6 +44,7 @@ from instrument.findings import (
     stragglers,
     tensor_cores,
 )
+from instrument.findings.diagnose import diagnose
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.runs.run import Run
 
@@ -137,6 +141,22 @@ def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:
     assert not all_found(bare)
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [kernel("sgemm", 0, 10)],
+        [step(3, 0, 0), kernel("sgemm", 0, 0)],
+        [step(3, 5, 10), *launched("sgemm", 40, 60, 5, 1)],
+        [span("aten::softmax", 0, 10), kernel("ncclDevKernel_AllReduce", 3, 10)],
+    ],
+    ids=["nothing", "kernel", "no time", "outside of the step", "no launch"],
+)
+def test_odd_traces_break_no_check(tmp_path: Path, events: list[Event]) -> None:
+    found = diagnose([capture(tmp_path, events)], CHECKS)
+    assert len(found.findings) + len(found.passed) + len(found.not_checked) >= len(CHECKS)
+
+
 def test_collectives_of_gloo_are_exposed_too(tmp_path: Path) -> None:
     (finding,) = found(capture(tmp_path, synchronous_steps(300)), "exposed-communication")
     assert "60 % of the step" in finding.title
@@ -220,32 +240,56 @@ def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
     assert not list(stragglers.CHECK.find(window))
 
 
-# What each trace is known to be held back by, from careful reading. Shares of the step are not asserted to the
-# last percent, as the simulation may change; what leads, and what must be silent, is.
-LED_BY = {
-    "mi300x_resnet_checkpoint_train": ("exposed-communication", "slow-links"),
-    "a100_nccl_2ranks_rank0": ("launch-bound", "device-idle"),
-    "b200_eager": ("launch-bound", "device-idle"),
-    "v100_ns_resolution": ("tensor-cores",),
-    "h100_timesformer_inference": ("attention-not-fused", "tensor-cores", "device-idle"),
-    "a100_megatron_tp8_rank1": ("exposed-communication",),
+# What these checks may find in each trace, the largest saving first, and why each of them is justified. The readings of
+# the traces that the reasons repeat were made by hand.
+JUSTIFIED = {
+    "mi300x_resnet_checkpoint_train": {
+        "exposed-communication": "NCCL without compute takes 64 % of the device's time",
+        "slow-links": "17.6 MB need 9.2 ms on eight ranks: 3.4 GB/s, where xGMI gives 50 and more",
+    },
+    "a100_nccl_2ranks_rank0": {
+        "launch-bound": "the device waits 171 of 222 ms a step for launches, most of them in gaps of under 1 ms",
+        "device-idle": "flattening and unflattening of gradients on the CPU takes gaps of 2 to 20 ms",
+    },
+    "b200_eager": {
+        "launch-bound": "the kernels of an eager mixture of experts take 6 µs, and each launch 80",
+        "device-idle": "eight gaps of over 1 ms, of which aten::linear takes 7 ms on the CPU",
+    },
+    "v100_ns_resolution": {"tensor-cores": "sgemm and cuDNN's float32 kernels fill a busy V100"},
+    "h100_timesformer_inference": {
+        "attention-not-fused": "aten::softmax of 3137 x 3137 scores takes 69 of 160 ms of the device's time",
+        "tensor-cores": "the same products have 3137 columns, so that cutlass takes its align1 kernels",
+        "device-idle": "the video is prepared on the CPU for 216 of 382 ms, outside of all operators",
+    },
+    "a100_megatron_tp8_rank0": {
+        "device-idle": "this rank's CPU launches late: 160 of 223 ms idle lie in gaps of over 2 ms",
+    },
+    "a100_megatron_tp8_rank1": {
+        "exposed-communication": "481 of 621 ms are all-reduce alone, much of it waiting for ranks 0 and 6",
+    },
+    "v100_216k_events": {"launch-bound": "median kernel 6 µs; 2,300 gaps of 54 µs a step"},
+    "v100_resnet50_workers0": {
+        "launch-bound": "zero_grad and small kernels, after what the loader takes"
+    },
+    "v100_resnet50_workers4": {"launch-bound": "the same with a faster loader: 18 % of the step"},
+    "hta_simple_add": {
+        "device-idle": "the first calls of the process take seconds; no step is marked"
+    },
+    # Bound by the device, or with the waits hidden: nothing to tell of what these checks know.
+    "h800_deepseek_train": {},
+    "mi300x_vllm_graph": {},
+    "h100_qwen_0.5b_inference": {},
+    "cupti_counters": {},
+    "mtia_rank0": {},
 }
-# Nothing of what these checks know holds these back: they are bound by the device's own work.
-SILENT = ("h800_deepseek_train", "mi300x_vllm_graph", "h100_qwen_0.5b_inference", "cupti_counters")
 
 
 @needs_traces
-@pytest.mark.parametrize("name", LED_BY)
-def test_a_real_trace_is_led_by_what_holds_it_back(name: str) -> None:
-    real = Capture.load(FOLDER / f"{name}.json.gz")
-    codes = tuple(dict.fromkeys(each.code for each in all_found(real)))
-    assert codes == LED_BY[name], [each.title for each in all_found(real)]
-
-
-@needs_traces
-@pytest.mark.parametrize("name", SILENT)
-def test_harmless_waiting_is_not_reported(name: str) -> None:
-    assert not all_found(Capture.load(FOLDER / f"{name}.json.gz"))
+@pytest.mark.parametrize("name", JUSTIFIED)
+def test_a_real_trace_gives_what_is_justified(name: str) -> None:
+    findings = all_found(Capture.load(FOLDER / f"{name}.json.gz"))
+    codes = [*dict.fromkeys(each.code for each in findings)]
+    assert codes == [*JUSTIFIED[name]], [each.title for each in findings]
 
 
 @needs_traces
