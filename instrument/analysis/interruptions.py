@@ -110,7 +110,7 @@ def interruptions(events: Events) -> Table:
     Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
     of the steps.
     """
-    kind = _kinds(events)
+    kind = kinds_of(events)
     width = np.int32(len(KINDS))
     # Each kind has a tree of its own, in which only calls of this kind nest.
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
@@ -146,7 +146,7 @@ def interruptions(events: Events) -> Table:
     return Table.of(INTERRUPTIONS, columns).sort("cpu_ns")
 
 
-def _kinds(events: Events) -> Ints:
+def kinds_of(events: Events) -> Ints:
     """The kind of each event, as an index into `KINDS`; -1 for events that interrupt nothing."""
     on_cpu, calls = events.among(OPERATOR | ANNOTATION), events.among(is_runtime)
     found: list[tuple[int, Flags, Callable[[str], bool]]] = [

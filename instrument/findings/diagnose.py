@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from instrument.errors import CaptureError
 from instrument.findings import (
+    allocator_churn,
+    attention_not_fused,
+    blocking_copies,
+    device_idle,
+    exposed_communication,
+    launch_bound,
+    layout_and_casts,
     loader_wait,
     operator_storm,
+    recording_overhead,
+    slow_links,
+    stragglers,
     synchronizing_calls,
+    tensor_cores,
     unmarked_time,
 )
 from instrument.findings.finding import Check, Finding, RanksCheck
@@ -33,9 +44,19 @@ CHECKS: tuple[Check, ...] = (
     synchronizing_calls.CHECK,
     operator_storm.CHECK,
     unmarked_time.CHECK,
+    launch_bound.CHECK,
+    device_idle.CHECK,
+    blocking_copies.CHECK,
+    exposed_communication.CHECK,
+    slow_links.CHECK,
+    tensor_cores.CHECK,
+    attention_not_fused.CHECK,
+    layout_and_casts.CHECK,
+    allocator_churn.CHECK,
+    recording_overhead.CHECK,
 )
 #: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
-RANKS_CHECKS: tuple[RanksCheck, ...] = ()
+RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 _FEW = 8
 
 
