@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from findings.twins import Twin, all_twins, found, predicted_ns, recorded
 
 TWINS = ()  # those of the other modules are taken

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -161,7 +162,7 @@ class _Kept:
         self._starts = [start for start, _ in spans]
         self._kept = [kept for _, kept in spans]
         self._before = [0]
-        for (start, kept), (end, _) in zip(spans, spans[1:]):
+        for (start, kept), (end, _) in pairwise(spans):
             self._before.append(self._before[-1] + (end - start if kept else 0))
 
     def time(self, ns: int) -> int:
