@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 
-class NotRecorded(Exception):
+class NotRecorded(Exception):  # noqa: N818 - named after the cause
     """A check cannot run because the capture lacks something.
 
     The message says what is missing and which option records it, as in "The trace has no Python

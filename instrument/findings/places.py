@@ -19,6 +19,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Events, Ints, decoded, flags, is_runtime
@@ -277,21 +278,13 @@ class Measured:
 
     def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each interval lies in the steps."""
-        return self._until(end_ns) - self._until(start_ns)
+        timeline = sweep([(self.start_ns, self.end_ns)])
+        return timeline.within(timeline.active[0], start_ns, end_ns)
 
     def holds(self, time_ns: Ints) -> Ints:
         """The number of the step around each point in time, from 0; -1 for none."""
         at = np.searchsorted(self.start_ns, time_ns, "right") - 1
         found: Ints = np.where((at >= 0) & (time_ns < np.append(self.end_ns, 0)[at]), at, -1)
-        return found
-
-    def _until(self, time_ns: Ints) -> Ints:
-        lengths = self.end_ns - self.start_ns
-        before = np.concatenate([[0], np.cumsum(lengths)])
-        at = np.searchsorted(self.start_ns, time_ns, "right")
-        last = np.maximum(at - 1, 0)
-        inside = np.minimum(time_ns - self.start_ns[last], lengths[last])
-        found: Ints = np.where(at > 0, before[last] + inside, 0)
         return found
 
 
