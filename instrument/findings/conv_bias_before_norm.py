@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, percent
 from instrument.findings.places import measured as measured_steps
-from instrument.findings.savings import scaled, share_of
 from instrument.links.autograd import is_backward
 from instrument.trace.events import OPERATOR, Events, Ints, decoded
 

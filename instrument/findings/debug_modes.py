@@ -25,9 +25,9 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
+from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import evidence, measured, percent
-from instrument.findings.savings import scaled, share_of
 from instrument.links.autograd import is_backward
 from instrument.trace.events import OPERATOR, Flags, Ints
 

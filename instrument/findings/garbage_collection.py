@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.savings import scaled
 from instrument.trace.events import PYTHON, Ints
 from instrument.units import duration
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again
+from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.savings import scaled, share_of
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario

@@ -26,9 +26,9 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, ran
+from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import common_place, evidence, measured, percent, range_codes
-from instrument.findings.savings import scaled, share_of
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups
 from instrument.links.step_index import step_at

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.savings import scaled, share_of
 from instrument.links.autograd import ACCUMULATION
 from instrument.trace.events import Ints
 

@@ -1,4 +1,4 @@
-"""What events take in the steps, and the step without them."""
+"""How much of the steps events take, on the CPU or on the device, and the step without them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError
 from instrument.findings.places import measured
+from instrument.findings.saving import simulated
 from instrument.trace.events import Ints
 
 if TYPE_CHECKING:
@@ -20,10 +20,7 @@ def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
 
     None if the capture cannot be simulated.
     """
-    try:
-        return whatif.scale_events(events, by=by)
-    except CaptureError:
-        return None
+    return simulated(lambda: whatif.scale_events(events, by=by))
 
 
 def share_of(capture: Views, events: Ints) -> float:
