@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from loguru import logger
 
 from instrument.annotate import backends, module_calls, modules
 from instrument.record import one_profiler, session
+from instrument.record.environment import Collections
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
@@ -33,6 +35,7 @@ class Before:
         return [
             *_sessions_stopped(),
             *_profiler_stopped(),
+            *_collections_uncounted(),
             *_annotations_disarmed(),
             *self._handlers_restored(),
         ]
@@ -78,6 +81,13 @@ def _profiler_stopped() -> Iterator[str]:
         torch._C._autograd._disable_profiler()
         torch.autograd.profiler._run_on_profiler_stop()
         yield "a profiler that is on"
+
+
+def _collections_uncounted() -> Iterator[str]:
+    for callback in list(gc.callbacks):
+        if isinstance(callback, Collections):
+            gc.callbacks.remove(callback)
+            yield "a callback of the garbage collector"
 
 
 def _annotations_disarmed() -> Iterator[str]:

@@ -10,13 +10,14 @@ import pytest
 
 # In a process of its own: modules that other tests marked would be looked at too.
 PROGRAM = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
 
 import torch
 import instrument
 from instrument import Session
 
+gc.disable()  # in a window, a collection calls us, whatever the step does
 home, found = Path(instrument.__file__).parent, []
 
 

@@ -163,7 +163,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     return ranged
 
 
-def _skip(function: Callable[..., Any]) -> None:
+def skip_in_dynamo(function: Callable[..., Any]) -> None:
     """Make Dynamo skip a function's own frame, but compile the functions that it calls.
 
     Dynamo treats torch's `nn.Module.__call__` in the same way. Otherwise, after a graph break,
@@ -181,4 +181,4 @@ def _skip(function: Callable[..., Any]) -> None:
 
 
 _torch_call_wrapper = _wrap(_torch_call)
-_skip(_torch_call_wrapper)  # all wrappers share its code
+skip_in_dynamo(_torch_call_wrapper)  # all wrappers share its code

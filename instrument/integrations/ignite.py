@@ -117,6 +117,7 @@ class Attached:
         state = self._engine.state
         if not self._session.running:
             self._session.step_number = state.iteration
+            self._session.loop.loaders.add(state.dataloader, "train")
             self._session.start(self._model, total_steps=_iterations(state))
 
     def _step(self) -> None:

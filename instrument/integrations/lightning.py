@@ -81,6 +81,7 @@ class ProfilerCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Start the session, with ranges for submodules as `profiler.modules` says."""
         self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        self.session.loop.loaders.add(trainer.train_dataloader, "train")
         self._start(trainer, pl_module, _batches(trainer, pl_module))
 
     def on_before_backward(self, *args: Any) -> None:

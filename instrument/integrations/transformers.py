@@ -66,6 +66,7 @@ class ProfilerCallback(TrainerCallback):
         """Start the session at the step of the checkpoint, with a range for each submodule."""
         self.session.stop()  # auto_find_batch_size restarts after a batch that was too large
         self.session.step_number = state.global_step
+        self.session.loop.loaders.add(kwargs.get("train_dataloader"), "train")
         self.session.start(model, total_steps=state.max_steps)
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ no window is open.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -36,6 +37,7 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.range_names import STEP_PREFIX
 from instrument.record import memory_categories, one_profiler, torch_support
+from instrument.record.environment import WindowEnvironment
 from instrument.record.execution_trace import ExecutionTrace
 from instrument.record.profile_hook import ProfileHook
 
@@ -117,6 +119,7 @@ class Recorder:
         self._run = run
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
+        self._environment: WindowEnvironment | None = None
         self.prepared = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
@@ -157,6 +160,7 @@ class Recorder:
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
+        self._environment = WindowEnvironment()
         self.started_at = time.time()
         with one_profiler.lock:
             self._start_trace()
@@ -164,6 +168,7 @@ class Recorder:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
         backends.mark("window begins")
+        gc.callbacks.append(self._environment.collections)
 
     @property
     def can_stop_here(self) -> bool:
@@ -251,7 +256,10 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges for annotations and modules in the running program."""
+        """Stop opening ranges for annotations and modules, and counting collections."""
+        if self._environment is not None:
+            with suppress(ValueError):  # removed before
+                gc.callbacks.remove(self._environment.collections)
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
@@ -310,7 +318,18 @@ class Recorder:
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": sorted(not_seen),
             "graphs_compiled": graphs - self._graphs_before,
+            "environment": self._environment_facts(),
         }
+
+    def _environment_facts(self) -> dict[str, Any] | None:
+        environment = self._environment
+        if environment is None:
+            return None
+        with suppress(Exception):  # another thread may compile, and so change the counters
+            counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+            if counters != environment.counters:
+                environment.count_compilations()
+        return environment.facts
 
     def _take_snapshot(self) -> None:
         """Take the allocator's snapshot, and stop recording its history."""
@@ -332,7 +351,8 @@ class RecordedWindow:
             `modules_not_seen` are the submodules whose ranges never opened, because they were not
             called or are inside a compiled region; marked modules are listed only if this process
             compiles code. `graphs_compiled` is the number of graphs that Dynamo compiled since the
-            warm-up began; their compilation may make the window slower.
+            warm-up began; their compilation may make the window slower. `environment` holds the
+            settings of torch and what disturbed the window; see `record/environment.py`.
         profile: torch's profiler with its recording.
         disturbed: whether the program ran another torch profiler within the window.
         with_memory_categories: whether `save` also writes memory by category.

@@ -346,6 +346,10 @@ class Batches(Generic[T]):
         return repr(self._loader)
 
     def __iter__(self) -> Iterator[T]:
+        with self._loop.loaders.iterating(self._loader, self._loop.current.name):
+            yield from self._give_batches()
+
+    def _give_batches(self) -> Iterator[T]:
         counter = self._loop.current
         if counter.batch_open and not counter.loop_left:  # a loop within a loop
             yield from self._loader

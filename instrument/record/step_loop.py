@@ -22,6 +22,7 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import InstrumentError, reason_of
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
+from instrument.record.environment import Loaders
 from instrument.record.limits import Limits
 from instrument.record.recorder import RecordedWindow, Recorder, uninterrupted
 from instrument.record.signals import Preemption
@@ -241,6 +242,7 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
+        loaders: the settings of the loaders that the run iterates.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -255,6 +257,7 @@ class StepLoop:
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
+        self.loaders = Loaders()
         self._counters = {"train": self.train}
         self._limits: Limits | None = None
         # the last window that was skipped because the run begins after its first step
@@ -412,6 +415,7 @@ class StepLoop:
         self._preemption.uninstall()
         if self._preemption.noticed:
             self._preemption.pass_on()
+        self.loaders.end_run()
         self.running, self.ended_at = False, self.step_number
 
     def deliver(self, reason: str | None) -> None:
@@ -583,6 +587,7 @@ class StepLoop:
             if number < window.first:
                 return
             if not self.recording:
+                self.loaders.begin_window()
                 with counter.overhead.pausing("start"):
                     self.recorder.start()
                 self._limits = Limits(self.config, self._end_within_step)
@@ -705,6 +710,8 @@ class StepLoop:
             "started_at": datetime.fromtimestamp(recorded.started_at, timezone.utc).isoformat(),
             "user_metadata": dict(self.user_metadata),
         }
+        if metadata["environment"] is not None and self.loaders.seen:
+            metadata["environment"]["loaders"] = list(self.loaders.seen.values())
         if window.trigger is not None:
             metadata["config"] = self._config_of(window).plain()
         if graphs := recorded.ranges["graphs_compiled"]:

@@ -28,6 +28,7 @@ Rank = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 # A count, or a time in nanoseconds. A sum of thousands of such numbers fits into 64 bits.
 Number = Annotated[int, Meta(ge=-(2**50), le=2**50)]
+Count = Annotated[int, Meta(ge=0, le=2**50)]
 # Floating-point operations per second.
 Rate = Annotated[float, Meta(gt=0, le=1e24)]
 # The host name becomes a part of file names.
@@ -81,6 +82,75 @@ class InRegion(Struct):
     region: str
 
 
+class Threads(Struct):
+    """How many threads torch uses, and how many CPUs and processes of the job share the work.
+
+    `cpus` is the number of CPUs that the process may use: its affinity, limited by its cgroup's
+    quota, which is rounded up. `local_ranks` is the number of processes of the job on this machine.
+    """
+
+    intra_op: Count | None = None
+    inter_op: Count | None = None
+    cpus: Count | None = None
+    local_ranks: Count | None = None
+
+
+class Dynamo(Struct):
+    """What torch.compile did within the window.
+
+    `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
+    function again, because a guard has failed. A count that the program cleared within the window
+    is None.
+    """
+
+    graphs: Count | None = None
+    graph_breaks: dict[str, Count] | None = None
+    recompilations: Count | None = None
+
+
+class GarbageCollection(Struct):
+    """The runs of Python's garbage collector within the window, on all threads."""
+
+    collections: Count | None = None
+    total_ns: Count | None = None
+    longest_ns: Count | None = None
+
+
+class Loader(Struct):
+    """The settings of a `DataLoader` that the window iterated in a phase of the session.
+
+    `iterable` is whether its dataset is an `IterableDataset`.
+    """
+
+    phase: str | None = None
+    workers: Count | None = None
+    batch_size: Count | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    prefetch_factor: Count | None = None
+    iterable: bool | None = None
+
+
+class Environment(Struct):
+    """Facts about a window that its trace does not hold; None stands for unknown.
+
+    Settings are those of the thread that began the window, at that moment. `allow_tf32` is for
+    matrix products on CUDA. `dynamo` is None if torch.compile was never loaded. `loaders` is None
+    if the session saw none.
+    """
+
+    threads: Threads | None = None
+    grad_enabled: bool | None = None
+    anomaly_mode: bool | None = None
+    float32_matmul_precision: str | None = None
+    allow_tf32: bool | None = None
+    cudnn_benchmark: bool | None = None
+    deterministic_algorithms: bool | None = None
+    dynamo: Dynamo | None = None
+    garbage_collection: GarbageCollection | None = None
+    loaders: list[Loader] | None = None
+
+
 class Metadata(Struct):
     """The keys of `capture.json` that this package reads."""
 
@@ -98,6 +168,7 @@ class Metadata(Struct):
     compiled_ranges: list[InRegion] = field(default_factory=list)
     modules_not_seen: list[str] = field(default_factory=list)
     module_types: dict[str, str] = field(default_factory=dict)
+    environment: Environment | None = None
     annotations_disabled: bool = False
     user_metadata: dict[str, Any] = field(default_factory=dict)
     sinks_inline: list[str] = field(default_factory=list)

@@ -15,6 +15,7 @@ from collected import Log
 pytest.importorskip("ignite", reason="the extra torch-instrument[ignite] is not installed")
 
 from ignite.engine import Engine, Events
+from torch.utils.data import DataLoader
 
 from instrument import Session
 from instrument.annotate import backends
@@ -40,6 +41,15 @@ def handlers(engine: Engine) -> int:
 
 def numbers(session: Session) -> list[list[int]]:
     return [capture.steps.column("number") for capture in session.captures]
+
+
+def test_the_settings_of_the_engines_loader_are_recorded(tmp_path: Path) -> None:
+    trainer = engine(lambda _: 0.5)
+    session = attach(trainer, wait=1, active=1, output_dir=tmp_path)
+    trainer.run(DataLoader(range(8), batch_size=4), max_epochs=1)  # type: ignore[arg-type]
+    (capture,) = session.captures
+    (loader,) = capture.metadata["environment"]["loaders"]
+    assert (loader["phase"], loader["workers"], loader["batch_size"]) == ("train", 0, 4)
 
 
 def test_the_wait_for_a_batch_is_a_range_also_where_the_length_is_unknown(tmp_path: Path) -> None:

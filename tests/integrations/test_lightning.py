@@ -106,6 +106,8 @@ def test_validation_is_a_phase_with_its_own_count(tmp_path: Path) -> None:
         "steps_000012-000013_rank0": [12, 13],
         "validation_steps_000012-000013_rank0": [12, 13],
     }
+    (training,) = callback.session.captures[0].metadata["environment"]["loaders"]
+    assert (training["phase"], training["workers"], training["batch_size"]) == ("train", 0, 4)
     assert callback.session.step_number == 20
 
 

@@ -72,6 +72,9 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
     trainer.train()
     (capture,) = callback.session.captures
     assert capture.steps.column("number") == [2, 3, 4]
+    (loader,) = capture.metadata["environment"]["loaders"]
+    assert (loader["phase"], loader["workers"]) == ("train", 0)
+    assert loader["batch_size"] == trainer.args.per_device_train_batch_size
     assert callback.session.step_number == trainer.state.global_step == 12
     counted = calls(capture)
     assert {name: counted[name] for name in ("data", "forward", "backward", "optimizer")} == {

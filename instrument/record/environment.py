@@ -1,0 +1,348 @@
+"""The key `environment` of `capture.json`: what the process was set to, and what disturbed a window.
+
+A trace does not hold these facts. torch's settings and the threads are read when a window begins.
+Graphs compiled by Dynamo, runs of the garbage collector and loaders are counted within the window.
+An unknown fact is None, and no function here raises: a capture is worth more than its metadata.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from instrument.annotate.module_calls import skip_in_dynamo
+from instrument.rank_info import rank_info
+from instrument.redact import redact
+
+T = TypeVar("T")
+
+# Of the reasons for graph breaks, the most frequent are kept, and the first characters of each.
+_MOST_REASONS = 20
+_REASON_LENGTH = 200
+_OTHER_REASONS = "(other reasons)"
+# A window rarely iterates more than a training and a validation loader.
+_MOST_LOADERS = 16
+_CGROUPS = Path("/sys/fs/cgroup")
+# For each launcher, the environment variable with the number of its processes on this machine.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+class WindowEnvironment:
+    """The environment of one window; create it when the window begins.
+
+    The owner adds `collections` to `gc.callbacks` and removes it when the window ends. It calls
+    `count_compilations` at the end if Dynamo's counters differ from `counters`.
+
+    Attributes:
+        facts: the content of the key `environment`, without `loaders`.
+        collections: counts the runs of the garbage collector.
+        counters: a copy of Dynamo's counters at the beginning; None if Dynamo was not loaded.
+    """
+
+    def __init__(self) -> None:
+        self.collections = Collections()
+        self._before = known(dynamo_counts)
+        loaded = "torch._dynamo.utils" in sys.modules
+        self.counters = self._before.counters if loaded and self._before else None
+        self.facts: dict[str, Any] = {
+            "threads": thread_counts(),
+            **settings(),
+            "dynamo": None,
+            "garbage_collection": self.collections.totals,
+            "loaders": None,
+        }
+        if loaded:
+            self.count_compilations()
+
+    def count_compilations(self) -> None:
+        """Count what Dynamo compiled since the window began."""
+        before, after = self._before, known(dynamo_counts)
+        self.facts["dynamo"] = (
+            known(lambda: compilations(before, after)) if before and after else None
+        )
+
+
+class Collections:
+    """Counts the runs of the garbage collector while this object is in `gc.callbacks`.
+
+    Python runs one collection at a time, on any thread, and calls this object on that thread. A
+    collection that had begun before, or ends later, is not counted.
+
+    Attributes:
+        totals: the number of collections, and their total and longest duration in nanoseconds.
+    """
+
+    def __init__(self) -> None:
+        self.totals = {"collections": 0, "total_ns": 0, "longest_ns": 0}
+        self._began_ns: int | None = None
+
+    def __call__(self, phase: str, _: Mapping[str, int]) -> None:
+        """Note that a collection starts or stops, as `gc.callbacks` reports it."""
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._began_ns = now
+        elif self._began_ns is not None:
+            took, self._began_ns = now - self._began_ns, None
+            self.totals["collections"] += 1
+            self.totals["total_ns"] += took
+            self.totals["longest_ns"] = max(self.totals["longest_ns"], took)
+
+
+# A collection may run inside a compiled region, where Dynamo would compile the method.
+skip_in_dynamo(Collections.__call__)
+
+
+def known(read: Callable[[], T]) -> T | None:
+    """The result of `read`, or None if it raises, for example because torch has no such name."""
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def settings() -> dict[str, Any]:
+    """Settings of torch that change the speed of a step, as they are now on this thread."""
+    return {
+        "grad_enabled": known(torch.is_grad_enabled),
+        "anomaly_mode": known(torch.is_anomaly_enabled),
+        # raises if the program uses the newer settings of torch 2.9, such as `fp32_precision`
+        "float32_matmul_precision": known(torch.get_float32_matmul_precision),
+        "allow_tf32": known(_allow_tf32),
+        "cudnn_benchmark": known(lambda: bool(torch.backends.cudnn.benchmark)),
+        "deterministic_algorithms": known(torch.are_deterministic_algorithms_enabled),
+    }
+
+
+def _allow_tf32() -> bool:
+    """Whether matrix products on CUDA may use TF32."""
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        return bool(matmul.allow_tf32)
+    except RuntimeError:  # the program uses the newer setting
+        return bool(matmul.fp32_precision == "tf32")
+
+
+def thread_counts() -> dict[str, int | None]:
+    """The threads that torch uses, and the CPUs and processes that share the work."""
+    return {
+        "intra_op": known(torch.get_num_threads),
+        "inter_op": known(torch.get_num_interop_threads),
+        "cpus": known(usable_cpus),
+        "local_ranks": known(local_ranks),
+    }
+
+
+def usable_cpus() -> int | None:
+    """How many CPUs this process may use: its affinity, and its cgroup's quota rounded up."""
+    if not hasattr(os, "sched_getaffinity"):  # not on Linux
+        return os.cpu_count()
+    allowed = set[int]()
+    # of all threads, because OMP_PROC_BIND binds each of OpenMP's threads to its own CPU
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            allowed |= os.sched_getaffinity(int(thread.name))
+    quota = known(lambda: cpu_quota(Path("/proc/self/cgroup").read_text(), _CGROUPS))
+    return len(allowed) if quota is None else min(len(allowed), max(1, math.ceil(quota)))
+
+
+def cpu_quota(membership: str, root: Path) -> float | None:
+    """The smallest CPU quota of a process's cgroups and their parents, in CPUs; None without one.
+
+    Args:
+        membership: the content of `/proc/self/cgroup`.
+        root: where the cgroups are mounted; within a container, possibly only the container's own.
+    """
+    quotas = list[float | None]()
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            mounts = [root, root / "unified"]
+        elif "cpu" in controllers.split(","):
+            mounts = [root / controllers, root / "cpu"]
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        quotas += [_quota(mount / part) for mount in mounts for part in (inside, *inside.parents)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(folder: Path) -> float | None:
+    """The quota in the files of one cgroup; None if it has none or they cannot be read."""
+    with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number
+        quota, period = map(int, (folder / "cpu.max").read_text().split())
+        return quota / period
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
+    return None
+
+
+def local_ranks() -> int | None:
+    """How many processes of this job run on this machine; None if no launcher says so."""
+    if rank_info().world_size == 1:
+        return 1
+    for variable in _LOCAL_SIZES:
+        if (value := os.environ.get(variable, "")).isdecimal():
+            return int(value)
+    # such as "4(x2),3": 4 processes on each of two machines, and 3 on another
+    per_node, node = os.environ["SLURM_STEP_TASKS_PER_NODE"], int(os.environ["SLURM_NODEID"])
+    sizes = list[int]()
+    for part in per_node.split(","):
+        size, _, times = part.partition("(x")
+        sizes += [int(size)] * int(times.rstrip(")") or 1)
+    return sizes[node]
+
+
+class DynamoCounts(NamedTuple):
+    """What Dynamo has counted in this process; `recompilations` is None if torch hides it."""
+
+    counters: dict[str, dict[str, int]]
+    recompilations: int | None
+
+
+def dynamo_counts() -> DynamoCounts:
+    """Dynamo's counters now; all are 0 as long as nothing has loaded Dynamo."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    counters = {} if utils is None else {key: dict(each) for key, each in utils.counters.items()}
+    return DynamoCounts(counters, known(_recompilations))
+
+
+def _recompilations() -> int:
+    """How often Dynamo has compiled a frame again; raises if torch does not count that."""
+    convert: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if convert is None:
+        return 0
+    return sum(times - 1 for times in list(convert.FRAME_COMPILE_COUNTER.values()) if times > 1)
+
+
+def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
+    """What Dynamo compiled between two moments: graphs, graph breaks by reason, recompilations.
+
+    A count that has become smaller is unknown: the program has cleared it in between.
+    """
+    graphs = _unique_graphs(after) - _unique_graphs(before)
+    recompilations = None
+    if before.recompilations is not None and after.recompilations is not None:
+        recompilations = after.recompilations - before.recompilations
+    earlier = before.counters.get("graph_break", {})
+    breaks = {
+        reason: times - earlier.get(reason, 0)
+        for reason, times in after.counters.get("graph_break", {}).items()
+        if times > earlier.get(reason, 0)
+    }
+    return {
+        "graphs": graphs if graphs >= 0 else None,
+        "graph_breaks": shortened(breaks) if graphs >= 0 else None,
+        "recompilations": None if recompilations is None or recompilations < 0 else recompilations,
+    }
+
+
+def _unique_graphs(counts: DynamoCounts) -> int:
+    return counts.counters.get("stats", {}).get("unique_graphs", 0)
+
+
+def shortened(breaks: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent reasons for graph breaks, as short texts of one line without secrets."""
+    counted = Counter[str]()
+    for reason, times in breaks.items():
+        # redacted before the cut, which could leave half of a token
+        counted[str(redact(" ".join(str(reason).split())))[:_REASON_LENGTH]] += times
+    kept = dict(counted.most_common(_MOST_REASONS))
+    if others := sum(counted.values()) - sum(kept.values()):
+        kept[_OTHER_REASONS] = others
+    return kept
+
+
+class Loaders:
+    """The settings of the loaders that a run iterates.
+
+    Attributes:
+        seen: the settings of those that the window has iterated so far, each once.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._open: dict[object, dict[str, Any]] = {}
+
+    @contextmanager
+    def iterating(self, loader: Any, phase: str) -> Iterator[None]:
+        """Note that the block iterates a loader within a phase of the session."""
+        iteration = object()
+        self._add(iteration, loader, phase)
+        try:
+            yield
+        finally:
+            self._open.pop(iteration, None)
+
+    def add(self, loader: Any, phase: str) -> None:
+        """Note that a trainer iterates this loader from now on, instead of the phase's last one."""
+        self._open.pop(phase, None)
+        self._add(phase, loader, phase)
+
+    def end_run(self) -> None:
+        """Forget the loaders of a trainer, which iterates them no more."""
+        for phase in [each for each in list(self._open) if isinstance(each, str)]:
+            del self._open[phase]
+
+    def begin_window(self) -> None:
+        """Forget the loaders that are not iterated any more."""
+        self.seen = {tuple(facts.values()): facts for facts in list(self._open.values())}
+
+    def _add(self, iteration: object, loader: Any, phase: str) -> None:
+        facts = known(lambda: loader_settings(loader))
+        if facts is None:
+            return
+        self._open[iteration] = facts = {"phase": phase, **facts}
+        if len(self.seen) < _MOST_LOADERS:
+            self.seen[tuple(facts.values())] = facts
+
+
+def loader_settings(loader: Any) -> dict[str, Any] | None:
+    """The settings of a `DataLoader`, or of an object with its attributes; None for any other."""
+    workers = _of_type(int, loader, "num_workers")
+    if workers is None:
+        return None
+    batch_size = _of_type(int, loader, "batch_size")
+    if batch_size is None:  # a loader with a batch sampler has no size of its own
+        sampler = known(lambda: loader.batch_sampler)
+        batch_size = _of_type(int, sampler, "batch_size")
+    return {
+        "workers": workers,
+        "batch_size": batch_size,
+        "pin_memory": _of_type(bool, loader, "pin_memory"),
+        "persistent_workers": _of_type(bool, loader, "persistent_workers"),
+        "prefetch_factor": _of_type(int, loader, "prefetch_factor"),
+        "iterable": known(lambda: _is_iterable(loader.dataset)),
+    }
+
+
+def _is_iterable(dataset: Any) -> bool:
+    """Whether a dataset has no indices; raises if torch.utils.data is not loaded."""
+    return isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
+
+
+def _of_type(kind: type[T], owner: Any, name: str) -> T | None:
+    """An attribute with exactly this type, and not below 0; otherwise None."""
+    value = known(lambda: getattr(owner, name))
+    return value if type(value) is kind and 0 <= value <= 2**50 else None  # type: ignore[operator]
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, such as a loader's worker: stop to count collections."""
+    for callback in list(gc.callbacks):
+        if isinstance(callback, Collections):
+            gc.callbacks.remove(callback)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_to_parent)

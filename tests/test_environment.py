@@ -1,0 +1,593 @@
+"""The key `environment` of capture.json: settings, threads, compilations, collections, loaders."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from collected import Log
+from torch.utils.data import DataLoader, IterableDataset
+
+from instrument import Capture, Session
+from instrument.record import environment
+from instrument.record.environment import (
+    Collections,
+    Loaders,
+    WindowEnvironment,
+    compilations,
+    cpu_quota,
+    loader_settings,
+    local_ranks,
+    shortened,
+    usable_cpus,
+)
+from instrument.record.recorder import Recorder
+from instrument.trace.capture_json import typed
+
+pytestmark = [
+    pytest.mark.usefixtures("inline_export"),
+    pytest.mark.filterwarnings("ignore::Warning:torch.*"),  # Dynamo's own
+]
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def _no_automatic_collections() -> Iterator[None]:
+    """Only the tests' own collections are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    """Dynamo, with nothing compiled."""
+    module = pytest.importorskip("torch._dynamo", reason="torch.compile needs Dynamo")
+    try:
+        torch.compile(torch.neg, backend="eager")(torch.ones(1))
+    except RuntimeError as error:
+        pytest.skip(f"torch.compile does not work here: {error}")
+    module.reset()
+    yield module
+    module.reset()
+
+
+def recorded(folder: Path, each_step: Callable[[int], Any], **options: Any) -> dict[str, Any]:
+    """The environment of a window of steps 2 and 3 out of five."""
+    with Session(wait=2, active=2, output_dir=folder, **options) as session:
+        for step in range(STEPS):
+            torch.ones(2) + 1
+            each_step(step)
+            session.step()
+    return of(session)
+
+
+def of(session: Session) -> dict[str, Any]:
+    """The environment of the only capture, as a reader of its folder sees it."""
+    (capture,) = session.captures
+    assert capture.folder is not None
+    loaded = Capture.load(capture.folder)
+    assert loaded.about.environment is not None
+    found: dict[str, Any] = loaded.metadata["environment"]
+    return found
+
+
+def nothing(_: int) -> None:
+    """A step without anything special."""
+
+
+# Settings.
+
+
+def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    usual = recorded(tmp_path / "usual", nothing)
+    assert usual["threads"] == {
+        "intra_op": threads,
+        "inter_op": torch.get_num_interop_threads(),
+        "cpus": usable_cpus(),
+        "local_ranks": 1,
+    }
+    assert {key: usual[key] for key in list(usual)[1:7]} == {
+        "grad_enabled": True,
+        "anomaly_mode": False,
+        "float32_matmul_precision": "highest",
+        "allow_tf32": False,
+        "cudnn_benchmark": False,
+        "deterministic_algorithms": False,
+    }
+    try:
+        torch.set_num_threads(threads + 3)
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.benchmark = True
+        with torch.autograd.set_detect_anomaly(True), torch.no_grad():
+            changed = recorded(tmp_path / "changed", nothing)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.benchmark = False
+    assert changed["threads"]["intra_op"] == threads + 3
+    assert {key: changed[key] for key in list(usual)[1:7]} == {
+        "grad_enabled": False,
+        "anomaly_mode": True,
+        "float32_matmul_precision": "medium",
+        "allow_tf32": True,
+        "cudnn_benchmark": True,
+        "deterministic_algorithms": True,
+    }
+
+
+def test_what_torch_does_not_say_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(torch, "get_num_threads", fail)
+    monkeypatch.setattr(torch, "is_anomaly_enabled", fail)
+    monkeypatch.setattr(environment, "usable_cpus", fail)
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace())
+    found = recorded(tmp_path, nothing)
+    assert found["threads"]["intra_op"] is None
+    assert found["threads"]["cpus"] is None
+    assert found["anomaly_mode"] is None
+    assert found["allow_tf32"] is None
+    assert found["grad_enabled"] is True
+
+
+def test_tf32_is_known_from_the_newer_setting_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixed:
+        fp32_precision = "tf32"
+
+        @property
+        def allow_tf32(self) -> bool:
+            raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=Mixed()))
+    assert environment.settings()["allow_tf32"] is True
+    Mixed.fp32_precision = "ieee"
+    assert environment.settings()["allow_tf32"] is False
+
+
+# Threads.
+
+
+def cgroup(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def test_the_smallest_quota_of_a_cgroup_and_its_parents_counts(tmp_path: Path) -> None:
+    cgroup(tmp_path / "job" / "task", cpu__max="max 100000\n")
+    assert cpu_quota("0::/job/task\n", tmp_path) is None
+    cgroup(tmp_path / "job", cpu__max="150000 100000\n")
+    assert cpu_quota("0::/job/task\n", tmp_path) == 1.5
+    cgroup(tmp_path / "job" / "task", cpu__max="400000 100000\n")
+    assert cpu_quota("0::/job/task\n", tmp_path) == 1.5
+    assert cpu_quota("0::/elsewhere\n", tmp_path) is None
+    cgroup(tmp_path / "job", cpu__max="150000 0\n")
+    assert cpu_quota("0::/job\n", tmp_path) is None
+
+
+def test_a_quota_of_cgroups_version_1(tmp_path: Path) -> None:
+    member = "9:name=systemd:/x\n4:cpu,cpuacct:/docker/1\n0::/x\n"
+    own = tmp_path / "cpu,cpuacct"
+    cgroup(own, cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
+    assert cpu_quota(member, tmp_path) is None
+    cgroup(own, cpu__cfs_quota_us="250000\n", cpu__cfs_period_us="100000\n")
+    assert cpu_quota(member, tmp_path) == 2.5, "a container sees its own group as the root"
+    cgroup(own / "docker" / "1", cpu__cfs_quota_us="200000\n", cpu__cfs_period_us="100000\n")
+    assert cpu_quota(member, tmp_path) == 2.0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has affinities")
+def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5})
+    for quota, usable in ((None, 4), (2.5, 3), (0.2, 1), (64.0, 4)):
+        monkeypatch.setattr(environment, "cpu_quota", lambda *_, quota=quota: quota)
+        assert usable_cpus() == usable
+    seen = iter([{0}, {1}])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: next(seen, set()))
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([Path("1"), Path("2")]))
+    assert usable_cpus() == 2, "OpenMP may bind each thread to a CPU of its own"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "6",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+            },
+            3,
+        ),
+        (
+            {
+                "SLURM_PROCID": "9",
+                "SLURM_STEP_NUM_TASKS": "11",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+                "SLURM_NODEID": "2",
+            },
+            3,
+        ),
+        (
+            {
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NUM_TASKS": "11",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+                "SLURM_NODEID": "1",
+            },
+            4,
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}, None),
+    ],
+)
+def test_the_launcher_says_how_many_processes_share_the_machine(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int | None
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "MPI_")) or "RANK" in name or "WORLD" in name:
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment.known(local_ranks) == expected
+
+
+# Garbage collection.
+
+
+def test_collections_within_the_window_are_counted_on_every_thread(tmp_path: Path) -> None:
+    def collect(step: int) -> None:
+        gc.collect()  # in each of the five steps, of which two are recorded
+        if step == 2:
+            other = threading.Thread(target=gc.collect)
+            other.start()
+            other.join()
+
+    before = list(gc.callbacks)
+    began = time.perf_counter_ns()
+    found = recorded(tmp_path, collect)["garbage_collection"]
+    assert found["collections"] == 3
+    assert 0 < found["longest_ns"] < found["total_ns"] < time.perf_counter_ns() - began
+    assert gc.callbacks == before
+    assert recorded(tmp_path / "quiet", nothing)["garbage_collection"] == {
+        "collections": 0,
+        "total_ns": 0,
+        "longest_ns": 0,
+    }
+
+
+def counting() -> int:
+    return sum(isinstance(each, Collections) for each in gc.callbacks)
+
+
+def test_outside_windows_and_after_errors_no_collection_calls_us(tmp_path: Path) -> None:
+    counts = []
+
+    def train(session: Session) -> None:
+        with session:
+            for _ in range(STEPS):
+                counts.append(counting())
+                session.step()
+            raise KeyError("batch")
+
+    session = Session(wait=2, warmup=1, output_dir=tmp_path)
+    with pytest.raises(KeyError):
+        train(session)
+    assert counts == [0, 0, 0, 1, 1]
+    assert counting() == 0
+    assert of(session)["garbage_collection"]["collections"] == 0
+
+
+def test_a_window_that_fails_leaves_no_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    log.errors_expected = True
+    seen = []
+
+    def fail(*_: Any) -> None:
+        seen.append(counting())
+        raise ValueError("not today")
+
+    monkeypatch.setattr(Recorder, "next_step", fail)
+    with Session(wait=1, active=1, output_dir=tmp_path) as session:
+        for _ in range(3):
+            session.step()
+    assert session.captures == []
+    assert seen[0] == 1
+    assert counting() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_counts_nothing(tmp_path: Path) -> None:
+    with Session(output_dir=tmp_path):
+        assert counting() == 1
+        child = os.fork()
+        if child == 0:
+            os._exit(counting())
+        assert os.waitpid(child, 0)[1] == 0
+        assert counting() == 1
+
+
+def test_a_collection_that_began_before_the_window_is_not_counted() -> None:
+    noted = Collections()
+    noted("stop", {})
+    assert noted.totals["collections"] == 0
+    for _ in range(2):
+        noted("start", {})
+        noted("stop", {})
+    assert noted.totals["collections"] == 2
+    noted("start", {})
+    assert noted.totals["collections"] == 2
+
+
+# Dynamo.
+
+
+def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
+    y = x * factor
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+def test_graphs_breaks_and_recompilations_are_those_of_the_window(
+    tmp_path: Path, dynamo: Any
+) -> None:
+    first, second = (torch.compile(broken, backend="eager") for _ in range(2))
+
+    def step(number: int) -> None:
+        if number == 0:
+            first(torch.ones(2), 1)  # before the window
+        if number == 2:
+            dynamo.reset_code_caches()
+            first(torch.ones(2), 1)
+            first(torch.ones(2), 2)
+        if number == 4:
+            second(torch.ones(3, 3), 5)  # after the window
+
+    found = recorded(tmp_path, step)["dynamo"]
+    assert found["graphs"] == 3, "both halves again, and the first for another factor"
+    ((reason, times),) = found["graph_breaks"].items()
+    assert "graph_break()" in reason
+    assert "\n" not in reason
+    assert times >= 1
+    assert found["recompilations"] >= 1
+
+
+def test_a_window_without_compilation_has_zeros(tmp_path: Path, dynamo: Any) -> None:
+    compiled = torch.compile(broken, backend="eager")
+    compiled(torch.ones(2), 1)
+    found = recorded(tmp_path, lambda _: compiled(torch.ones(2), 1))["dynamo"]
+    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": 0}
+
+
+def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
+    tmp_path: Path, dynamo: Any
+) -> None:
+    from torch._dynamo.utils import counters
+
+    def collecting(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        gc.collect()
+        return y * 2
+
+    compiled = torch.compile(collecting, backend="eager")
+    counters.clear()
+    found = recorded(tmp_path, lambda step: compiled(torch.ones(2)) if step == 2 else None)
+    assert counters["frames"]["total"] == 2, "the function before and after its graph break"
+    assert found["dynamo"]["graphs"] == 2
+    assert found["garbage_collection"]["collections"] >= 1
+
+
+def test_missing_counters_of_torch_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
+    empty: Any = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", empty)
+
+    def compile_two(step: int) -> None:
+        utils.counters["stats"]["unique_graphs"] += 2
+
+    found = recorded(tmp_path / "compiles", compile_two)["dynamo"]
+    assert found == {"graphs": 4, "graph_breaks": {}, "recompilations": None}
+    found = recorded(tmp_path / "compiles not", nothing)["dynamo"]
+    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": None}
+    utils.counters = None  # as if torch had changed it
+    assert WindowEnvironment().facts["dynamo"] is None
+
+
+def test_dynamo_is_not_loaded_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch._dynamo.utils", "torch._dynamo.convert_frame"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    window = WindowEnvironment()
+    assert window.facts["dynamo"] is None
+    assert "torch._dynamo.utils" not in sys.modules
+    # loaded within the window
+    utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
+    window.count_compilations()
+    assert window.facts["dynamo"] == {"graphs": 3, "graph_breaks": {}, "recompilations": 0}
+
+
+def counts(graphs: int, recompilations: int | None, **breaks: int) -> environment.DynamoCounts:
+    counters = {"stats": {"unique_graphs": graphs}, "graph_break": breaks}
+    return environment.DynamoCounts(counters, recompilations)
+
+
+def test_compilations_are_differences() -> None:
+    assert compilations(counts(2, 1, a=1, b=2), counts(5, 4, a=1, b=5, c=1)) == {
+        "graphs": 3,
+        "graph_breaks": {"b": 3, "c": 1},
+        "recompilations": 3,
+    }
+    assert compilations(counts(2, 0, a=1), counts(1, 1, b=1)) == {
+        "graphs": None,
+        "graph_breaks": None,
+        "recompilations": 1,
+    }, "the program has cleared the counters"
+    assert compilations(counts(2, 2, a=1), counts(2, 1, a=2)) == {
+        "graphs": 0,
+        "graph_breaks": {"a": 1},
+        "recompilations": None,
+    }, "torch._dynamo.reset was called"
+    assert compilations(counts(2, None), counts(2, 1))["recompilations"] is None
+
+
+def test_reasons_are_few_short_and_without_secrets() -> None:
+    many = {f"reason {number}\n  with a second line": number + 1 for number in range(30)}
+    kept = shortened(many)
+    assert list(kept) == [
+        *(f"reason {number} with a second line" for number in range(29, 9, -1)),
+        "(other reasons)",
+    ]
+    assert sum(kept.values()) == sum(many.values())
+    long = {"x" * 200 + "a": 1, "x" * 200 + "b": 2}
+    assert shortened(long) == {"x" * 200: 3}
+    token = "hf_" + "a1" * 20
+    hidden = shortened({f"open https://me:word@host/?q=1 {token}": 1, "y" * 190 + f" {token}": 1})
+    assert all("hf_" not in reason and "word" not in reason for reason in hidden)
+
+
+# Loaders.
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Five numbers, and no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(STEPS))
+
+
+IN_PROCESS = {
+    "phase": "train",
+    "workers": 0,
+    "batch_size": 2,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "iterable": False,
+}
+
+
+def test_the_loader_that_the_window_iterates_is_described(tmp_path: Path) -> None:
+    loader = DataLoader(range(10), batch_size=2)  # type: ignore[arg-type]
+    with Session(wait=2, active=2, output_dir=tmp_path) as session:
+        for _ in session.steps(loader):
+            pass
+    assert of(session)["loaders"] == [IN_PROCESS]
+
+
+def test_every_loader_of_the_window_is_listed_once_and_no_other(tmp_path: Path) -> None:
+    before = DataLoader(range(2), batch_size=1)  # type: ignore[arg-type]
+    persistent: Any = DataLoader(
+        Stream(), batch_size=2, num_workers=1, persistent_workers=True, prefetch_factor=3
+    )
+    after = DataLoader(range(6), batch_size=3)  # type: ignore[arg-type]
+    evaluated = DataLoader(range(3), batch_size=2)  # type: ignore[arg-type]
+    with Session(wait=3, active=4, output_dir=tmp_path) as session:
+        for loader in (before, persistent, persistent):
+            for _ in session.steps(loader):
+                pass
+            with session.phase("validation"):
+                for _ in session.steps(evaluated if loader is persistent else before):
+                    pass
+        for _ in session.steps(after):
+            pass
+    assert of(session)["loaders"] == [
+        {
+            "phase": "train",
+            "workers": 1,
+            "batch_size": 2,
+            "pin_memory": False,
+            "persistent_workers": True,
+            "prefetch_factor": 3,
+            "iterable": True,
+        },
+        {**IN_PROCESS, "phase": "validation"},
+    ]
+
+
+def test_without_a_known_loader_the_loaders_are_unknown(tmp_path: Path) -> None:
+    assert recorded(tmp_path / "none", nothing)["loaders"] is None
+    with Session(wait=1, active=1, output_dir=tmp_path / "generator") as session:
+        for _ in session.steps(iter(range(STEPS))):
+            pass
+    assert of(session)["loaders"] is None
+
+
+def test_any_object_is_asked_for_its_settings_and_none_can_fail() -> None:
+    class Hostile:
+        num_workers = 2
+        pin_memory = "yes"
+        prefetch_factor = -1
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    assert loader_settings(Hostile()) == {
+        "workers": 2,
+        "batch_size": None,
+        "pin_memory": None,
+        "persistent_workers": None,
+        "prefetch_factor": None,
+        "iterable": None,
+    }
+    assert loader_settings(SimpleNamespace(num_workers="4")) is None
+    assert loader_settings(None) is None
+    sampled = DataLoader(range(6), batch_sampler=[[0, 1], [2, 3]])  # type: ignore[arg-type]
+    assert loader_settings(sampled)["batch_size"] is None  # type: ignore[index]
+    sampler = torch.utils.data.BatchSampler(range(6), batch_size=3, drop_last=False)
+    sampled = DataLoader(range(6), batch_sampler=sampler)  # type: ignore[arg-type]
+    assert loader_settings(sampled)["batch_size"] == 3  # type: ignore[index]
+
+
+def test_a_trainers_loader_counts_until_the_run_ends() -> None:
+    loaders = Loaders()
+    loaders.add(SimpleNamespace(num_workers=1), "train")
+    loaders.add(SimpleNamespace(num_workers=2), "train")
+    loaders.begin_window()
+    assert [each["workers"] for each in loaders.seen.values()] == [2]
+    loaders.end_run()
+    loaders.begin_window()
+    assert loaders.seen == {}
+
+
+def test_the_number_of_loaders_is_bounded() -> None:
+    loaders = Loaders()
+    for workers in range(100):
+        with loaders.iterating(SimpleNamespace(num_workers=workers), "train"):
+            pass
+    assert len(loaders.seen) == environment._MOST_LOADERS
+
+
+def test_the_written_key_has_the_types_that_readers_expect(tmp_path: Path) -> None:
+    written = recorded(tmp_path, nothing)
+    struct = typed({"environment": written}).environment
+    assert struct is not None
+    assert sorted(written) == sorted(struct.__struct_fields__)
+    for key in ("threads", "garbage_collection"):
+        assert list(written[key]) == list(getattr(struct, key).__struct_fields__)
