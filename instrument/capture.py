@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from instrument.analysis.views import Views
 from instrument.report.notebook import to_html
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
 
 __all__ = ["Capture"]
 
@@ -25,6 +31,17 @@ class Capture(Views):
             CUDA graphs of this trace were captured.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
+
+    @cached_property
+    def whatif(self) -> Scenario:
+        """The window as recorded, to edit: `capture.whatif.scale(range="attention", by=0.5)`.
+
+        Raises:
+            CaptureError: the trace has no CPU events, or is too long to simulate.
+        """
+        from instrument.whatif.scenario import scenario
+
+        return scenario(self)
 
     def _repr_html_(self) -> str:
         """The heading, range tree and costliest operators, for a notebook. Reads the trace."""

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from instrument.errors import CaptureError
+
 if TYPE_CHECKING:
     from instrument.analysis.views import Views
     from instrument.whatif.scenario import Scenario
 
 
-class NotRecorded(Exception):  # noqa: N818 - named after the cause
+class NotRecorded(CaptureError):
     """A check cannot run because the capture lacks something.
 
     The message says what is missing and which option records it, as in "The trace has no Python

@@ -1,0 +1,11 @@
+"""What a step would take if something were faster or gone, from a simulation of the recorded window.
+
+- `model`: the moments that matter, and which of them waits for which others.
+- `cpu_time`: the time of the threads as an axis on which waits have no length.
+- `program`: the moments in order, and the pass that computes when each of them happens.
+- `selection`: the CPU time and the device work that an edit changes.
+- `edits`: what changes: faster ranges, waits that are gone, operators that are fused.
+- `scenario`: a capture with edits, and the step that follows from them.
+- `causal_profile`: what each range, operator and kernel is worth if it were faster.
+- `critical_path`: what a step consists of, and how much slack each range has.
+"""

@@ -1,0 +1,188 @@
+"""What each range, operator and kernel is worth: the step if it were faster.
+
+Time that is spent cannot always be won: a kernel that runs beside slower work is free. So each row
+is made faster in the simulation, by 10, 25, 50 and 100 %, and the step that follows is compared with
+the step as it is. Coz (Curtsinger and Berger, SOSP 2015) measures the same by slowing down the rest
+of a program while it runs; here, it follows from one recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import Groups, groupby, intern
+from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
+from instrument.whatif import edits
+from instrument.whatif.model import Costs, Model
+from instrument.whatif.selection import Selection, of_events, of_paths, of_rows
+
+_FASTER = (0.1, 0.25, 0.5, 1.0)
+# Rows are made faster together, as many as fit into this many bytes.
+_MOST_BYTES = 2**28
+_LEAST_SHARE = 0.002
+
+CAUSAL_PROFILE: Schema = schema(
+    kind="range (with all that runs inside, its backward and its device work), operator (the "
+    "same), or kernel (device work with this name, without template arguments)",
+    name="the path of the range, or the name",
+    cpu_ns="CPU time of one step, on average, without waits for the device",
+    device_ns="time of the device work of one step, on average; None without device work",
+    saving_10_ns="how much shorter the median step would be if it were 10 % faster",
+    saving_25_ns="the same if it were 25 % faster",
+    saving_50_ns="the same if it took half the time",
+    saving_100_ns="the same if it took no time",
+    saving_50_share="`saving_50_ns` as a share of the step",
+)
+
+
+class _Row(NamedTuple):
+    kind: str
+    name: str
+    bound_ns: int
+    chosen: Selection
+
+
+def causal_profile(model: Model, costs: Costs, rows: int = 12) -> Table:
+    """Return what would be won, the most for half the time first; see `CAUSAL_PROFILE`.
+
+    Args:
+        model: the window.
+        costs: the scenario from which the savings count.
+        rows: how many ranges, operators and kernels are tried: of each kind, those that spend the
+            most, since nothing can win more than it spends.
+
+    Cost: for each row, some sums over the arcs, and one pass over the moments for all rows together.
+    """
+    tried = [*_ranges(model, rows), *_operators(model, rows), *_kernels(model, rows)]
+    base = model.weights(costs)
+    steps = _median(model.steps_ns(model.program.run(base)[:, None]))
+    count = max(len(model.moments.step_end), 1)
+    width = max(1, _MOST_BYTES // max(len(base) * 8 * len(_FASTER) * 4, 1))
+    savings: list[list[float]] = []
+    for begin in range(0, len(tried), width):
+        some = tried[begin : begin + width]
+        gone = [model.weights(edits.scale(model, costs, row.chosen, 0.0)) for row in some]
+        columns = [base + (without - base) * share for without in gone for share in _FASTER]
+        times = model.program.run_many(np.array(columns, np.float64).T)
+        won = steps - _median(model.steps_ns(times))
+        savings += won.reshape(len(some), len(_FASTER)).tolist()
+    bounds = _bounds(model)
+    spent = [_spent(model, row.chosen, bounds, count) for row in tried]
+    order = sorted(range(len(tried)), key=lambda k: (-round(savings[k][2]), -tried[k].bound_ns))
+    cells: dict[str, list[Any]] = {
+        "kind": [tried[k].kind for k in order],
+        "name": [tried[k].name for k in order],
+        "cpu_ns": [spent[k][0] for k in order],
+        "device_ns": [spent[k][1] for k in order],
+        **{
+            f"saving_{share:.0%}_ns".replace("%", ""): [round(savings[k][n]) for k in order]
+            for n, share in enumerate(_FASTER)
+        },
+        "saving_50_share": [savings[k][2] / float(steps[0]) if steps[0] else None for k in order],
+    }
+    return Table.of(CAUSAL_PROFILE, cells)
+
+
+def _median(steps_ns: NDArray[np.float64]) -> Any:
+    """The median of all steps but the first, for each scenario."""
+    return np.median(steps_ns[1:] if len(steps_ns) > 1 else steps_ns, axis=0)
+
+
+def _bounds(model: Model) -> Ints:
+    """The start and the end of each step, on the axis of each thread."""
+    moments, axis = model.moments, model.axis
+    threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
+    bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns
+    return axis.place(threads[:, None, None], bounds[None])
+
+
+def _spent(model: Model, chosen: Selection, bounds: Ints, steps: int) -> tuple[int, int | None]:
+    """The CPU and device time of a selection in one step, on average."""
+    inside = model.axis.inside(chosen.cpu, bounds.reshape(-1)).reshape(bounds.shape)
+    cpu = int((inside[:, 1] - inside[:, 0]).sum())
+    if not len(model.work.event):
+        return cpu // steps, None
+    rows = chosen.rows & (model.step_of >= 0)
+    return cpu // steps, int((model.work.end_ns - model.work.start_ns)[rows].sum()) // steps
+
+
+def _ranges(model: Model, rows: int) -> Iterator[_Row]:
+    scopes, links = model.links.scopes, model.links
+    if not len(scopes.paths.names):
+        return
+    own = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
+    count = len(scopes.paths.names)
+    spent = Groups(scopes.attributed, count).sum(own, scopes.attributed >= 0)
+    device, launcher = links.launched
+    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[launcher]]
+    spent += Groups(path, count).sum(links.events.duration_ns[device], path >= 0)
+    bound = scopes.paths.with_descendants(spent)
+    for k in _largest(bound, rows):
+        chosen = np.zeros(count, np.bool_)
+        chosen[k] = True
+        yield _Row("range", scopes.paths.texts[k], int(bound[k]), of_paths(model, chosen))
+
+
+def _operators(model: Model, rows: int) -> Iterator[_Row]:
+    """The operators that lie in no other operator."""
+    tree, events, links = model.links.call_tree, model.links.events, model.links
+    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    below = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
+    top = np.flatnonzero(is_operator & ~below)
+    if not len(top):
+        return
+    numbers, names = intern([split_overload(name)[0] for name in events.names])
+    distinct, groups = groupby(numbers[events.name[tree.index[top]]])
+    device, launcher = links.launched
+    outermost = np.append(_outermost(model, is_operator), -1)[launcher]
+    group_of = np.full(len(tree) + 1, -1)
+    group_of[top] = groups.of
+    launched = group_of[outermost]
+    bound = groups.sum(links.spent_ns[top])
+    bound += Groups(launched, len(distinct)).sum(events.duration_ns[device], launched >= 0)
+    for k in _largest(bound, rows):
+        chosen = of_events(model, tree.index[top[groups.of == k]])
+        yield _Row("operator", names[distinct[k]], int(bound[k]), chosen)
+
+
+def _outermost(model: Model, is_operator: Flags) -> Ints:
+    """For each node, the outermost operator at or above it; -1 for none."""
+    tree = model.links.call_tree
+    above = np.append(tree.nearest(is_operator), -1)
+    found = above[:-1].copy()
+    while True:
+        further = np.append(above[np.append(tree.parent, -1)[found]], -1)[:-1]
+        going = (found >= 0) & (further >= 0)
+        if not going.any():
+            return found
+        found[going] = further[going]
+
+
+def _kernels(model: Model, rows: int) -> Iterator[_Row]:
+    events, work = model.links.events, model.work
+    if not len(work.event):
+        return
+    numbers, names = intern([short_name(name) for name in events.names])
+    distinct, groups = groupby(numbers[events.name[work.event]])
+    bound = groups.sum(work.end_ns - work.start_ns)
+    for k in _largest(bound, rows):
+        yield _Row("kernel", names[distinct[k]], int(bound[k]), of_rows(model, groups.of == k))
+
+
+def _largest(bound: Ints, rows: int) -> list[int]:
+    """The rows that spend the most, and not next to nothing."""
+    order = np.argsort(-bound, kind="stable")[:rows]
+    found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
+    return found
+
+
+def short_name(name: str) -> str:
+    """The name of a kernel without return type, template arguments and parameters."""
+    plain = name.removeprefix("void ")
+    ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0]
+    return plain[: min(ends)] if ends else plain

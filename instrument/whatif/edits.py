@@ -1,0 +1,223 @@
+"""The edits: each takes the costs of a scenario and returns those of the scenario with the edit.
+
+An edit changes what is known: CPU time by a factor, the duration of device work, the arcs of waits.
+Where its effect is uncertain, it has two forms: the expected one, and a modest one that assumes
+less. The modest form gives a bound of the saving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION
+from instrument.analysis.steps import is_loading
+from instrument.errors import CaptureError
+from instrument.links.cuda_graphs import is_graph_launch
+from instrument.links.groupby import groupby
+from instrument.links.intervals import Intervals, sweep
+from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime
+from instrument.whatif.cpu_time import joined
+from instrument.whatif.model import LAUNCH, LOADER, RANKS, STREAM, WAIT, Costs, Model, loads_here
+from instrument.whatif.program import NEVER
+from instrument.whatif.selection import Selection
+
+# The launch of a CUDA graph takes this long if the trace has none. NVIDIA measured 2.5 µs plus
+# about 1 ns for each node on its side, and 10 µs as seen from Python is common.
+_GRAPH_LAUNCH_NS = 10_000
+
+
+def scale(model: Model, costs: Costs, chosen: Selection, by: float) -> Costs:
+    """Multiply the CPU time and the device time of a selection."""
+    device_ns = costs.device_ns.copy()
+    device_ns[chosen.rows] = np.rint(device_ns[chosen.rows] * by)
+    cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, by)))
+    return _with_durations(model, cut, device_ns)
+
+
+def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
+    """The costs with other durations of device work.
+
+    If the other ranks stay as they are, they begin their collectives when they did, but a transfer
+    that takes less time ends earlier on all ranks.
+    """
+    arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
+    meets = np.flatnonzero((arcs.kind == RANKS) & (fixed_ns != NEVER))
+    row = model.ranks_row[meets]
+    fixed_ns[meets] += device_ns[row] - costs.device_ns[row]
+    return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
+
+
+def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
+    """Remove CPU time, device work with its gaps and launches, and the waits in it."""
+    scaled = scale(model, costs, _with_launches(model, chosen), 0.0)
+    arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
+    of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
+    fixed_ns[of_rows & (fixed_ns != NEVER)] = 0
+    waits = (arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]
+    fixed_ns[waits] = NEVER
+    return replace(scaled, fixed_ns=fixed_ns)
+
+
+def _with_launches(model: Model, chosen: Selection) -> Selection:
+    """The selection, and the CPU time of the calls that launched its device work."""
+    tree = model.links.call_tree
+    launches = np.append(chosen.calls, False)[tree.index]
+    place = model.axis.place
+    start, end = place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+    starts = np.concatenate([chosen.cpu[0], start[launches]])
+    ends = np.concatenate([chosen.cpu[1], end[launches]])
+    return replace(chosen, cpu=joined(starts, ends))
+
+
+def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
+    """Let waiting calls return without the device; their own CPU time stays."""
+    fixed_ns = costs.fixed_ns.copy()
+    fixed_ns[(model.arcs.kind == WAIT) & np.isin(model.arcs.event, calls)] = NEVER
+    return replace(costs, fixed_ns=fixed_ns)
+
+
+def overlap(model: Model, costs: Costs, rows: Flags, *, modest: bool) -> Costs:
+    """Let copies run beside the computation, in full; the modest form leaves the calls waiting."""
+    arcs = model.arcs
+    device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
+    device_ns[rows] = 0
+    inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
+    fixed_ns[inside & (fixed_ns != NEVER)] = 0
+    if not modest:
+        calls = model.work.call[rows]
+        fixed_ns[(arcs.kind == WAIT) & np.isin(arcs.event, calls[calls >= 0])] = NEVER
+    return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
+
+
+def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Costs:
+    """Do the same work in as few operators as there are names of operators.
+
+    Of each operator, the overhead goes: the shortest time that an operator of its name took. The
+    time between the operators goes too, and so do the gaps between their kernels. The first operator
+    of each name stays as it is. The modest form keeps the time between the operators.
+    """
+    tree, events = model.links.call_tree, model.links.events
+    place = model.axis.place
+    start, end = place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+    inside = _inside(chosen, start) & events.among(OPERATOR)[tree.index]
+    parent = np.append(inside, False)[tree.parent]
+    top = np.flatnonzero(inside & ~parent)
+    if not len(top):
+        raise CaptureError("There is no operator to fuse in this part of the capture.")
+    _, groups = groupby(events.name[tree.index[top]].astype(np.int64))
+    shortest = groups.min((end - start)[top])[groups.of]
+    is_first = np.zeros(len(top), np.bool_)
+    is_first[np.unique(groups.of, return_index=True)[1]] = True
+    lasts = (end - start)[top]
+    kept = np.where(is_first, lasts, lasts - shortest)
+    parts = [(start[top], start[top] + (lasts - kept))]
+    if not modest:
+        parts.append(_between(chosen.cpu, (start[top], end[top])))
+    starts, ends = (np.concatenate(side) for side in zip(*parts))
+    fixed_ns = _without_gaps(model, costs, chosen.rows)
+    return replace(costs, cpu=(*costs.cpu, (joined(starts, ends), 0.0)), fixed_ns=fixed_ns)
+
+
+def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Costs:
+    """Launch the device work of each call of some ranges with one launch of a CUDA graph.
+
+    The CPU time of the ranges goes, and each call of one costs a graph launch. The gaps between its
+    kernels go. The modest form keeps the gaps.
+    """
+    if not chosen.rows.any():
+        raise CaptureError("This part of the capture launches no device work: no graph can help.")
+    arcs = model.arcs
+    cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
+    fixed_ns = cut.fixed_ns.copy() if modest else _without_gaps(model, cut, chosen.rows)
+    fixed_ns[(arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]] = NEVER
+    added = cut.added_ns.copy()
+    places = model.places
+    # The first launch after the start of each interval carries the cost of the graph's launch.
+    is_call = model.moments.call >= 0
+    order = np.flatnonzero(is_call)[np.argsort(places[is_call], kind="stable")]
+    first = np.searchsorted(places[order], chosen.cpu[0])
+    inside = first < len(order)
+    inside &= np.append(places[order], 0)[np.minimum(first, len(order))] <= chosen.cpu[1]
+    added[np.unique(order[first[inside]])] += _graph_launch_ns(model)
+    return replace(cut, fixed_ns=fixed_ns, added_ns=added)
+
+
+def _graph_launch_ns(model: Model) -> int:
+    events = model.links.events
+    found = np.flatnonzero(events.among(is_runtime) & events.named(is_graph_launch))
+    return int(np.median(events.duration_ns[found])) if len(found) else _GRAPH_LAUNCH_NS
+
+
+def bandwidth(model: Model, costs: Costs, factor: float) -> Costs:
+    """Multiply the bandwidth between the ranks; what a collective waits for others stays.
+
+    The transfer of a collective is the shortest time that a kernel of its name and size took.
+    """
+    rows = model.work.kind == COMMUNICATION
+    if not rows.any():
+        raise CaptureError("The capture has no communication whose bandwidth could change.")
+    device_ns = costs.device_ns.copy()
+    transfer = model.transfer_ns[rows]
+    device_ns[rows] -= transfer - np.rint(transfer / factor).astype(np.int64)
+    return _with_durations(model, costs, np.maximum(device_ns, 0))
+
+
+def workers(model: Model, costs: Costs, count: int, *, modest: bool) -> Costs:
+    """Load batches in worker processes.
+
+    A loader that works in the training process loads in the workers instead: a batch arrives after
+    the one before it by its loading time divided by the number of workers, and costs the training
+    process nothing. In the modest form, only half of the workers help.
+    """
+    events = model.links.events
+    calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
+    if not len(calls):
+        raise CaptureError(
+            "No data loader works in the training process in this capture, so more workers cannot "
+            "be simulated."
+        )
+    thread = events.thread[calls]
+    place = model.axis.place
+    cpu = joined(place(thread, events.start_ns[calls]), place(thread, events.end_ns[calls]))
+    helping = max(count / 2, 1) if modest else count
+    fixed_ns = costs.fixed_ns.copy()
+    batches = np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source >= 0))
+    fixed_ns[batches] = np.rint(events.duration_ns[model.arcs.event[batches]] / helping)
+    return replace(costs, cpu=(*costs.cpu, (cpu, 0.0)), fixed_ns=fixed_ns)
+
+
+def others_stay(model: Model, costs: Costs) -> Costs:
+    """The costs if the other ranks do not change: collectives end no earlier than recorded."""
+    device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
+    ends = np.flatnonzero(model.arcs.kind == RANKS)
+    rows = model.ranks_row[ends]
+    device_ns[rows] = model.transfer_ns[rows]
+    fixed_ns[ends] = model.work.end_ns[rows] - model.axis.begin_ns
+    return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
+
+
+def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
+    """The fixed times without the gaps before and the residues of some device rows."""
+    arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
+    inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
+    # The first of several rows in a sequence still has to be launched.
+    shortest = model.typical.fixed_ns
+    fixed_ns[inside] = np.where(
+        arcs.kind[inside] == STREAM, 0, np.minimum(fixed_ns[inside], shortest[inside])
+    )
+    return np.where(costs.fixed_ns == NEVER, NEVER, fixed_ns)
+
+
+def _inside(chosen: Selection, place: Ints) -> Flags:
+    starts, ends = chosen.cpu
+    at = np.searchsorted(starts, place, "right") - 1
+    found: Flags = (at >= 0) & (place < np.append(ends, 0)[at])
+    return found
+
+
+def _between(outer: Intervals, inner: Intervals) -> Intervals:
+    """The parts of the outer intervals that no inner interval covers."""
+    timeline = sweep([outer, joined(*inner)])
+    return timeline.merged(timeline.active[0] & ~timeline.active[1])

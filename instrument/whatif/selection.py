@@ -1,0 +1,175 @@
+"""`Selection`: the CPU time and the device work that an edit changes, found by name or by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from instrument.errors import ConfigError
+from instrument.links.intervals import Intervals
+from instrument.printable import printable
+from instrument.trace.events import OPERATOR, Flags, Ints, flags, is_runtime, split_overload
+from instrument.whatif.cpu_time import joined
+from instrument.whatif.model import Model
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Parts of a window.
+
+    Attributes:
+        cpu: intervals on the axis of CPU time.
+        rows: a mask of device rows.
+        calls: a mask of events: the runtime calls inside the CPU time, or that launched the rows.
+    """
+
+    cpu: Intervals
+    rows: Flags
+    calls: Flags
+
+
+def by_range(model: Model, pattern: str) -> Selection:
+    """Ranges by path or name, with all that runs inside, their backward, and their device work.
+
+    Raises:
+        ConfigError: no range matches.
+    """
+    paths = model.links.scopes.paths
+    chosen = np.array(
+        [_fits(pattern, name, text) for name, text in zip(paths.names, paths.texts)], np.bool_
+    )
+    if not chosen.any():
+        raise _nothing("range", pattern, paths.texts)
+    return of_paths(model, chosen)
+
+
+def of_paths(model: Model, chosen: Flags) -> Selection:
+    """Some ranges by their paths; see `by_range`."""
+    scopes = model.links.scopes
+    below = np.append(scopes.paths.at_or_below(chosen), False)
+    inside = np.append(below[scopes.enclosing] | below[scopes.attributed], False)
+    return _below(model, inside[scopes.innermost])
+
+
+def by_operator(model: Model, pattern: str) -> Selection:
+    """Operators, runtime calls and backward nodes by name, with all that runs inside.
+
+    The device work that an operator launches is part of it. A runtime call has its CPU time alone.
+
+    Raises:
+        ConfigError: no operator matches.
+    """
+    events = model.links.events
+    chosen = events.among(OPERATOR) | events.among(is_runtime)
+    named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
+    if not (chosen & named).any():
+        raise _nothing("operator or runtime call", pattern, _names(model, chosen))
+    return of_events(model, np.flatnonzero(chosen & named))
+
+
+def by_kernel(model: Model, pattern: str) -> Selection:
+    """Kernels, copies and memsets by name; their launches are not part of the CPU time.
+
+    Raises:
+        ConfigError: no device event matches.
+    """
+    events, event = model.links.events, model.work.event
+    fitting = flags(lambda name: _fits(pattern, name), events.names)
+    rows = fitting[events.name[event]]
+    if not rows.any():
+        raise _nothing("kernel", pattern, [events.names[k] for k in np.unique(events.name[event])])
+    return of_rows(model, rows)
+
+
+def by_thread(model: Model, pattern: str) -> Selection:
+    """All CPU time of threads, given as process/thread, and the device work that they launch.
+
+    Raises:
+        ConfigError: no thread matches.
+    """
+    tree, names = model.links.call_tree, ["{}/{}".format(*t) for t in model.links.events.threads]
+    chosen = np.array([_fits(pattern, name) for name in names], np.bool_)
+    nodes = chosen[tree.thread]
+    if not nodes.any():
+        present = np.unique(tree.thread).tolist()
+        raise _nothing("thread", pattern, [names[k] for k in present])
+    found = _below(model, nodes)
+    threads = np.unique(tree.thread[nodes])
+    begin, end = (
+        model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
+        for offset in (0, model.axis.span_ns - 1)
+    )
+    return Selection(joined(begin, end), found.rows, found.calls)
+
+
+def of_events(model: Model, positions: Ints) -> Selection:
+    """CPU events by position, with all that runs inside them, and device events by position."""
+    events, tree = model.links.events, model.links.call_tree
+    chosen = np.zeros(len(events) + 1, np.bool_)
+    chosen[positions] = True
+    found = _below(model, chosen[tree.index])
+    return Selection(found.cpu, found.rows | chosen[model.work.event], found.calls)
+
+
+def of_rows(model: Model, rows: Flags) -> Selection:
+    """Device work alone."""
+    calls = np.zeros(len(model.links.events) + 1, np.bool_)
+    calls[model.work.call[rows]] = True
+    none = np.zeros(0, np.int64)
+    return Selection((none, none), rows, calls[:-1])
+
+
+def calls_named(model: Model, pattern: str) -> Ints:
+    """The waiting calls with a name, or inside an operator with this name.
+
+    Raises:
+        ConfigError: no waiting call matches.
+    """
+    events, found = model.links.events, model.links.synchronisations
+    calls = np.unique(found.call[np.unique(found.wait)])
+    tree = model.links.call_tree
+    named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
+    around = np.append(tree.nearest(named[tree.index]), -1)[tree.nodes_of(calls)]
+    chosen = named[calls] | (around >= 0)
+    if not chosen.any():
+        raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
+    return calls[chosen]
+
+
+def _below(model: Model, nodes: Flags) -> Selection:
+    """Nodes of the call tree, and all that runs inside them."""
+    links, tree = model.links, model.links.call_tree
+    around = np.append(tree.nearest(nodes), -1) >= 0
+    place = model.axis.place
+    cpu = joined(place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns), nodes)
+    _, launcher = links.launched
+    calls = np.zeros(len(links.events), np.bool_)
+    calls[tree.index[around[:-1]]] = True
+    calls &= links.events.among(is_runtime)
+    return Selection(cpu, around[launcher], calls)
+
+
+def _fits(pattern: str, *names: str) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+
+
+def _names(model: Model, chosen: Flags) -> list[str]:
+    events = model.links.events
+    return [events.names[k] for k in np.unique(events.name[chosen]).tolist()]
+
+
+def _nothing(kind: str, pattern: str, present: list[str]) -> ConfigError:
+    distinct = sorted(set(present))
+    near = get_close_matches(pattern, distinct, _SHOWN, cutoff=0.3) or distinct[:_SHOWN]
+    hint = (
+        f"the capture has {', '.join(map(printable, near))}"
+        + (" and others" if len(distinct) > len(near) else "")
+        if near
+        else "the capture has none"
+    )
+    return ConfigError(f"No {kind} matches {printable(pattern)!r}: {hint}.")
