@@ -19,18 +19,14 @@ _FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\
 def compilations(capture: Views) -> Ints:
     """The outermost events in which torch.compile compiles, on any thread, in order of start."""
     events, tree = capture.events, capture.links.call_tree
-    timed = (
-        events.named(is_compilation)[tree.index] & events.among(OPERATOR | ANNOTATION)[tree.index]
-    )
-    around = events.named(_AROUND.__contains__)[tree.index]
-    holds = np.zeros(len(tree) + 1, np.bool_)
-    node = np.flatnonzero(timed)
-    while len(node):  # up to the outermost event around each part
-        above = tree.parent[node]
-        inside = (above >= 0) & np.append(around | timed, False)[above]
-        holds[node[~inside]] = True
-        node = np.unique(above[inside])
-    found: Ints = tree.index[holds[:-1]]
+    is_operator = events.among(OPERATOR)[tree.index]
+    timed = events.named(is_compilation)[tree.index]
+    timed &= is_operator | events.among(ANNOTATION)[tree.index]
+    holds_timed = tree.with_descendants(timed.astype(np.int64)) > 0
+    around = events.named(_AROUND.__contains__)[tree.index] & is_operator & holds_timed
+    chosen = timed | around
+    outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
+    found: Ints = tree.index[outermost]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 
 

@@ -6,10 +6,9 @@ The mode costs twice:
 
 - The search in the backward, with a wait for the device for each gradient.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
-  about 100 µs. The trace has no event for that. It is part of the time of the operator itself, and
-  at least the time of those operators that take least. So that is what the simulation takes away
-  from each of them: the 10th percentile of the time of such operators themselves, less the median
-  of the operators that make no node.
+  about 100 µs. The trace has no event for that. It is part of the operator's own time. So the
+  simulation takes from each of these operators what the cheap ones of them take: the 25th
+  percentile of their own times, less the median of the operators that make no node.
 
 The finding needs no threshold: the mode is for looking for errors alone.
 
@@ -38,6 +37,8 @@ _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::it
 _FIRST = "aten::isnan"
 # Of the backward nodes that calculate something. A user's hook may search some of them for NaN.
 _LEAST_SEARCHED = 0.5
+# The percentile of operators that calculate next to nothing themselves, such as views.
+_CHEAP = 25
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
@@ -92,9 +93,9 @@ def _stacks(capture: Views) -> tuple[Ints, float]:
     is_other: Flags = events.among(OPERATOR)[tree.index] & (events.sequence < 0)[tree.index]
     if not len(chosen) or not is_other.any():
         return made, 1.0
-    each_ns = np.percentile(own_ns[chosen], 10) - np.median(own_ns[is_other])
+    each_ns = np.percentile(own_ns[chosen], _CHEAP) - np.median(own_ns[is_other])
     total_ns = int(tree.total_ns[chosen].sum())
-    return made, float(np.clip(1 - each_ns * len(chosen) / max(total_ns, 1), 0, 1))
+    return made, float(np.clip(1 - max(each_ns, 0) * len(chosen) / max(total_ns, 1), 0, 1))
 
 
 CHECK = Check("debug-modes", "Anomaly detection is off.", find)

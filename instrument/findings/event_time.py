@@ -9,6 +9,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.places import measured
 from instrument.findings.saving import simulated
+from instrument.links.intervals import merged
 from instrument.trace.events import Ints
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def share_of(capture: Views, events: Ints) -> float:
     table, steps = capture.events, measured(capture)
     on_cpu_ns = int(steps.within(table.start_ns[events], table.end_ns[events]).sum())
     work = launched_by(capture, events)
-    on_device_ns = int(steps.within(table.start_ns[work], table.end_ns[work]).sum())
+    busy = merged(table.start_ns[work], table.end_ns[work])  # streams may work at the same time
+    on_device_ns = int(steps.within(*busy).sum())
     return steps.share(max(on_cpu_ns, on_device_ns))
 
 

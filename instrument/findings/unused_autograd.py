@@ -14,7 +14,8 @@ If the whole trace holds no backward, there is one finding for the program, if i
 the steps.
 
 Lost: a backward that runs after the window has ended. For this reason, calls in the last finished
-step do not count, if there are other steps.
+step do not count, if there are other steps. And nothing is said if most backward nodes of the
+window belong to a forward before it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, ran
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent, range_codes
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.03
 _LEAST_COST = 0.01
 _NODE_NS = 2500
+_LEAST_JOINED = 0.5
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
@@ -49,7 +51,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_backward(events).any():
         yield from _of_program(capture, whatif, made)
         return
-    has_run, counts = np.isin(events.sequence[made], ran(capture)), _decided(capture, made)
+    numbers = ran(capture)
+    if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
+        raise NotRecorded(
+            "The backward of this window belongs to a forward before it, so that its own forward "
+            "may have a backward later: record more steps, with a larger profiler.active."
+        )
+    has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
     paths, path = links.scopes.paths, range_codes(capture, made)
     of_path, in_range = Groups(path, len(paths.names)), path >= 0
     one = np.ones(len(made), np.int64)

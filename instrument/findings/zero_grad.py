@@ -7,7 +7,8 @@ gradient. So the additions in the nodes that accumulate gradients go too. Only t
 backward after the fills: a node adds once in each backward, so these are as many additions as
 gradients were filled. Later backward passes, as in gradient accumulation, must add.
 
-It is a problem from 1 % of the step on.
+It is a problem from 1 % of the step on, unless the simulation says that the step would not be
+shorter: the device may do this work while nothing waits for it.
 
 Lost: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill of all
 gradients in one call, whose number the trace does not hold; and the memory that the gradients keep
@@ -25,6 +26,7 @@ from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Finding
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth
 from instrument.links.autograd import ACCUMULATION
 from instrument.trace.events import Ints
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.01
+_LEAST_SAVING = 0.005
 _RANGE = "Optimizer.zero_grad#"
 _FILL = "aten::zero_"
 _FILL_ALL = "aten::_foreach_zero_"
@@ -47,6 +50,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     share = share_of(capture, both)
     if share < _LEAST_SHARE:
         return
+    saving = scaled(whatif, both)
+    if not is_worth(saving, _LEAST_SAVING):
+        return
     place, source = common_place(capture, fills)
     steps = measured(capture)
     count = int((steps.holds(events.start_ns[fills]) >= 0).sum()) // steps.count
@@ -58,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="optimizer.zero_grad(set_to_none=True)",
         verify="instrument show CAPTURE --ops --rows 30: `aten::zero_` is gone, and `aten::add_` "
         "is called less often.",
-        saving=scaled(whatif, both),
+        saving=saving,
         range=place,
         source=source,
         evidence=evidence(capture, both),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+import torch
 
 from instrument import Capture, Session
 from instrument.findings.finding import Check, Finding, NotRecorded
@@ -70,10 +71,17 @@ class Recorded:
 
 def recorded(twin: Twin, folder: Path) -> Recorded:
     """Run both programs of a twin in turns and record them."""
-    for step in (twin.slow, twin.fixed):  # what happens once happens here
-        step()
-    by_turns = _step_by_step if twin.turns == "step" else _window_by_window
-    slow, fixed = by_turns(twin, folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # on a machine with other work, threads that wait for each other take turns at will
+    try:
+        for step in (twin.slow, twin.fixed):  # what happens once happens here
+            step()
+        by_turns = _step_by_step if twin.turns == "step" else _window_by_window
+        slow, fixed = by_turns(twin, folder)
+    finally:
+        torch.set_num_threads(threads)
     return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
 
 
@@ -148,10 +156,16 @@ def steps_of(capture: Capture, folder: Path, wanted: Callable[[bool], bool]) -> 
         event for given in document["traceEvents"] if (event := kept.event(given)) is not None
     ]
     folder.mkdir(parents=True)
-    shutil.copy(capture.folder / "capture.json", folder)
+    metadata = {**capture.metadata, "environment": _settings(capture.metadata["environment"])}
+    (folder / "capture.json").write_text(json.dumps(metadata))
     trace = json.dumps(document).encode()
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace, compresslevel=1))
     return Capture.load(folder)
+
+
+def _settings(environment: dict[str, Any]) -> dict[str, Any]:
+    """What holds for any part of a window: not what was counted in the whole of it."""
+    return {**environment, "garbage_collection": None, "dynamo": None}
 
 
 class _Kept:
