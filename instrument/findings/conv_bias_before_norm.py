@@ -88,6 +88,8 @@ def _before_norm(capture: Views) -> Ints:
     waiting: tuple[int, list[int], int] | None = None  # a convolution, its output, its thread
     for event in index.tolist():
         name, thread = events.names[events.name[event]], int(events.thread[event])
+        if waiting is None and name not in _CONVOLUTIONS:
+            continue
         shapes = _json(events, events.shapes[event])
         if waiting is not None and waiting[2] == thread and name == _NORM:
             if shapes and shapes[0] == waiting[1]:

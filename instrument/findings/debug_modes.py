@@ -25,7 +25,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import evidence, measured, percent
 from instrument.links.autograd import is_backward
 from instrument.trace.events import OPERATOR, Flags, Ints
@@ -47,6 +47,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     recorded = None if environment is None else environment.anomaly_mode
     search, is_searched = _search(capture)
     if not is_searched and not recorded:
+        if recorded is None and not is_backward(capture.events).any():
+            raise NotRecorded(
+                "Without a backward, the trace does not tell whether anomaly detection was on: "
+                "record it with a session of this version."
+            )
         return
     stored, share_left = _stacks(capture)
     share = share_of(capture, search)

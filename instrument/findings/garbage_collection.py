@@ -71,8 +71,8 @@ def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterato
 
 def _from_window(capture: Views) -> Iterator[Finding]:
     environment = capture.about.environment
-    known = environment and environment.garbage_collection
-    if not known or known.total_ns is None:
+    known = None if environment is None else environment.garbage_collection
+    if known is None or known.total_ns is None:
         raise NotRecorded(
             "The capture does not tell how long Python's garbage collector ran: record it with a "
             f"session of this version, or with {_RECORD}."

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.range_names import REGION
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -28,11 +29,15 @@ _LONGEST_REASON = 200
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     """Yield one finding if torch.compile met graph breaks in the window."""
     environment = capture.about.environment
-    dynamo = environment and environment.dynamo
-    breaks = (dynamo and dynamo.graph_breaks) or {}
-    total = sum(breaks.values())
-    if not total:
+    dynamo = None if environment is None else environment.dynamo
+    breaks = None if dynamo is None else dynamo.graph_breaks
+    if breaks is None and _is_compiled(capture):
+        raise NotRecorded(
+            "The capture does not count graph breaks: record it with a session of this version."
+        )
+    if not breaks:
         return
+    total = sum(breaks.values())
     reasons = sorted(breaks, key=lambda reason: -breaks[reason])
     graphs = f" and {dynamo.graphs} graphs" if dynamo and dynamo.graphs else ""
     yield Finding(
@@ -48,6 +53,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
             for reason in reasons[:_MOST_REASONS]
         ),
     )
+
+
+def _is_compiled(capture: Views) -> bool:
+    """Whether the trace shows that compiled code ran."""
+    return bool(capture.events.named(lambda name: name.startswith(REGION)).any())
 
 
 CHECK = Check("graph-breaks", "torch.compile met no graph break in the window.", find)

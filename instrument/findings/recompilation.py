@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent
 
 if TYPE_CHECKING:
@@ -43,7 +43,12 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
     share = share_of(capture, inside)
-    if len(capture.links.steps) > 1 and share >= _LEAST_SHARE:
+    if len(found) and len(capture.links.steps) < 2:
+        raise NotRecorded(
+            "torch.compile compiles in the window, but a window with fewer than two finished steps "
+            "does not tell whether it does so again: record with a larger profiler.active."
+        )
+    if share >= _LEAST_SHARE:
         count = int((steps.holds(events.start_ns[frames_compiled_again(capture)]) >= 0).sum())
         again = f", {count} of them again after a failed guard" if count else ""
         place, source = common_place(capture, inside)
@@ -66,7 +71,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _counted(capture: Views) -> Iterator[Finding]:
     """Yield one finding if only `capture.json` knows of recompilations."""
     environment = capture.about.environment
-    dynamo = environment and environment.dynamo
+    dynamo = None if environment is None else environment.dynamo
     if dynamo and dynamo.recompilations:
         yield Finding(
             code=CHECK.code,
