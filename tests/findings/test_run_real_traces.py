@@ -7,6 +7,7 @@ Each program of `FOUND` has the problem: it was recorded with a torch whose `zer
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -45,8 +46,6 @@ def test_nothing_is_found_without_a_reason(path: Path) -> None:
     found = set()
     for code in CODES:
         check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
-        try:
+        with suppress(NotRecorded):
             found |= {each.code for each in check.find(capture, whatif)}
-        except NotRecorded as missing:
-            assert str(missing).endswith(".")
     assert found == FOUND.get(path.name.removesuffix(".json.gz"), set())
